@@ -20,8 +20,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 
 from vapo.networks.actor import Actor
 from vapo.networks.critic import Critic
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.packed_attention import choose_layout
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 # hidden size, layers, heads, responses, median response, longest response, token budget

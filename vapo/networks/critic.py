@@ -1,21 +1,32 @@
-"""The critic: a backbone and a head that value the state before every response token."""
+"""The critic: a backbone and a head that value the state before every response token.
+
+Or several critics on disjoint prompts: their mean is the value, their spread says how unsure it is.
+
+Source: AsyPPO (arXiv 2510.01656). Which prompts are whose is not found there; here a prompt's
+tokens decide, so that a member never trains on another's prompts, in whatever order, iteration,
+run or process they come.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
-from vapo.functional.sampling_features import sampling_features
+from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
+from vapo.functional.value_heads import sampling_features
 from vapo.networks.flops import ForwardFlops
 from vapo.networks.packed_attention import last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
+from vapo.system.seeding import derive_seed
 from vapo.system.sharding import reshard
+from vapo.types import RolloutBatch
 
 
 class CriticOutput(NamedTuple):
@@ -49,21 +60,49 @@ class Critic(nn.Module):
         score = self.model.get_submodule("score")
         outputs = score(states[inputs.state_rows, inputs.state_columns])
         if self.head.num_logprob_columns is not None:
+            if inputs.sampled_logprobs is None:
+                raise ValueError(
+                    "the value head reads log-probs, and these tokens were not sampled"
+                )
+            columns = sampling_features(inputs.sampled_logprobs, inputs.response_mask)
             layer = self.model.get_submodule(LOGPROB_SCORE)
-            columns = _logprob_columns(inputs).to(layer.get_parameter("weight").dtype)
-            outputs = outputs + layer(columns)
+            dtype = layer.get_parameter("weight").dtype
+            outputs = outputs + layer(columns[inputs.response_mask].to(dtype))
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
 
 
-def _logprob_columns(inputs: TokenInputs) -> Float[Tensor, "n F"]:
-    """What the head reads beside the hidden state that precedes each response token."""
-    if inputs.sampled_logprobs is None:
-        raise ValueError("the value head reads log-probs, and these tokens were not sampled")
-    columns = sampling_features(inputs.sampled_logprobs, inputs.response_mask)
-    return columns[inputs.response_mask]
+class CriticEnsemble(Critic):
+    """M critics of one architecture as one network: one optimizer, one gradient norm.
+
+    `model`, `head` and `forward_flops` are the first member's; a training forward is one member's.
+    """
+
+    def __init__(self, members: Sequence[Critic]) -> None:
+        nn.Module.__init__(self)
+        self.members = nn.ModuleList(members)
+        first = members[0]
+        self.__dict__["model"] = first.model  # not a submodule: its weights would have two names
+        self.head, self.forward_flops = first.head, first.forward_flops
+
+    def forward(self, inputs: TokenInputs, *, member: int | None = None) -> CriticOutput:
+        """One member's output; None: the mean of all members' values, and each member's."""
+        members = members_of(self)
+        if member is not None:
+            return cast(CriticOutput, members[member](inputs))
+        values = torch.stack([one(inputs).values for one in members], dim=1)
+        return CriticOutput(ensemble_mean(values), members=values)
+
+
+def members_of(critic: Critic | None) -> list[Critic]:
+    """The members of an ensemble, or the one critic; none of None."""
+    if critic is None:
+        return []
+    if isinstance(critic, CriticEnsemble):
+        return cast(list[Critic], list(critic.members))
+    return [critic]
 
 
 @torch.no_grad()
@@ -71,14 +110,44 @@ def start_head(critic: Critic, mean_reward: float) -> float:
     """Set the head's weight to 0 and its bias to that of a mean reward, and return its value.
 
     In place, maybe sharded: every rank must call it. The value is the nearest one inside of the
-    head's range. The optimizer's state is left as it is.
+    head's range. The optimizer's state is left as it is. Several critics start alike.
     """
     value = critic.head.within(mean_reward)
-    reshard(critic)  # a whole copy of an earlier forward would stay as it was
-    start = start_values(critic.model.get_submodule("score"), critic.head, value)
-    set_model_state_dict(
-        critic,
-        {f"model.score.{name}": values for name, values in start.items()},
-        options=StateDictOptions(full_state_dict=True, strict=False),
-    )
+    for member in members_of(critic):
+        reshard(member)  # a whole copy of an earlier forward would stay as it was
+        start = start_values(member.model.get_submodule("score"), member.head, value)
+        set_model_state_dict(
+            member,
+            {f"model.score.{name}": values for name, values in start.items()},
+            options=StateDictOptions(full_state_dict=True, strict=False),
+        )
     return value
+
+
+def member_of_prompt(prompt_ids: Sequence[int], count: int) -> int:
+    """Which of `count` members trains on a prompt: a hash of its tokens, alike in all runs."""
+    return derive_seed("critic member", *prompt_ids) % count
+
+
+def forward_of_rows(
+    critic: Critic, inputs: TokenInputs, members: Int[Tensor, " b"] | None
+) -> CriticOutput:
+    """The output of the member that trains on these rows, which are all of one member."""
+    if members is None:
+        return cast(CriticOutput, critic(inputs))
+    return cast(CriticOutput, critic(inputs, member=int(members[0])))
+
+
+def ensemble_columns(batch: RolloutBatch, values: Float[Tensor, "B T M"]) -> dict[str, Tensor]:
+    """What an ensemble adds to a batch: `critic_members`, `value_spread`, `old_member_values`.
+
+    Args:
+        values: of each member, for each token.
+    """
+    count = values.shape[2]
+    members = torch.tensor([member_of_prompt(r.prompt.prompt_ids, count) for r in batch.rollouts])
+    return {
+        "critic_members": members,
+        "value_spread": ensemble_spread(values),
+        "old_member_values": values[torch.arange(len(members)), :, members],
+    }

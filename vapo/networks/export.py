@@ -10,8 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
 from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import CriticEnsemble, members_of
+from vapo.networks.critic import Critic, CriticEnsemble, members_of
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.lora import merged
 from vapo.system.distributed import rank

@@ -11,12 +11,12 @@ from torch import nn
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.actor import Actor
+from vapo.networks.build import choose_trained
 from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
-from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import Manifest
 

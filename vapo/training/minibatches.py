@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vapo.functional.columns import moved_to, select_rows
 from vapo.functional.masking import LossReduction, zero_outside
-from vapo.networks.token_cuts import cut_rollouts
+from vapo.networks.forward_passes import cut_rollouts
 from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
 from vapo.types import TrainingBatch

@@ -17,7 +17,7 @@ from vapo.diagnostics.value_truth.measure import (
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.networks.ensemble import start_heads
+from vapo.networks.critic import start_head
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
@@ -47,7 +47,7 @@ class HeadStart(Observer):
         if start.number != 1 or critic is None:
             return {}
         mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_failed])
-        value = start_heads(critic, mean)
+        value = start_head(critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(
             f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "

@@ -33,9 +33,8 @@ from vapo.networks.build import (
     make_actor,
     make_critic,
 )
-from vapo.networks.critic import Critic
+from vapo.networks.critic import Critic, members_of
 from vapo.networks.critic_folders import critic_path, critic_start
-from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.networks.build import make_critic
-from vapo.networks.ensemble import members_of
+from vapo.networks.critic import members_of
 from vapo.networks.meta_device import empty_model
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts
