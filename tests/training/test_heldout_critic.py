@@ -22,7 +22,7 @@ from vapo.errors import UserError
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.training import heldout_critic
-from vapo.training.heldout_critic import BestCritic
+from vapo.training.callbacks.value_pretraining import BestCritic
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizer
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Turn

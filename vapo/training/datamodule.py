@@ -18,9 +18,8 @@ from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
 from vapo.system.sharding import full_state, gathered
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
-from vapo.training.minibatches import NETWORKS, Minibatch
+from vapo.training.minibatches import NETWORKS, Minibatch, num_steps
 from vapo.training.module import VapoModule
-from vapo.training.schedule import num_steps
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
@@ -81,8 +80,12 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def source(self) -> RolloutSource:
         """The rollouts of a run that has an engine."""
-        assert self.runner.source is not None, "all rollouts are a file's"
-        return self.runner.source
+        assert self._source is not None, "all rollouts are a file's"
+        return self._source
+
+    @property
+    def _source(self) -> RolloutSource | None:
+        return None if self._runner is None else self._runner.source
 
     def train_dataloader(self) -> Sized:
         """Lightning asks once, when networks and optimizers are as the run begins or resumes.
@@ -126,14 +129,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Lightning's hook, Ctrl-C included: no thread outlives the run."""
-        if self._runner is not None and self._runner.source is not None:
-            self._runner.source.cancel()
+        if self._source is not None:
+            self._source.cancel()
 
     def close(self) -> None:
         """Stop what is sampled ahead, and the engine."""
-        if self._runner is not None and self._runner.source is not None:
-            self._runner.source.cancel()
-            self._runner.source.collection.player.sampler.close()
+        if self._source is not None:
+            self._source.cancel()
+            self._source.collection.player.sampler.close()
 
 
 @dataclass(frozen=True)

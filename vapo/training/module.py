@@ -28,18 +28,17 @@ from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import sum_over_ranks, world_size
 from vapo.system.sharding import reshard, set_gradient_sync
 from vapo.system.timing import timed
-from vapo.training.bad_minibatch import inspect_minibatch
-from vapo.training.faults import Faults, finite_over_ranks
+from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
 from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
     clip_gradient,
+    lr_of_phase,
     make_optimizers,
     number_parameters_as_module,
     set_learning_rate,
     stepper,
 )
-from vapo.training.schedule import lr_of_phase
 from vapo.training.strategy import data_mesh, is_sharded
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 

@@ -24,9 +24,8 @@ from vapo.rollouts.player import Player
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.progress import Progress
 from vapo.system.seeding import derive_seed
-from vapo.training.iteration import Observer
+from vapo.training.iteration import Observer, is_due
 from vapo.training.module import VapoModule
-from vapo.training.schedule import is_due
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 
@@ -87,13 +86,11 @@ class ValueTruths(Observer):
         return {}
 
     def is_due(self, start: IterationStart) -> bool:
-        every_n, pretraining = (
-            self.config.value_truth.every_n_iterations,
-            self.config.components.value_pretraining,
-        )
+        pretraining = self.config.components.value_pretraining
         if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
             return False  # stored rollouts are perhaps of another policy, and judged elsewhere
-        return every_n is not None and is_due(self.config, start, every_n, ends_phase=False)
+        every_n = self.config.value_truth.every_n_iterations
+        return is_due(self.config, start, every_n, ends_phase=False)
 
     def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
         if self.measured is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
@@ -15,15 +16,36 @@ from vapo.runs.stopping import Stopping
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.callbacks.checkpointing import Checkpointing
-from vapo.training.callbacks.diagnostics import DiagnosticTables, ValuePages
-from vapo.training.callbacks.evaluation import Evaluation
-from vapo.training.callbacks.own_states import OwnStates
+from vapo.training.callbacks.checkpointing import Checkpointing, OwnStates
+from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
 from vapo.training.callbacks.profiling import Profiling
-from vapo.training.callbacks.recording import Recording
-from vapo.training.callbacks.stopping import StopAtSafePoints
-from vapo.training.callbacks.watch import Watch
+from vapo.training.callbacks.recording import Recording, Watch
 from vapo.training.parts import TrainingParts
+
+
+class StopAtSafePoints(Callback):
+    """After each minibatch all processes agree; the datamodule does the same between stages."""
+
+    def __init__(self, stopping: Stopping, peers: Peers) -> None:
+        self.stopping = stopping
+        self.peers = peers
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self.stopping.safe_point()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.peers.close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if self.stopping.requested:
+            self.peers.close()
 
 
 class RunCallbacks:

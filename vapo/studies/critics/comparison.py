@@ -24,8 +24,8 @@ from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
+from vapo.training.callbacks.value_pretraining import heldout_explained_variance
 from vapo.training.datamodule import iteration_of
-from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
 from vapo.training.parts import num_pretraining_iterations, training_parts

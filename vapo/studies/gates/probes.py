@@ -18,7 +18,7 @@ from vapo.functional.metrics import explained_variance
 from vapo.rewards.scorer import Scorer
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
-from vapo.training.heldout_critic import evaluated_returns
+from vapo.training.callbacks.value_pretraining import evaluated_returns
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
 from vapo.training.parts import (

@@ -1,4 +1,5 @@
-"""Tables of values and advantages by token position, and pages of tokens, as artifacts."""
+"""What a run is judged by between its updates: the held-out score, and as artifacts tables of values
+and advantages by token position, and pages of tokens."""
 
 from __future__ import annotations
 
@@ -23,16 +24,67 @@ from vapo.diagnostics.value_page.contents import (
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth, truth_table
+from vapo.evaluation import evaluate
+from vapo.runs.summary import describe_score, interval_of
 from vapo.system.distributed import all_ranks
 from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import NOTE_TAG
-from vapo.training.datamodule import iteration_of
-from vapo.training.iteration import Iteration
+from vapo.training.datamodule import datamodule_of, iteration_of
+from vapo.training.iteration import Iteration, is_due
 from vapo.training.module import VapoModule
 from vapo.training.observers import ValueTruths
-from vapo.training.schedule import is_due, page_is_due
+from vapo.types import Phase
+
+
+class Evaluation(Callback):
+    """Keeps the first and the latest result; `best.ckpt` is chosen by `eval/avg_at_k`."""
+
+    def __init__(self, logger: RunLogger, progress: Progress) -> None:
+        self.logger = logger
+        self.progress = progress
+        self.first: dict[str, float] = {}
+        self.latest: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {"first": self.first, "latest": self.latest}
+
+    def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
+        self.first, self.latest = state_dict["first"], state_dict["latest"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.first:
+            self.first = self.run(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        start = iteration_of(trainer).start
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            finished, config = start.policy_iterations + 1, pl_module.config
+            is_last = finished == config.training.num_iterations
+            if is_last or finished % config.evaluation.every_n_iterations == 0:
+                self.run(trainer, pl_module)
+        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
+
+    def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Evaluate the current policy; log its metrics and a table of sample responses."""
+        assert isinstance(pl_module, VapoModule)
+        config, source = pl_module.config, datamodule_of(trainer).source
+        with source.engine_free():
+            result = evaluate(
+                source.collection.prompts.heldout,
+                player=source.collection.player,
+                config=config.evaluation,
+                max_response_tokens=config.rollouts.max_response_tokens,
+                progress=self.progress,
+            )
+        self.latest = result.metrics
+        self.logger.log_metrics(result.metrics, step=trainer.global_step)
+        self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
+        score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
+        self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
+        return result.metrics
 
 
 class DiagnosticTables(Callback):
@@ -92,7 +144,8 @@ class ValuePages(Callback):
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
         ends_phase = has_ended_phase(pl_module, iteration)
-        if not page_is_due(config, iteration.start, ends_phase=ends_phase):
+        every_n = config.value_pages.every_n_iterations
+        if not is_due(config, iteration.start, every_n, ends_phase=ends_phase):
             return
         with self.progress.stage("value_page"):
             truth = None if self.truths is None else self.truths.latest
