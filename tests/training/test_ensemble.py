@@ -20,7 +20,7 @@ from tests.training.test_value_objective import rows as rows_of
 from vapo.advantages.agreement import mask_agreement
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
-from vapo.networks import ensemble
+from vapo.networks import critic as ensemble
 from vapo.networks.build import make_critic
 from vapo.networks.critic import Critic, CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.forward_passes import evaluate_rollouts

@@ -32,17 +32,6 @@ def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
     return torch.where(mask, x, 0.0)
 
 
-def masked_mean(
-    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, reduce: Reduce = identity
-) -> Float[Tensor, ""]:
-    """Average x over all True tokens of all ranks; NaN when there is none.
-
-    Padding: ignored. Sums are kept in float64.
-    """
-    total, count = reduce(torch.stack([zero_outside(x, mask).double().sum(), mask.sum()]))
-    return (total / count).to(x.dtype)
-
-
 def loss_denominator(
     mask: Bool[Tensor, "B T"],
     *,

@@ -1,5 +1,5 @@
-"""What a run is judged by between its updates: the held-out score, and as artifacts tables of values
-and advantages by token position, and pages of tokens."""
+"""What a run is judged by between its updates: the held-out score, and as artifacts tables of
+values and advantages by token position, and pages of tokens."""
 
 from __future__ import annotations
 
