@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,6 +16,8 @@ from vapo.networks.lora import merged
 from vapo.networks.token_inputs import TokenInputs
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
+from vapo.runs.other_processes import Peers
+from vapo.runs.stopping import Stopping
 from vapo.system.progress import Progress
 from vapo.system.sharding import full_state, gathered
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
@@ -165,6 +168,31 @@ class WeightSync(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
+
+
+class StopAtSafePoints(Callback):
+    """After each minibatch all processes agree; the datamodule does the same between stages."""
+
+    def __init__(self, stopping: Stopping, peers: Peers) -> None:
+        self.stopping = stopping
+        self.peers = peers
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self.stopping.safe_point()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.peers.close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if self.stopping.requested:
+            self.peers.close()
 
 
 def actor_access(module: VapoModule) -> ActorAccess:

@@ -39,7 +39,6 @@ from vapo.training.optimizers import (
     set_learning_rate,
     stepper,
 )
-from vapo.training.strategy import data_mesh, is_sharded
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
@@ -52,13 +51,15 @@ class VapoModule(L.LightningModule):
     `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
     `policy_steps` the actor's updates. They and the phase, which is the next iteration's, are
     buffers, so a checkpoint restores them before the first rollout. `start` is where the
-    iteration in training began.
+    iteration in training began. `layout` of the networks' inputs is there with the networks, once
+    Lightning has called `configure_model`.
     """
 
     iteration: Tensor
     policy_iterations: Tensor
     policy_steps: Tensor
     phase_index: Tensor
+    layout: Layout
 
     def __init__(self, config: FitConfig, *, pad_id: int) -> None:
         super().__init__()
@@ -77,7 +78,6 @@ class VapoModule(L.LightningModule):
         self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
         self.minibatches_without_loss: dict[str, int] = {}  # of these
         self.engine_gaps = EngineGaps()  # of this iteration, where nothing reads old log-probs
-        self._layout: Layout | None = None
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.lineage = Lineage()
         self.baseline = CriticBaseline(config.algorithm.baseline)
@@ -90,12 +90,6 @@ class VapoModule(L.LightningModule):
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self.phase_index.fill_(PHASES.index(phase))
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the networks' inputs, once `configure_model` has made them."""
-        assert self._layout is not None, "Lightning calls configure_model first"
-        return self._layout
 
     @property
     def next_start(self) -> IterationStart:
@@ -112,15 +106,15 @@ class VapoModule(L.LightningModule):
     # ---- networks and optimizers -------------------------------------------------------------
 
     def configure_model(self) -> None:
-        if self._layout is not None:
+        if hasattr(self, "layout"):
             return
-        mesh = data_mesh(self)
+        mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         self.actor = make_actor(self.config, mesh)
         self.critic = make_critic(self.config, mesh) if self.has_critic else None
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self._layout = choose_layout(
+        self.layout = choose_layout(
             self.config.training.packing,
             [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
         )
@@ -128,7 +122,7 @@ class VapoModule(L.LightningModule):
     def on_fit_start(self) -> None:
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
-        if not is_sharded(self.trainer.strategy):  # shards were filled in their place
+        if self.device_mesh is None:  # shards were filled in their place
             for reference in self._reference:
                 reference.to(self.device)
 
@@ -294,7 +288,7 @@ class VapoModule(L.LightningModule):
         checkpoint["config"] = to_yaml(self.config)
         for name in ("lineage", "baseline"):
             checkpoint[name] = getattr(self, name).state_dict()
-        if not is_sharded(self.trainer.strategy):
+        if self.device_mesh is None:
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
 

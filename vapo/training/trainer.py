@@ -3,49 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from pathlib import Path
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase
 
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.other_processes import Peers
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Stopping
+from vapo.system.distributed import rank
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing, OwnStates
 from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
-from vapo.training.callbacks.profiling import Profiling
 from vapo.training.callbacks.recording import Recording, Watch
+from vapo.training.datamodule import StopAtSafePoints
 from vapo.training.parts import TrainingParts
-
-
-class StopAtSafePoints(Callback):
-    """After each minibatch all processes agree; the datamodule does the same between stages."""
-
-    def __init__(self, stopping: Stopping, peers: Peers) -> None:
-        self.stopping = stopping
-        self.peers = peers
-
-    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
-
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
-    ) -> None:
-        self.stopping.safe_point()
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.peers.close()
-
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        if self.stopping.requested:
-            self.peers.close()
 
 
 class RunCallbacks:
@@ -108,3 +87,48 @@ def make_trainer(
     )
     leave_signals_alone(trainer)
     return trainer
+
+
+class Profiling(Callback):
+    """Traces the second iteration of the run, or the only one; must come last.
+
+    The first one includes one-time work: memory is allocated, kernels are chosen.
+    """
+
+    def __init__(self, run_dir: Path, progress: Progress) -> None:
+        self.run_dir = run_dir
+        self.progress = progress
+        self._finished = 0
+        self._profiler: profile | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.max_epochs == 1:
+            self._start()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._finished += 1
+        if self._profiler is not None:
+            self._write(self._profiler)
+        elif self._finished == 1 and not trainer.should_stop:
+            self._start()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self._profiler is not None:  # the run ended inside the iteration
+            self._write(self._profiler)
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self.progress.annotate = torch.profiler.record_function
+        self._profiler = profile(activities=activities)
+        self._profiler.start()
+
+    def _write(self, profiler: profile) -> None:
+        self._profiler = None
+        path = self.run_dir / f"trace_rank{rank()}.json.gz"
+        self.progress.annotate = nullcontext
+        with self.progress.stage("trace"):
+            profiler.stop()
+            profiler.export_chrome_trace(str(path))
+        self.progress.note(f"trace of an iteration: {path} (opens in ui.perfetto.dev)")

@@ -66,7 +66,7 @@ class CriticModule(VapoModule):
     """
 
     def configure_model(self) -> None:
-        if self._layout is not None:
+        if hasattr(self, "layout"):
             return
         self.critic, actor = make_critic(self.config, None), self.config.actor
         policy = empty_model(  # of config.json, without weights
@@ -76,7 +76,7 @@ class CriticModule(VapoModule):
             attn_implementation=actor.attn_implementation,
         )
         models = [policy, *(member.model for member in members_of(self.critic))]
-        self._layout = choose_layout(self.config.training.packing, models)
+        self.layout = choose_layout(self.config.training.packing, models)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         return make_optimizers(self, {"critic": self.config.critic})
