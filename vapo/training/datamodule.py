@@ -170,12 +170,12 @@ class WeightSync(Callback):
         datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
 
 
+@dataclass(eq=False)
 class StopAtSafePoints(Callback):
     """After each minibatch all processes agree; the datamodule does the same between stages."""
 
-    def __init__(self, stopping: Stopping, peers: Peers) -> None:
-        self.stopping = stopping
-        self.peers = peers
+    stopping: Stopping
+    peers: Peers
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))

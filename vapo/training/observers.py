@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from vapo.training.module import VapoModule
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 
+@dataclass
 class HeadStart(Observer):
     """`critic.head.start` first_batch: the critic starts at the mean of its rewards over all ranks.
 
@@ -36,8 +38,8 @@ class HeadStart(Observer):
     iteration's end.
     """
 
-    def __init__(self, module: VapoModule, progress: Progress) -> None:
-        self.module, self.progress = module, progress
+    module: VapoModule
+    progress: Progress
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: Player | None
@@ -55,16 +57,17 @@ class HeadStart(Observer):
         return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
 
 
+@dataclass
 class ValueTruths(Observer):
     """Samples on from prefixes of the rollouts where `value_truth` has it due.
 
     `latest` is what the iteration in training has of it, beside the critic's values; None: nothing.
     """
 
-    def __init__(self, config: FitConfig, progress: Progress) -> None:
-        self.config, self.progress = config, progress
-        self.measured: tuple[list[TruthPoint], int] | None = None
-        self.latest: ValueTruth | None = None
+    config: FitConfig
+    progress: Progress
+    measured: tuple[list[TruthPoint], int] | None = None
+    latest: ValueTruth | None = None
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: Player | None

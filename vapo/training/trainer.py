@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import lightning as L
@@ -89,17 +90,17 @@ def make_trainer(
     return trainer
 
 
+@dataclass(eq=False)
 class Profiling(Callback):
     """Traces the second iteration of the run, or the only one; must come last.
 
     The first one includes one-time work: memory is allocated, kernels are chosen.
     """
 
-    def __init__(self, run_dir: Path, progress: Progress) -> None:
-        self.run_dir = run_dir
-        self.progress = progress
-        self._finished = 0
-        self._profiler: profile | None = None
+    run_dir: Path
+    progress: Progress
+    _finished: int = field(default=0, init=False)
+    _profiler: profile | None = field(default=None, init=False)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.max_epochs == 1:

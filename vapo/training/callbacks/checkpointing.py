@@ -6,6 +6,7 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
 
 
+@dataclass(eq=False)
 class Checkpointing(Checkpoint):
     """Saves at the end of an iteration: every n-th, the last, and each with a better score.
 
@@ -48,30 +50,18 @@ class Checkpointing(Checkpoint):
         kept: the rollouts on the disk, of the run's processes.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        logger: RunLogger,
-        *,
-        every_n_iterations: int,
-        keep: int,
-        in_background: bool = False,
-        held: Callable[[], bool] = lambda: False,
-        note: Callable[[str], None] = tell,
-        kept: KeptRollouts | None = None,
-    ) -> None:
-        self.run_dir = run_dir
-        self.logger = logger
-        self.every_n_iterations = every_n_iterations
-        self.keep = keep
-        self.in_background = in_background
-        self.held = held
-        self.note = note
-        self.kept = kept
-        self._saves: BackgroundSaves | None = None
-        self.best_score = -math.inf
-        self.best_name: str | None = None
-        self._num_bytes = 0
+    run_dir: RunDir
+    logger: RunLogger
+    every_n_iterations: int
+    keep: int
+    in_background: bool = False
+    held: Callable[[], bool] = lambda: False
+    note: Callable[[str], None] = tell
+    kept: KeptRollouts | None = None
+    best_score: float = field(default=-math.inf, init=False)
+    best_name: str | None = field(default=None, init=False)
+    _saves: BackgroundSaves | None = field(default=None, init=False)
+    _num_bytes: int = field(default=0, init=False)
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
@@ -234,11 +224,11 @@ _PLAIN = (
 )
 
 
+@dataclass(eq=False)
 class OwnStates(Callback):
     """Checks them before each checkpoint: it is read without running code that it names."""
 
-    def __init__(self, own: Sequence[Callback]) -> None:
-        self.own = own
+    own: Sequence[Callback]
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         for callback in self.own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -38,14 +39,14 @@ from vapo.training.observers import ValueTruths
 from vapo.types import Phase
 
 
+@dataclass(eq=False)
 class Evaluation(Callback):
     """Keeps the first and the latest result; `best.ckpt` is chosen by `eval/avg_at_k`."""
 
-    def __init__(self, logger: RunLogger, progress: Progress) -> None:
-        self.logger = logger
-        self.progress = progress
-        self.first: dict[str, float] = {}
-        self.latest: dict[str, float] = {}
+    logger: RunLogger
+    progress: Progress
+    first: dict[str, float] = field(default_factory=dict, init=False)
+    latest: dict[str, float] = field(default_factory=dict, init=False)
 
     def state_dict(self) -> dict[str, dict[str, float]]:
         return {"first": self.first, "latest": self.latest}
@@ -87,6 +88,7 @@ class Evaluation(Callback):
         return result.metrics
 
 
+@dataclass(eq=False)
 class DiagnosticTables(Callback):
     """Writes `diagnostics/positions_iteration_0001.json` and `value_truth/iteration_0001.json`.
 
@@ -96,17 +98,14 @@ class DiagnosticTables(Callback):
     which ends the phase.
     """
 
-    def __init__(self, logger: RunLogger, truths: ValueTruths | None = None) -> None:
-        self.logger, self.truths = logger, truths
+    logger: RunLogger
+    truths: ValueTruths | None = None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
         every_n = config.evaluation.every_n_iterations
-        ends_phase = has_ended_phase(pl_module, iteration)
-        if is_due(config, iteration.start, every_n, ends_phase=ends_phase) and (
-            columns := positions(iteration, config)
-        ):
+        if due(pl_module, iteration, every_n) and (columns := positions(iteration, config)):
             self.write("diagnostics/positions_iteration", iteration, {"columns": columns})
         if self.truths is not None and self.truths.latest is not None:
             self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
@@ -143,9 +142,7 @@ class ValuePages(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
-        ends_phase = has_ended_phase(pl_module, iteration)
-        every_n = config.value_pages.every_n_iterations
-        if not is_due(config, iteration.start, every_n, ends_phase=ends_phase):
+        if not due(pl_module, iteration, config.value_pages.every_n_iterations):
             return
         with self.progress.stage("value_page"):
             truth = None if self.truths is None else self.truths.latest
@@ -190,9 +187,10 @@ class ValuePages(Callback):
         self._linked = True
 
 
-def has_ended_phase(module: VapoModule, iteration: Iteration) -> bool:
-    """Whether the next iteration is of another phase, because `ValuePretraining` has ended."""
-    return module.phase is not iteration.phase
+def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
+    """`is_due` after an iteration, when the module has the next one's phase."""
+    ends_phase = module.phase is not iteration.phase
+    return is_due(module.config, iteration.start, every_n, ends_phase=ends_phase)
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:

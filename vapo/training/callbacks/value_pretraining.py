@@ -4,6 +4,7 @@ policy phase."""
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from vapo.training.optimizers import copy_of_moments, put_moments, stepper
 from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
+@dataclass(eq=False)
 class ValuePretraining(Callback):
     """Owns the phase: critic only, on Monte-Carlo returns of the fixed initial policy.
 
@@ -40,21 +42,14 @@ class ValuePretraining(Callback):
     Source: VAPO 4.1; VC-PPO 3.2.
     """
 
-    def __init__(
-        self,
-        settings: components.ValuePretraining,
-        *,
-        num_iterations: int,
-        critic_dir: Path,
-        progress: Progress,
-        stored: StoredRollouts | None = None,
-    ) -> None:
-        self.settings = settings
-        self.num_iterations = num_iterations
-        self.critic_dir = critic_dir
-        self.progress = progress
-        self.stored = stored
-        self.best = BestCritic(settings)
+    settings: components.ValuePretraining
+    num_iterations: int
+    critic_dir: Path
+    progress: Progress
+    stored: StoredRollouts | None = None
+
+    def __post_init__(self) -> None:
+        self.best = BestCritic(self.settings)
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict() if self.settings.data is not None else {}
@@ -87,23 +82,19 @@ class ValuePretraining(Callback):
         if not self.measure_passes(trainer, pl_module, finished, is_last=is_last) and not is_last:
             return
         pl_module.phase = Phase.POLICY_OPTIMIZATION
-        assert pl_module.critic is not None
+        critic = pl_module.critic
+        assert critic is not None
         if self.best.weights:
             self.best.restore(pl_module, stepper(pl_module, "critic")[0].optimizer)
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
-            save_network(
-                pl_module.critic,
-                pl_module.config.actor.path,
-                self.critic_dir,
-                lora=pl_module.config.critic.lora,
-            )
+            config = pl_module.config
+            save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
         self.progress.note(
             f"value pretraining ended after {finished} iterations: explained variance "
-            f"{explained_variance:.3f}, value loss {value_loss:.3f}; "
-            f"{saved}"
+            f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
         )
 
     def measure_passes(
@@ -116,9 +107,9 @@ class ValuePretraining(Callback):
         optimizer = stepper(module, "critic")[0].optimizer
         found = self.best.measure(module, optimizer, stored, finished)
         if found is not None:
-            assert trainer.logger is not None
-            metrics = {"critic/heldout_explained_variance": found}
-            trainer.logger.log_metrics(metrics, step=trainer.global_step)
+            for logger in trainer.loggers:
+                metrics = {"critic/heldout_explained_variance": found}
+                logger.log_metrics(metrics, step=trainer.global_step)
             self.progress.note(
                 f"value pretraining, {self.best.passes} passes: held-out explained variance "
                 f"{found:.3f}, best {self.best.best:.3f} after {self.best.best_pass}"
@@ -155,6 +146,7 @@ def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> fl
     return float(explained_variance(batch.old_values, returns, places))
 
 
+@dataclass
 class BestCritic:
     """The held-out explained variance after each pass, the best weights, and when to stop.
 
@@ -164,13 +156,13 @@ class BestCritic:
     weights.
     """
 
-    def __init__(self, settings: components.ValuePretraining) -> None:
-        self.settings = settings
-        self.best = -torch.inf
-        self.passes = self.best_pass = 0
-        self.weights: dict[str, Tensor] = {}
-        self.moments: list[dict[str, Tensor]] = []
-        self.digest = ""
+    settings: components.ValuePretraining
+    best: float = -torch.inf
+    passes: int = 0
+    best_pass: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    moments: list[dict[str, Tensor]] = field(default_factory=list)
+    digest: str = ""
 
     def begin(self, stored: StoredRollouts) -> None:
         """Remember the file from the run's first step on, so that every checkpoint names it.
@@ -196,11 +188,10 @@ class BestCritic:
         self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
-        assert module.critic is not None
         found = heldout_explained_variance(module, stored)
         if found > self.best:
             self.best, self.best_pass = found, self.passes
-            state = module.critic.state_dict()
+            state = module.get_submodule("critic").state_dict()
             self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
             self.moments = copy_of_moments(optimizer)
         return found
@@ -214,15 +205,13 @@ class BestCritic:
 
     def restore(self, module: VapoModule, optimizer: Optimizer) -> None:
         """Give the critic its best weights back, and its optimizer the moments of their pass."""
-        assert module.critic is not None
-        module.critic.load_state_dict(self.weights)
+        module.get_submodule("critic").load_state_dict(self.weights)
         if self.moments:  # a checkpoint of an earlier version has none
             put_moments(optimizer, self.moments)
         self.weights, self.moments = {}, []
 
     def state_dict(self) -> dict[str, Any]:
-        names = ("best", "passes", "best_pass", "weights", "moments", "digest")
-        return {name: getattr(self, name) for name in names}
+        return {name: value for name, value in vars(self).items() if name != "settings"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
