@@ -32,6 +32,11 @@ def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
     return torch.where(mask, x, 0.0)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """bfloat16 and float16 as float32; float64 stays float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
 def loss_denominator(
     mask: Bool[Tensor, "B T"],
     *,

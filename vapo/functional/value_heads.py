@@ -14,6 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vapo.functional.masking import at_least_float32
+
 Support = Literal["midpoint", "inclusive"]
 """Where bins lie in [low, high]: `midpoint`, the centers of K equal bins; `inclusive`, K points
 of which the first and the last are low and high, and whose outer bins have no end."""
@@ -41,7 +43,7 @@ def bounded_value(
     tensor([0.2500, 0.5000, 0.7500])
     """
     _check_range(low, high)
-    share = 0.5 + torch.atan(_at_least_float32(z)) / math.pi
+    share = 0.5 + torch.atan(at_least_float32(z)) / math.pi
     return (low + (high - low) * share).clamp(low, high)
 
 
@@ -143,7 +145,7 @@ def categorical_value(
     >>> categorical_value(torch.zeros(1, 2), torch.tensor([0.0, 1.0]))
     tensor([0.5000])
     """
-    probabilities = _at_least_float32(logits).softmax(dim=-1)
+    probabilities = at_least_float32(logits).softmax(dim=-1)
     return (probabilities * centers.to(probabilities)).sum(dim=-1)
 
 
@@ -275,10 +277,6 @@ def _finite_or_nan(x: Tensor) -> Tensor:
 
 def _result_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(_result_dtype(x))
 
 
 def _before(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:

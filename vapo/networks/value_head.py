@@ -223,14 +223,11 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
         delattr(model, KEY)
 
 
-def put_head(model: PreTrainedModel, head: ValueHead) -> None:
-    """Give the model a new linear head, of weights yet to be filled."""
-    write_head(model.config, head)
-    _put_layers(model, head)
-
-
-def _put_layers(model: Any, head: ValueHead) -> None:
-    """The layer `score` on hidden states, and the one on log-probs if the head reads them."""
+def put_head(model: Any, head: ValueHead) -> None:
+    """Give the model a new linear head, of weights yet to be filled: the layer `score` on hidden
+    states, and the one on log-probs if the head reads them. A plain scalar one it has already."""
+    if head == ValueHead():
+        return
     old = model.get_submodule("score")
     assert isinstance(old, nn.Linear)
     place: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
@@ -248,7 +245,7 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
         plain.__init__(self, config, *args, **options)
-        _put_layers(self, head)
+        put_head(self, head)
 
     return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
 
@@ -256,8 +253,8 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 @torch.no_grad()
 def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
     """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
-    if plan.head != ValueHead():
-        put_head(model, plan.head)
+    write_head(model.config, plan.head)
+    put_head(model, plan.head)
     score = model.get_submodule("score")
     for name, values in start_values(score, plan.head, plan.mean_reward).items():
         score.get_parameter(name).copy_(values)

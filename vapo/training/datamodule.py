@@ -43,9 +43,7 @@ class RolloutDataModule(L.LightningDataModule):
     Args:
         make_rollouts: where a module's rollouts come from; called for a run that has something to
             do. The engine is its own, and closed with it.
-        observers: called between the stages.
-        trained: the networks that minibatches may train.
-        safe_point: called between stages; may raise, to stop the run.
+        observers, trained, safe_point: `IterationRunner`'s.
     """
 
     def __init__(

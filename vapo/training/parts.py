@@ -119,8 +119,7 @@ def training_parts(
         critic_dir: where value pretraining saves its critic; None: the module's phase is not
             changed, and there is no value pretraining but by it.
         stored: the rollouts whose held-out part tells when value pretraining is over.
-        trained: the networks that minibatches may train.
-        safe_point: called between stages; may raise, to stop the run.
+        trained, safe_point: `IterationRunner`'s.
     """
     config, observers, truths = module.config, list[Observer](), None
     if config.value_truth.every_n_iterations is not None:
