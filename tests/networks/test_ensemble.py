@@ -19,8 +19,14 @@ from vapo.config.written import to_yaml
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
+from vapo.networks.actor_critic import (
+    Critic,
+    CriticEnsemble,
+    member_of_prompt,
+    members_of,
+    start_head,
+)
 from vapo.networks.build import check_value_head, make_critic
-from vapo.networks.critic import Critic, CriticEnsemble, member_of_prompt, members_of, start_head
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_network
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts

@@ -9,8 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from vapo.config.schema import TrainerConfig
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.flops import ForwardFlops, peak_tflops
 from vapo.networks.token_inputs import token_inputs
 from vapo.system.stage_times import StageTimes

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
-from vapo.networks.critic import Critic, CriticOutput
+from vapo.networks.actor_critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model

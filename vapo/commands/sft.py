@@ -17,7 +17,7 @@ from vapo.config import FitConfig, SftConfig
 from vapo.environments.selection import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.export import save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer

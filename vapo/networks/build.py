@@ -11,8 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.actor import Actor, FrozenBase
-from vapo.networks.critic import Critic, CriticEnsemble
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import (
     load_causal_lm,

@@ -9,8 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic, CriticEnsemble, members_of
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, members_of
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.lora import merged
 from vapo.system.distributed import rank

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vapo.networks.actor import Actor, FrozenBase
-from vapo.networks.critic import Critic, ensemble_columns
+from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns
 from vapo.networks.token_inputs import (
     Layout,
     TokenInputs,

@@ -10,9 +10,8 @@ from torch import nn
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import choose_trained
-from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model

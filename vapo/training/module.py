@@ -18,9 +18,8 @@ from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.mismatch import EngineGaps
 from vapo.config import FitConfig, resolve
 from vapo.config.written import to_yaml
-from vapo.networks.actor import Actor, FrozenBase
+from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
-from vapo.networks.critic import Critic, forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout

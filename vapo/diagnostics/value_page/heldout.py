@@ -27,13 +27,12 @@ from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
 from vapo.evaluation import EvaluationResult
 from vapo.functional.columns import without_failed
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.build import (
     check_tokenizers,
     make_actor,
     make_critic,
 )
-from vapo.networks.critic import Critic, members_of
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout

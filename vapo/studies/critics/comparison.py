@@ -17,8 +17,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.networks.actor_critic import members_of
 from vapo.networks.build import make_critic
-from vapo.networks.critic import members_of
 from vapo.networks.meta_device import empty_model
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts

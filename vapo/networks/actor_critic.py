@@ -1,10 +1,8 @@
-"""The critic: a backbone and a head that value the state before every response token.
+"""Actor and critic: what their forward passes say of every response token.
 
-Or several critics on disjoint prompts: their mean is the value, their spread says how unsure it is.
-
-Source: AsyPPO (arXiv 2510.01656). Which prompts are whose is not found there; here a prompt's
-tokens decide, so that a member never trains on another's prompts, in whatever order, iteration,
-run or process they come.
+The actor gives log-probs and entropies, without a [tokens, V] tensor; the critic, a backbone and a
+head, values the state before the token. Several critics train on disjoint prompts: their mean is
+the value, their spread says how unsure it is.
 """
 
 from __future__ import annotations
@@ -19,14 +17,63 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
+from vapo.functional.logprobs import rows_of_logits, token_logprobs
 from vapo.functional.value_heads import sampling_features
 from vapo.networks.flops import ForwardFlops
-from vapo.networks.packed_attention import last_hidden_states
+from vapo.networks.lora import adapters_off
+from vapo.networks.packed_attention import computes_on_cpu, last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import reshard
 from vapo.types import RolloutBatch
+
+
+class Actor(nn.Module):
+    """A causal language model, called through one entry that sharding can wrap."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Log-prob and entropy (nats) of the policy at every response token, flattened.
+
+        The hidden state before a token predicts it. The policy is the distribution at the
+        sampling temperature, without top-p and top-k.
+        """
+        states = last_hidden_states(self.model, inputs)
+        lm_head_weight = self.model.get_output_embeddings().weight
+        return token_logprobs(
+            states[inputs.state_rows, inputs.state_columns],
+            lm_head_weight,
+            inputs.targets,
+            temperature=temperature,
+            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(states)),
+        )
+
+
+class FrozenBase(nn.Module):
+    """An actor with adapters as it was before training: the reference policy."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.actor.model
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Run the actor's forward pass with the adapters off."""
+        with adapters_off(self.actor):
+            logprobs, entropy = self.actor(inputs, temperature=temperature)
+        return logprobs, entropy
 
 
 class CriticOutput(NamedTuple):
@@ -76,6 +123,10 @@ class Critic(nn.Module):
 
 class CriticEnsemble(Critic):
     """M critics of one architecture as one network: one optimizer, one gradient norm.
+
+    Source: AsyPPO (arXiv 2510.01656). Which prompts are whose is not found there; here a prompt's
+    tokens decide, so that a member never trains on another's prompts, in whatever order, iteration,
+    run or process they come.
 
     `model`, `head` and `forward_flops` are the first member's; a training forward is one member's.
     """
