@@ -14,10 +14,10 @@ from jaxtyping import Float
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from vapo.config.schema import TrainerConfig
 from vapo.config.watch import WatchConfig
 from vapo.diagnostics.watchers import WatcherState
 from vapo.errors import StoppedRun
-from vapo.networks.flops import peak_tflops
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import (
     gather_over_ranks,
@@ -35,6 +35,16 @@ from vapo.training.module import PHASES, VapoModule
 from vapo.types import Phase
 
 GIB = 1024**3
+# Dense bfloat16 peaks of NVIDIA's data sheets, in TFLOP/s, by a part of torch's device name.
+# The first that fits is taken.
+BF16_PEAKS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+}
 
 
 class Recording(Callback):
@@ -148,6 +158,17 @@ def memory_metrics() -> dict[str, float]:
     if torch.cuda.is_available():
         metrics["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / GIB
     return metrics
+
+
+def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> float | None:
+    """A device's peak for this run: the config's, or a known GPU's in bfloat16. Else None."""
+    if trainer.peak_tflops is not None:
+        return trainer.peak_tflops
+    computes_in_bf16 = dtype == "bfloat16" or trainer.precision.startswith("bf16")
+    if device.type != "cuda" or not computes_in_bf16:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in BF16_PEAKS.items() if part in name), None)
 
 
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
