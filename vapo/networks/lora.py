@@ -19,6 +19,7 @@ from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
 from vapo.networks.value_head import HEAD_LAYERS
 from vapo.system.extras import install_command
+from vapo.system.sharding import full_state
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 
@@ -120,6 +121,16 @@ def merged(
             update = options.lora_alpha / options.rank * (b @ a)
             tensor = (tensor.float() + update).to(tensor.dtype)
         yield name.replace(_BASE, "."), tensor
+
+
+def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield a live, maybe sharded, network's weights under the model folder's names, merged.
+
+    Every rank must iterate. A state dict names a tied weight twice, a list of parameters once: an
+    engine that unties them would miss the second.
+    """
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(network))
+    yield from merged(weights, options)
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:

@@ -12,14 +12,14 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vapo.config import FitConfig
-from vapo.networks.lora import merged
+from vapo.networks.lora import whole_weights
 from vapo.networks.token_inputs import TokenInputs
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.other_processes import Peers
 from vapo.runs.stopping import Stopping
 from vapo.system.progress import Progress
-from vapo.system.sharding import full_state, gathered
+from vapo.system.sharding import gathered
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
 from vapo.training.minibatches import NETWORKS, Minibatch, num_steps
 from vapo.training.module import VapoModule
@@ -165,7 +165,9 @@ class WeightSync(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
+        datamodule_of(trainer).runner.sync(
+            pl_module.phase, whole_weights(pl_module.actor, pl_module.config.actor.lora)
+        )
 
 
 @dataclass(eq=False)
@@ -203,18 +205,8 @@ def actor_access(module: VapoModule) -> ActorAccess:
     return ActorAccess(
         model=module.actor.model,
         device=module.device,
-        weights=lambda: actor_weights(module),
+        weights=lambda: whole_weights(module.actor, module.config.actor.lora),
         logprobs=logprobs,
         gather=lambda: gathered(module.actor),
         local_rank=module.local_rank,
     )
-
-
-def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the actor's full weights under the model folder's names; every rank must iterate.
-
-    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
-    would miss the second. Adapters are merged.
-    """
-    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
-    yield from merged(weights, module.config.actor.lora)
