@@ -175,20 +175,15 @@ class Minibatch:
             return self.critic_microbatches
         return self.microbatches
 
-    def denominator(self, reduction: LossReduction) -> int:
-        """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
-        return self._denominator(reduction, self.num_tokens, self.num_responses)
-
-    def policy_denominator(self, reduction: LossReduction) -> int:
-        """The denominator of this minibatch's losses over `policy_mask`."""
-        return self._denominator(reduction, self.num_policy_tokens, self.num_policy_responses)
-
-    def _denominator(self, reduction: LossReduction, num_tokens: int, num_responses: int) -> int:
+    def denominator(self, reduction: LossReduction, *, of_policy: bool = False) -> int:
+        """The denominator in `losses.aggregate` of this minibatch's losses over `loss_mask`, or
+        `of_policy` of those over `policy_mask`."""
+        num_tokens, num_responses = self.num_tokens, self.num_responses
+        if of_policy:
+            num_tokens, num_responses = self.num_policy_tokens, self.num_policy_responses
         if reduction == "token_mean":
             return num_tokens
-        if reduction != "constant_length":
-            return num_responses
-        return num_responses * self.max_response_tokens
+        return num_responses * (self.max_response_tokens if reduction == "constant_length" else 1)
 
 
 def make_minibatches(

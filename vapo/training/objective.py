@@ -111,7 +111,7 @@ def policy_objective(
         rows.importance_weights * token_losses,
         rows.policy_mask,
         reduction=hp.loss_reduction,
-        denominator=minibatch.policy_denominator(hp.loss_reduction),
+        denominator=minibatch.denominator(hp.loss_reduction, of_policy=True),
     )
     totals.add("actor/policy_loss", policy_loss)
     if hp.mu > 0:
