@@ -114,14 +114,10 @@ class IterationRunner:
     trained: Sequence[str] = NETWORKS
     safe_point: Callable[[], None] = lambda: None
 
-    @property
-    def source(self) -> RolloutSource | None:
-        """The rollouts of a run that has an engine; None: all are a file's."""
-        return self.rollouts if isinstance(self.rollouts, RolloutSource) else None
-
-    @property
-    def player(self) -> Player | None:
-        return None if self.source is None else self.source.collection.player
+    def __post_init__(self) -> None:
+        # without them all rollouts are a file's, and there is no engine
+        self.source = self.rollouts if isinstance(self.rollouts, RolloutSource) else None
+        self.player = None if self.source is None else self.source.collection.player
 
     def run(self, start: IterationStart) -> Iteration:
         """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
