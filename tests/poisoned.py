@@ -27,7 +27,7 @@ from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.callbacks.watch import Watch
+from vapo.training.callbacks.recording import Watch
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Microbatch
 from vapo.training.module import VapoModule

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from tests.config.fits import ON_STATE_TRACKING, ROOT
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.engines import ColocatedVllm
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.engine import Engine

@@ -167,19 +167,14 @@ def _metrics_by_source(
     metrics = _metrics(rollouts, votes if all(can_vote.values()) else None, k)
     for source in sorted(can_vote.keys() - {""}):
         rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
-        of_source = _metrics(
-            [rollouts[i] for i in rows],
-            [votes[i] for i in rows] if votes is not None and can_vote[source] else None,
-            k,
-        )
+        own_votes = [votes[i] for i in rows] if votes is not None and can_vote[source] else None
+        of_source = _metrics([rollouts[i] for i in rows], own_votes, k)
         metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
     return metrics
 
 
 def _metrics(
-    rollouts: Sequence[Rollout],
-    votes: Sequence[int | None] | None,
-    k: int,
+    rollouts: Sequence[Rollout], votes: Sequence[int | None] | None, k: int
 ) -> dict[str, float]:
     """Compute the metrics over all ranks' prompts and responses; groups of k are contiguous.
 
@@ -207,9 +202,7 @@ def _metrics(
 
 
 def _table(
-    rollouts: Sequence[Rollout],
-    k: int,
-    tokenizer: PreTrainedTokenizerBase,
+    rollouts: Sequence[Rollout], k: int, tokenizer: PreTrainedTokenizerBase
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []

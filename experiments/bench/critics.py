@@ -35,10 +35,9 @@ from vapo.networks.loading import read_model_config
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.memory.estimate import GIB, estimate_memory
-from vapo.training.minibatches import make_minibatches
+from vapo.training.minibatches import make_minibatches, passes
 from vapo.training.objective import Totals, value_objective
 from vapo.training.optimizers import clip_gradient, make_optimizer
-from vapo.training.schedule import CRITIC, passes
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 ROOT = Path(__file__).parents[2]
@@ -167,7 +166,7 @@ class Side:
         check_value_targets(training, config.critic)
         total = 0.0
         for part in passes(config, phase):
-            if CRITIC not in part.networks:
+            if "critic" not in part.networks:
                 continue
             for minibatch in make_minibatches(
                 training,
@@ -176,9 +175,9 @@ class Side:
                 pad_id=0,
                 layout=self.layout,
                 seed=part.index,
-                networks=(CRITIC,),
+                networks=("critic",),
             ):
-                for micro in minibatch.of(CRITIC):
+                for micro in minibatch.of("critic"):
                     micro = micro.to(self.device)
                     columns = self.critic(micro.inputs)._asdict().items()
                     output: dict[str, Tensor] = {

@@ -26,10 +26,9 @@ from transformers import (
 
 from vapo.functional.advantages import decoupled_gae
 from vapo.functional.losses import aggregate, clipped_surrogate, value_loss
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.packed_attention import enable_packing
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import token_inputs
 
 LENGTHS = (512, 2048, 8192, 32_768)

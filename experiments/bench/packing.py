@@ -18,10 +18,9 @@ from measuring import Claim, Report, alternate, arguments, setting, start  # bes
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.packed_attention import choose_layout
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 # hidden size, layers, heads, responses, median response, longest response, token budget

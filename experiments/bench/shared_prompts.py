@@ -19,10 +19,10 @@ import torch
 from measuring import Report, alternate, arguments, setting, start  # beside this file
 from packing import make_networks  # beside this file
 
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm
 from vapo.networks.packed_attention import choose_layout
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 NUM_PROMPTS, GROUP_SIZE, BUDGET = 8, 8, 2048

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.engines import ColocatedVllm
 from vapo.config.schema import NewModelConfig
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_tokenizer
 from vapo.networks.saved_tokenizers import end_token_ids

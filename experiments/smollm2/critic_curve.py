@@ -35,8 +35,8 @@ from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_watched
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
+from vapo.training.callbacks.value_pretraining import evaluated_returns
 from vapo.training.datamodule import iteration_of
-from vapo.training.heldout_critic import evaluated_returns
 
 CRITICS = {
     "policy": ["critic.init=policy"],

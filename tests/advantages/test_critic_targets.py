@@ -192,14 +192,13 @@ def test_bootstrapped_a_truncated_response_has_its_last_value_for_a_reward() -> 
     assert listed(zero.advantages)[0] == [0.0, -0.6, -1.8], "0 after the end, and the verdict"
 
 
-def test_bootstrapping_is_gaes_own() -> None:
+def test_bootstrapping_is_gae_with_the_last_value_for_a_reward() -> None:
     made = stage("critic.bootstrap_truncated=true", "components.decoupled_gae.lambda_critic=0.25")
-    paid = torch.tensor([[0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
-    cut_row = torch.tensor([True, False])
+    paid = torch.tensor([[0.0, 0.0, 0.8], [0.0, 1.0, 0.0]])
     arguments = (paid, torch.tensor(VALUES), made.response_mask)
-    expected = gae(*arguments, gamma=1.0, lambda_=0.5, is_truncated=cut_row)
+    expected = gae(*arguments, gamma=1.0, lambda_=0.5)
     assert listed(made.advantages) == listed(expected)
-    targets = gae(*arguments, gamma=1.0, lambda_=0.25, is_truncated=cut_row) + arguments[1]
+    targets = gae(*arguments, gamma=1.0, lambda_=0.25) + arguments[1]
     assert listed(made.value_targets) == listed(targets)
 
 

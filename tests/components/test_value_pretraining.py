@@ -21,7 +21,7 @@ from vapo.config.components import ValuePretraining as Settings
 from vapo.config.schema import ActorConfig
 from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Critic
 from vapo.rollouts.bad_rows import CheckedBatch
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining as value_pretraining_module

@@ -13,8 +13,7 @@ from vapo.config.watch import WatchConfig
 from vapo.diagnostics.watchers import SIGNS, WatcherState
 from vapo.runs.run_dirs import RunDir
 from vapo.system.progress import Progress
-from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.callbacks.watch import Watch
+from vapo.training.callbacks.recording import Watch, mean_of_steps
 from vapo.training.faults import Faults
 from vapo.types import Phase
 
@@ -182,7 +181,8 @@ def test_all_ranks_look_at_the_largest_figure(
     """A rank that stopped alone would leave the others waiting for it."""
     other = torch.tensor([elsewhere], dtype=torch.double)
     monkeypatch.setattr(
-        "vapo.training.callbacks.watch.max_over_ranks", lambda tensor: torch.maximum(tensor, other)
+        "vapo.training.callbacks.recording.max_over_ranks",
+        lambda tensor: torch.maximum(tensor, other),
     )
     run = Run(monkeypatch, "approx_kl", patience=1)
     run.iterate({"actor/approx_kl": here})

@@ -16,7 +16,6 @@ from vapo.functional.baselines import (
     whitened_group_mean_advantages,
 )
 from vapo.functional.losses import aggregate, logprob_surrogate
-from vapo.functional.masking import loss_denominator
 
 GROUP_ESTIMATORS = [
     group_relative_advantages,
@@ -163,9 +162,7 @@ def test_logprob_surrogate_and_its_gradient() -> None:
 def test_reductions_of_a_sequence() -> None:
     losses, sampled = f64([1, 2, 3], [10, 99, 99], [99, 99, 99]), mask("xxx", "x..", "...")
     assert aggregate(losses, sampled, reduction="sequence_sum").item() == 8.0  # 16 / 2
-    denominator = loss_denominator(sampled, reduction="constant_length", max_response_tokens=4)
-    assert denominator.item() == 8
-    actual = aggregate(losses, sampled, reduction="constant_length", denominator=denominator)
+    actual = aggregate(losses, sampled, reduction="constant_length", denominator=2 * 4)
     assert actual.item() == 2.0  # 16 / (2 * 4): the third response has no token to count
     with pytest.raises(ValueError, match="max_response_tokens"):
         aggregate(losses, sampled, reduction="constant_length")

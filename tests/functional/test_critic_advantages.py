@@ -129,54 +129,6 @@ def test_first_token_weight_is_the_advantage_without_values() -> None:
     assert first_token_reward_weight(lengths, 0.5).tolist()[:4] == [0.0, 1.0, 0.5, 0.0625]
 
 
-def test_a_truncated_row_goes_on_with_its_last_value() -> None:
-    """T-PPO's numbers: no reward, V_{l+1} := V_l, so that the last delta is 0."""
-    rewards, values = f64([0, 0, 0], [0, 0, 0]), f64([0.2, 0.5, 0.8], [0.2, 0.5, 0.8])
-    actual = gae(
-        rewards,
-        values,
-        mask("xxx", "xxx"),
-        gamma=1,
-        lambda_=0.5,
-        is_truncated=torch.tensor([True, False]),
-    )
-    # finished: last delta -0.8; then 0.3 - 0.4 = -0.1; then 0.3 - 0.05 = 0.25
-    equal(actual, f64([0.45, 0.3, 0], [0.25, -0.1, -0.8]))
-
-
-def test_a_truncated_row_with_gaps_rewards_and_discount() -> None:
-    """gamma 0.9, last value 0.8: delta = 0.1 + 0.72 - 0.8 = 0.02; 0.72 - 0.5 + 0.45 * 0.02."""
-    rewards, values = f64([NAN, 0, 9, 0.1, NAN], [9, 9, 9, 9, 9]), f64([3, 0.5, NAN, 0.8, INF])
-    actual = gae(
-        rewards,
-        values.expand(2, 5),
-        mask(".x.x.", "....."),
-        gamma=0.9,
-        lambda_=0.5,
-        is_truncated=torch.tensor([True, True]),
-    )
-    equal(actual, f64([0, 0.229, 0, 0.02, 0], [0, 0, 0, 0, 0]))
-
-
-@bounded
-@given(st.integers(0, 2**31), st.sampled_from([torch.float32, torch.float64]))
-def test_no_truncated_row_is_todays_gae_bit_for_bit(seed: int, dtype: torch.dtype) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    rewards, values = torch.randn(2, 4, 9, generator=draw).to(dtype)
-    is_token = torch.rand(4, 9, generator=draw) < 0.8
-    plain = gae(rewards, values, is_token, gamma=0.9, lambda_=0.7)
-    none = torch.zeros(4, dtype=torch.bool)
-    assert torch.equal(
-        gae(rewards, values, is_token, gamma=0.9, lambda_=0.7, is_truncated=none), plain
-    )
-    # V after the end is a reward on the last token, of gamma * V(s_l)
-    last = torch.where(is_token, torch.arange(9), -1).amax(dim=1)
-    placed = place_at_last_token(values.gather(1, last.clamp(min=0)[:, None])[:, 0], is_token)
-    expected = gae(rewards + 0.9 * placed, values, is_token, gamma=0.9, lambda_=0.7)
-    found = gae(rewards, values, is_token, gamma=0.9, lambda_=0.7, is_truncated=~none)
-    equal(found, expected, atol=1e-6)
-
-
 def test_anchors_of_sp3o() -> None:
     """Eleven tokens, two cut out, two, one, none."""
     rows = mask("xxxxxxxxxxx", "x.xx.xx....", "xx.........", "x..........", "...........")

@@ -8,7 +8,6 @@ from vapo.functional.masking import (
     compaction_index,
     is_left_aligned,
     loss_denominator,
-    masked_mean,
     place_at_last_token,
     scatter_back,
     zero_outside,
@@ -28,18 +27,6 @@ def test_zero_outside_drops_nan_in_value_and_gradient() -> None:
     assert y.tolist() == [[6.0, 0.0, 0.0]]
     assert x.grad is not None
     assert x.grad.tolist() == [[3.0, 0.0, 0.0]]
-
-
-def test_masked_mean_weighs_tokens_not_rows() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0], [10.0, NAN, NAN]])
-    assert masked_mean(x, mask("xxx", "x..")).item() == 4.0
-    assert masked_mean(x, mask("...", "...")).isnan()
-
-
-def test_masked_mean_over_ranks_is_not_a_mean_of_means() -> None:
-    x = torch.tensor([[1.0, 2.0, 3.0]])
-    other = torch.tensor([10.0, 1.0], dtype=torch.float64)  # one token, 10
-    assert masked_mean(x, mask("xxx"), reduce=lambda sums: sums + other).item() == 4.0
 
 
 def test_loss_denominator_does_not_count_rows_without_tokens() -> None:

@@ -7,8 +7,8 @@ from math import comb
 import pytest
 import torch
 
+from vapo.functional.baselines import measured_targets
 from vapo.functional.losses import categorical_value_loss, value_loss
-from vapo.functional.measured_targets import measured_targets
 
 
 def f64(*rows: list[float]) -> torch.Tensor:

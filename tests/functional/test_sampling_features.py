@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES, sampling_features
+from vapo.functional.value_heads import NUM_SAMPLING_FEATURES, sampling_features
 
 
 def test_by_hand() -> None:

@@ -17,7 +17,7 @@ from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import token_inputs
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.tracking.metric_groups import stored_key

@@ -18,7 +18,7 @@ from vapo.networks.loading import load_value_model
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.training import heldout_critic
+from vapo.training.callbacks import value_pretraining as heldout_critic
 
 BASE = (*ON_STATE_TRACKING, *SMALL)
 NUM = 80  # 20 groups of 4

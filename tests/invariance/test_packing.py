@@ -30,6 +30,7 @@ from transformers import (
 from tests.tiny_model import ragged_prompts, sample, tiny_model
 from vapo.errors import UserError
 from vapo.networks import packed_attention
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.packed_attention import (
     PackedRow,
     _varlen_flash,
@@ -40,7 +41,6 @@ from vapo.networks.packed_attention import (
     packed_sdpa,
     why_not_packed,
 )
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import Layout, Segment, Sequences, TokenInputs, token_inputs
 
 PAIRS = [((5, 6, 7), (8, 9)), ((3,), (4, 5, 6, 7, 8, 9, 2)), ((9, 8), (7,)), ((2,), (3, 4, 5))]
@@ -282,7 +282,7 @@ def test_every_rank_gets_as_many_chunks(
     monkeypatch: pytest.MonkeyPatch, layout: Layout, wanted: int
 ) -> None:
     monkeypatch.setattr(
-        "vapo.networks.token_cuts.max_over_ranks",
+        "vapo.networks.forward_passes.max_over_ranks",
         lambda mine: torch.tensor(max(int(mine), wanted)),
     )
     chunks = cut_by_tokens(LENGTHS, range(10), max_tokens=600, layout=layout)

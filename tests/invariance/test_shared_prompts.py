@@ -34,8 +34,9 @@ from tests.invariance.test_packing import (
 from tests.networks.test_lora import lora_config, trained
 from vapo.errors import UserError
 from vapo.networks import packed_attention
+from vapo.networks.actor_critic import ForwardFlops
 from vapo.networks.build import make_reference
-from vapo.networks.flops import ForwardFlops
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.packed_attention import (
     PackedRow,
     _by_segments,
@@ -44,7 +45,6 @@ from vapo.networks.packed_attention import (
     enable_packing,
     last_hidden_states,
 )
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import Layout, Segment, TokenInputs, token_inputs
 
 A, B, C = (5, 6, 7), (3,), (9, 8)
@@ -310,7 +310,7 @@ def test_the_chunks_are_about_equally_large() -> None:
 @pytest.mark.parametrize("wanted", [2, 3, 7, 10])
 def test_every_rank_gets_as_many_chunks(monkeypatch: pytest.MonkeyPatch, wanted: int) -> None:
     monkeypatch.setattr(
-        "vapo.networks.token_cuts.max_over_ranks",
+        "vapo.networks.forward_passes.max_over_ranks",
         lambda mine: torch.tensor(max(int(mine), wanted)),
     )
     chunks = cut(600)

@@ -17,8 +17,7 @@ from vapo.commands.reward_model import cut_scored, summed_squared_error
 from vapo.commands.sft import Example, cut, prompt_example, summed_nll
 from vapo.config.schema import OptimizerConfig
 from vapo.environments.contract import Verdict
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.supervised import Batches, SupervisedBatch, SupervisedModule, train_supervised

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.build import enable_gradient_checkpointing, make_actor, make_critic
 from vapo.networks.token_inputs import token_inputs
 

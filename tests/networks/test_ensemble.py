@@ -19,10 +19,15 @@ from vapo.config.written import to_yaml
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
+from vapo.networks.actor_critic import (
+    Critic,
+    CriticEnsemble,
+    member_of_prompt,
+    members_of,
+    start_head,
+)
 from vapo.networks.build import check_value_head, make_critic
-from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.ensemble import CriticEnsemble, member_of_prompt, members_of, start_heads
 from vapo.networks.export import save_network
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.token_inputs import token_inputs
@@ -102,7 +107,7 @@ def test_the_value_is_the_members_mean(head: str, tmp_path: Path) -> None:
 def test_heads_start_alike(tmp_path: Path) -> None:
     config = config_of(tmp_path, "critic.head.start=first_batch")
     critic = shaken(make_critic(config, None))
-    assert start_heads(critic, 0.25) == 0.25
+    assert start_head(critic, 0.25) == 0.25
     for member in members_of(critic):
         assert torch.equal(values(member), torch.full((5,), 0.25))
 

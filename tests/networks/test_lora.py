@@ -20,7 +20,7 @@ from vapo.commands.early_checks import check_early
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.build import make_actor, make_reference
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_tokenizer

@@ -22,9 +22,9 @@ from tests.networks.test_value_head import (
     reward_model,
 )
 from vapo.errors import UserError
-from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES, sampling_features
+from vapo.functional.value_heads import NUM_SAMPLING_FEATURES, sampling_features
+from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_critic
-from vapo.networks.critic import Critic
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model

@@ -14,8 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from vapo.commands.estimate import run
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.meta_device import empty_model
 from vapo.studies.memory.estimate import GIB
 from vapo.system.distributed import shard

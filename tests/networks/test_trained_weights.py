@@ -14,8 +14,8 @@ from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
+from vapo.networks.actor_critic import Critic
 from vapo.networks.build import check_frozen, check_tokenizers, make_critic
-from vapo.networks.critic import Critic
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.token_inputs import token_inputs

@@ -16,7 +16,7 @@ from tests.tiny_model import tiny_model, tiny_tokenizer
 from vapo.commands.sft import cut, episode_example, require_demonstrations, summed_nll
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
 from vapo.types import Prompt, Rollout, Turn
 

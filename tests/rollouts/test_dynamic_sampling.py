@@ -21,8 +21,7 @@ from vapo.rollouts.dynamic_sampling import Filling, Group, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
-from vapo.training.minibatches import Minibatch, make_minibatches
-from vapo.training.schedule import num_minibatches
+from vapo.training.minibatches import Minibatch, make_minibatches, num_minibatches
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
 G, NUM_PROMPTS = 2, 4

@@ -20,7 +20,7 @@ from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer, Place, check_replayed, first_tokens

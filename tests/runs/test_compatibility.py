@@ -10,8 +10,7 @@ from tests.config.fits import ROOT, STATE_TRACKING
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model
 from vapo.runs.checkpoints import adapter_options, check_compatible, parameters_of

@@ -13,7 +13,7 @@ from tests.systems import system_config
 from vapo.commands.estimate import hours_lines, run
 from vapo.config import FitConfig, resolve
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)

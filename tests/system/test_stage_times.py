@@ -9,11 +9,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from vapo.config.schema import TrainerConfig
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
-from vapo.networks.flops import ForwardFlops, peak_tflops
+from vapo.networks.actor_critic import Actor, Critic, ForwardFlops
 from vapo.networks.token_inputs import token_inputs
 from vapo.system.stage_times import StageTimes
+from vapo.training.callbacks.recording import peak_tflops
 
 TIMES = StageTimes(
     stages={"rollout": 4.0, "training": 5.0},

@@ -20,10 +20,9 @@ from tests.training.test_value_objective import rows as rows_of
 from vapo.advantages.agreement import mask_agreement
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
-from vapo.networks import ensemble
+from vapo.networks import actor_critic as ensemble
+from vapo.networks.actor_critic import Critic, CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.build import make_critic
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.forward_passes import evaluate_rollouts
 from vapo.training.minibatches import Microbatches, Minibatch, make_minibatches
 from vapo.training.objective import Totals, policy_objective, value_objective

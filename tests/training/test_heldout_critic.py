@@ -21,8 +21,8 @@ from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.training import heldout_critic
-from vapo.training.heldout_critic import BestCritic
+from vapo.training.callbacks import value_pretraining as heldout_critic
+from vapo.training.callbacks.value_pretraining import BestCritic
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizer
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Turn

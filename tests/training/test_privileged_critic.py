@@ -15,8 +15,7 @@ from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_model
 from vapo.environments.contract import Verdict
 from vapo.functional.metrics import explained_variance
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout

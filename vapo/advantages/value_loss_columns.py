@@ -12,8 +12,7 @@ from vapo.config.components import ValuePretraining
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import CriticConfig
 from vapo.functional.advantages import anchor_mask
-from vapo.functional.baselines import prompt_noise_weights
-from vapo.functional.measured_targets import measured_targets
+from vapo.functional.baselines import measured_targets, prompt_noise_weights
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch
 

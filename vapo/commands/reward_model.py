@@ -17,10 +17,10 @@ from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
-from vapo.networks.critic import Critic, CriticOutput
+from vapo.networks.actor_critic import Critic, CriticOutput
 from vapo.networks.export import save_folder
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts

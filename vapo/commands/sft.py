@@ -18,11 +18,11 @@ from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.export import save_folder
+from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
-from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations

@@ -34,7 +34,6 @@ def gae(
     *,
     gamma: float | int,
     lambda_: float | int | Float[Tensor, "B 1"],
-    is_truncated: Bool[Tensor, " B"] | None = None,
 ) -> Float[Tensor, "B T"]:
     """Estimate the advantage of every sampled token, unwhitened.
 
@@ -42,8 +41,7 @@ def gae(
         A_t     = delta_t + gamma * lambda * A_{t+1}
 
     Source: VAPO 2.2 (GAE, arXiv 1506.02438). t+1 is the next *sampled* token of the row, and
-    V and A after the last one are 0, for truncated responses as well; where `is_truncated`,
-    V after the last token l is V(s_l) instead (EGAE, T-PPO, arXiv 2506.15050).
+    V and A after the last one are 0, for truncated responses as well.
     Units: those of the reward.
     Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
     Raises: ValueError when gamma or lambda is outside [0, 1].
@@ -56,11 +54,10 @@ def gae(
     decay = _decay(gamma, lambda_, values)
     blocks = []
     for rows in _row_blocks(values):
-        sampled = _sampled_tokens(token_rewards[rows], values[rows], response_mask[rows])
-        rewards, state_values, index = sampled
+        rewards, state_values, index = _sampled_tokens(
+            token_rewards[rows], values[rows], response_mask[rows]
+        )
         deltas = _td_errors(rewards, state_values, gamma)
-        if is_truncated is not None:
-            _bootstrap(deltas, state_values, response_mask[rows], is_truncated[rows], gamma)
         blocks.append(_restore(discounted_suffix_sums(deltas, decay[rows]), index, dtype))
     return torch.cat(blocks)
 
@@ -250,15 +247,6 @@ def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
     deltas = rewards - values
     deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return deltas
-
-
-def _bootstrap(
-    deltas: Tensor, values: Tensor, mask: Tensor, is_truncated: Tensor, gamma: float | int
-) -> None:
-    """Add gamma * V(s_l) to the last token's delta of truncated rows; rows compacted."""
-    lengths = mask.sum(dim=1, keepdim=True)
-    is_last = torch.arange(mask.shape[1], device=mask.device) == lengths - 1
-    deltas.add_(torch.where(is_last & is_truncated[:, None], values, 0.0), alpha=gamma)
 
 
 def _sampled_tokens(

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.functional.masking import Reduce, identity, zero_outside
+from vapo.functional.masking import Reduce, at_least_float32, identity, zero_outside
 from vapo.functional.metrics import explained_variance
 
 
@@ -34,7 +34,7 @@ def linear_mix(
     Padding: ignored, and 0 in the result.
     """
     from_baseline = torch.where(mask, baseline_advantages, 0.0) * (1.0 - rho)
-    return zero_outside(_at_least_float32(advantages), mask) * rho + from_baseline
+    return zero_outside(at_least_float32(advantages), mask) * rho + from_baseline
 
 
 @torch.no_grad()
@@ -56,8 +56,8 @@ def tether_advantages(
     Units: those of the reward.
     Padding: ignored, and 0 in the result.
     """
-    shift = torch.where(mask, _at_least_float32(values) - baselines, 0.0) * (1.0 - rho)
-    return zero_outside(_at_least_float32(advantages), mask) + shift
+    shift = torch.where(mask, at_least_float32(values) - baselines, 0.0) * (1.0 - rho)
+    return zero_outside(at_least_float32(advantages), mask) + shift
 
 
 def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
@@ -97,7 +97,7 @@ def explained_variance_gate(
     update. Rewards all equal: EV := 0, the mean reward's turn, as with no entry.
     A NaN among the inputs shows as NaN.
     """
-    columns = (_at_least_float32(values)[:, None], rewards[:, None])
+    columns = (at_least_float32(values)[:, None], rewards[:, None])
     found = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
     is_constant = found.isnan() & values.isfinite().all() & rewards.isfinite().all()
     found = torch.where(is_constant, 0.0, found)
@@ -122,10 +122,6 @@ def batch_mean_advantages(
     r = rewards.double()
     total, count = reduce(torch.stack([r.sum(), r.new_tensor(float(len(r)))]))
     return (r - total / count).to(torch.promote_types(rewards.dtype, torch.float32))
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.functional.masking import LossReduction, loss_denominator, zero_outside
+from vapo.functional.masking import LossReduction, at_least_float32, loss_denominator, zero_outside
 from vapo.functional.mismatch import probability_near, ratio_in_band
 
 _MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
@@ -221,8 +221,7 @@ def categorical_value_loss(
     Units: nats; `denominator` and `token_weights` as `value_loss`.
     Padding: ignored in value and gradient.
     """
-    z = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    z = torch.where(response_mask[..., None], z, 0.0)
+    z = torch.where(response_mask[..., None], at_least_float32(logits), 0.0)
     losses = -(targets.detach() * z.log_softmax(dim=-1)).sum(dim=-1)
     if token_weights is not None:
         losses = losses * token_weights.detach()

@@ -32,40 +32,22 @@ def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
     return torch.where(mask, x, 0.0)
 
 
-def masked_mean(
-    x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"], *, reduce: Reduce = identity
-) -> Float[Tensor, ""]:
-    """Average x over all True tokens of all ranks; NaN when there is none.
-
-    Padding: ignored. Sums are kept in float64.
-    """
-    total, count = reduce(torch.stack([zero_outside(x, mask).double().sum(), mask.sum()]))
-    return (total / count).to(x.dtype)
+def at_least_float32(x: Tensor) -> Tensor:
+    """bfloat16 and float16 as float32; float64 stays float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def loss_denominator(
-    mask: Bool[Tensor, "B T"],
-    *,
-    reduction: LossReduction,
-    max_response_tokens: int | None = None,
-) -> Int[Tensor, ""]:
+def loss_denominator(mask: Bool[Tensor, "B T"], *, reduction: LossReduction) -> Int[Tensor, ""]:
     """Count the denominator of `losses.aggregate`: tokens, or responses that have a token.
-
-    With `constant_length` a response counts as `max_response_tokens` tokens.
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the
     denominator of a minibatch.
-    Raises: ValueError when `constant_length` lacks the length.
+    Raises: ValueError for `constant_length`, where the mask does not say how long a response is.
     """
-    if reduction == "token_mean":
-        return mask.sum()
-    num_responses = mask.any(dim=1).sum()
-    if reduction != "constant_length":
-        return num_responses
-    if max_response_tokens is None:
-        raise ValueError("constant_length needs max_response_tokens, or its denominator")
-    return num_responses * max_response_tokens
+    if reduction == "constant_length":
+        raise ValueError("constant_length needs its denominator: responses * max_response_tokens")
+    return mask.sum() if reduction == "token_mean" else mask.any(dim=1).sum()
 
 
 def place_at_last_token(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vapo.functional.masking import Reduce, identity, masked_mean, zero_outside
+from vapo.functional.masking import Reduce, identity, zero_outside
 
 _RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
 
@@ -106,7 +106,8 @@ def approx_kl(
     Padding: ignored; NaN when there is no token.
     """
     log_ratio = zero_outside(logprobs - old_logprobs, mask)
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
+    k3 = zero_outside(torch.expm1(log_ratio) - log_ratio, mask)
+    return (k3.double().sum() / mask.sum()).to(log_ratio.dtype)
 
 
 class PositionProfile(NamedTuple):

@@ -1,7 +1,8 @@
-"""What a critic's head outputs, as a value: bounded, or the mean of K bins; and its targets.
+"""What a critic's head outputs, as a value: bounded, or the mean of K bins; its targets, and what
+it reads beside the hidden state.
 
-A scalar head's output is the value itself and needs nothing of this. Everything is at least
-float32, bfloat16 inputs included; float64 stays float64. Any shape goes, and K bins come last.
+A scalar head's output is the value itself. Values, targets and biases are at least float32,
+bfloat16 inputs included; float64 stays float64. Any shape goes, and K bins come last.
 """
 
 from __future__ import annotations
@@ -10,14 +11,20 @@ import math
 from typing import Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
+
+from vapo.functional.masking import at_least_float32
 
 Support = Literal["midpoint", "inclusive"]
 """Where bins lie in [low, high]: `midpoint`, the centers of K equal bins; `inclusive`, K points
 of which the first and the last are low and high, and whose outer bins have no end."""
 
 _BISECTIONS = 200  # of an interval of 2e7: down to float64's resolution
+NUM_SAMPLING_FEATURES = 10
+_LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
+_LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
+_START = 8.0  # tokens, over which the column of the start falls to 1/e
 
 
 def bounded_value(
@@ -36,7 +43,7 @@ def bounded_value(
     tensor([0.2500, 0.5000, 0.7500])
     """
     _check_range(low, high)
-    share = 0.5 + torch.atan(_at_least_float32(z)) / math.pi
+    share = 0.5 + torch.atan(at_least_float32(z)) / math.pi
     return (low + (high - low) * share).clamp(low, high)
 
 
@@ -138,7 +145,7 @@ def categorical_value(
     >>> categorical_value(torch.zeros(1, 2), torch.tensor([0.0, 1.0]))
     tensor([0.5000])
     """
-    probabilities = _at_least_float32(logits).softmax(dim=-1)
+    probabilities = at_least_float32(logits).softmax(dim=-1)
     return (probabilities * centers.to(probabilities)).sum(dim=-1)
 
 
@@ -186,6 +193,54 @@ def categorical_bias(mean_reward: float | int, centers: Float[Tensor, " K"]) -> 
     return ((least + most) / 2 * x).to(_result_dtype(centers))
 
 
+@torch.no_grad()
+def sampling_features(
+    logprobs: Float[Tensor, "B T"], is_sampled: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B T 10"]:
+    """Columns for the state before each token, of the tokens that the policy sampled before it.
+
+    A policy that has just written something wrong often had little confidence in it, which its
+    hidden states need not show. With m the least log-prob before the token, s their sum, c how many
+    are below log 0.5, n how many there are and t = n / (n + 32):
+
+        exp(m), max(m, -4) / 4, exp(s), max(s, -16) / 16, min(c, 3) / 3, [c > 0],
+        t, t exp(m), t exp(s), exp(-n / 8)
+
+    before the first token m = s = c = n = 0. Each column lies within [-1, 1]. With the products a
+    linear function can rise along a response that has gone well so far, and with the last column it
+    can start where a response starts.
+
+    Source: this repository (docs/critics.md).
+    Units: `logprobs` in nats, of the distribution that was sampled from.
+    Padding: columns of tokens that were not sampled are those of the tokens before them.
+
+    >>> found = sampling_features(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
+    >>> found[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
+    tensor([[1.0000, 1.0000, 0.0000],
+            [0.2500, 0.2500, 0.3333],
+            [0.2500, 0.2500, 0.3333]])
+    """
+    own = torch.where(is_sampled, logprobs, 0.0)
+    least = _before(own.cummin(dim=1).values)
+    total = _before(own.cumsum(dim=1))
+    unlikely = _before((own < math.log(0.5)).float().cumsum(dim=1))
+    number = _before(is_sampled.float().cumsum(dim=1))
+    length = number / (number + _LENGTH)
+    columns = (
+        least.exp(),
+        least.clamp(min=-_LEAST) / _LEAST,
+        total.exp(),
+        total.clamp(min=-_SUM) / _SUM,
+        unlikely.clamp(max=_COUNT) / _COUNT,
+        (unlikely > 0).float(),
+        length,
+        length * least.exp(),
+        length * total.exp(),
+        (-number / _START).exp(),
+    )
+    return torch.stack(columns, dim=2)
+
+
 def _centers(low: float | int, high: float | int, num_bins: int, support: str) -> Tensor:
     _check_range(low, high)
     if num_bins < 2:
@@ -224,5 +279,6 @@ def _result_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.to(_result_dtype(x))
+def _before(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Of each token what is known before it: the column to its left, 0 for the first."""
+    return torch.nn.functional.pad(columns, (1, -1))

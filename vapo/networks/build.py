@@ -1,8 +1,9 @@
-"""Actor and critic of a config: where they start, and how a sharded run fills them."""
+"""Actor and critic of a config: where they start, what of them is trained, and how a sharded run
+fills them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from torch.distributed.device_mesh import DeviceMesh
@@ -10,10 +11,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.actor import Actor, FrozenBase
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.ensemble import CriticEnsemble
 from vapo.networks.loading import (
     load_causal_lm,
     load_tokenizer,
@@ -26,7 +25,7 @@ from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.trained_weights import choose_trained, freeze
-from vapo.networks.value_head import has_classifier, plan_head, saved_head
+from vapo.networks.value_head import HEAD_LAYERS, has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
 from vapo.system.process import derive_seed
 
@@ -156,6 +155,48 @@ def check_frozen(config: FitConfig) -> None:
         model = empty_value_model(critic_path(config), options)
         put_own_head(model, config)
         freeze(model, options.frozen)
+
+
+def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
+    """Freeze the critic's weights that are not trained; must come before its optimizer is made.
+
+    Raises: UserError: a text of critic.frozen is in no name, or all weights would be frozen; see
+        `lora.add_adapters`.
+    """
+    options = config.critic
+    if options.lora is not None:
+        seed = derive_seed(config.seed, "critic lora") % 2**32
+        add_adapters(model, options.lora, seed=seed, key="critic.lora")
+        for name, module in model.named_children():
+            if name in HEAD_LAYERS:
+                module.requires_grad_(True)
+    if options.frozen:
+        freeze(model, options.frozen)
+
+
+def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
+    """Take from training the parameters whose names contain one of the texts.
+
+    Source: SAO (`self_attn.`).
+    Raises: UserError: a text is in no name, or all parameters would be frozen.
+    """
+    parameters = dict(model.named_parameters())
+    unused = [text for text in texts if not any(text in name for name in parameters)]
+    if unused:
+        named = dict.fromkeys(part for name in parameters for part in name.split(".")[:-1])
+        parts = ", ".join(f"{part}." for part in named if not part.isdigit())
+        raise UserError(
+            f"critic.frozen: {', '.join(map(repr, unused))} is in no parameter's name of "
+            f"{type(model).__name__}; their parts are {parts}"
+        )
+    frozen = [name for name in parameters if any(text in name for text in texts)]
+    if len(frozen) == len(parameters):
+        raise UserError(
+            f"critic.frozen: {', '.join(map(repr, texts))} freezes all {len(frozen)} parameters of "
+            "the critic, and nothing would be trained: name fewer"
+        )
+    for name in frozen:
+        parameters[name].requires_grad_(False)
 
 
 def _placed(

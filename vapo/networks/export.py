@@ -9,12 +9,10 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import CriticEnsemble, members_of
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, members_of
 from vapo.networks.loading import load_tokenizer
-from vapo.networks.lora import merged
-from vapo.system.distributed import full_state, rank
+from vapo.networks.lora import whole_weights
+from vapo.system.distributed import rank
 
 
 def save_folder(
@@ -45,8 +43,6 @@ def save_network(
         for number, member in enumerate(members_of(network)):
             save_network(member, tokenizer_path, folder / str(number), lora=lora)
         return
-    prefix = "model."
-    whole = ((name.removeprefix(prefix), tensor) for name, tensor in full_state(network))
-    state = {name: tensor.cpu().contiguous() for name, tensor in merged(whole, lora)}
+    state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(network, lora)}
     if rank() == 0:
         save_folder(network.model, state, load_tokenizer(tokenizer_path), folder)

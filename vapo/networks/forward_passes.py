@@ -1,19 +1,27 @@
-"""Forward passes over a rollout batch: old and reference log-probs, entropies, old values."""
+"""Forward passes over a rollout batch: its rows cut into chunks by a budget of tokens, then old and
+reference log-probs, entropies and old values of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import bisect
+import heapq
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vapo.networks.actor import Actor, FrozenBase
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import ensemble_columns, members_of
-from vapo.networks.token_cuts import cut_rollouts
-from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
+from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns
+from vapo.networks.token_inputs import (
+    Layout,
+    TokenInputs,
+    critic_prompt,
+    has_critic_prompts,
+    rollout_inputs,
+)
+from vapo.system.distributed import max_over_ranks
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 _MEMBERS = "values of each member of an ensemble"
@@ -42,52 +50,37 @@ def evaluate_rollouts(
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
     log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    of_policy = {
-        "old_logprobs": networks.actor,
-        "ref_logprobs": networks.reference,
-        "old_entropy": networks.actor if with_entropy else None,
-    }
-    names = [name for name, network in of_policy.items() if network is not None]
-    has_own = networks.critic is not None and has_critic_prompts(batch)
-    columns: dict[str, Any] = {name: torch.zeros(batch.response_mask.shape) for name in names}
-    if networks.critic is not None:
-        columns["old_values"] = torch.zeros(batch.response_mask.shape)
-        if (count := len(members_of(networks.critic))) > 1:
-            columns[_MEMBERS] = torch.zeros(*batch.response_mask.shape, count)
 
-    def values(inputs: TokenInputs) -> dict[str, Tensor]:
-        return _values(inputs, networks.critic)
+    def of_policy(inputs: TokenInputs) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        if networks.actor is not None:
+            found["old_logprobs"], entropy = networks.actor(inputs, temperature=temperature)
+            found |= {"old_entropy": entropy} if with_entropy else {}
+        if networks.reference is not None:
+            found["ref_logprobs"], _ = networks.reference(inputs, temperature=temperature)
+        return found
 
-    def both(inputs: TokenInputs) -> dict[str, Tensor]:
-        found = _logprobs(inputs, networks)
-        return found if has_own else found | values(inputs)
+    def of_critic(inputs: TokenInputs) -> dict[str, Tensor]:
+        if networks.critic is None:
+            return {}
+        output = networks.critic(inputs)
+        of_members = {} if output.members is None else {_MEMBERS: output.members}
+        return {"old_values": output.values, **of_members}
 
-    if names or not has_own:
-        _fill(columns, batch, networks, both, for_critic=False)
-    if has_own:
-        _fill(columns, batch, networks, values, for_critic=True)
+    def of_both(inputs: TokenInputs) -> dict[str, Tensor]:
+        return of_policy(inputs) | of_critic(inputs)
+
+    columns: dict[str, Any] = {}
+    temperature = networks.temperature
+    if networks.critic is None or not has_critic_prompts(batch):
+        _fill(columns, batch, networks, of_both, for_critic=False)
+    else:
+        if networks.actor is not None or networks.reference is not None:
+            _fill(columns, batch, networks, of_policy, for_critic=False)
+        _fill(columns, batch, networks, of_critic, for_critic=True)
     if _MEMBERS in columns:
         columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)
-
-
-def _values(inputs: TokenInputs, critic: Critic | None) -> dict[str, Tensor]:
-    if critic is None:
-        return {}
-    output = critic(inputs)
-    of_members = {} if output.members is None else {_MEMBERS: output.members}
-    return {"old_values": output.values, **of_members}
-
-
-def _logprobs(inputs: TokenInputs, networks: ForwardNetworks) -> dict[str, Tensor]:
-    found: dict[str, Tensor] = {}
-    if networks.actor is not None:
-        found["old_logprobs"], found["old_entropy"] = networks.actor(
-            inputs, temperature=networks.temperature
-        )
-    if networks.reference is not None:
-        found["ref_logprobs"], _ = networks.reference(inputs, temperature=networks.temperature)
-    return found
 
 
 def _fill(
@@ -106,5 +99,150 @@ def _fill(
         inputs = inputs.to(networks.device)
         width = inputs.response_mask.shape[1]
         for name, found in forward(inputs).items():
-            if name in columns:
-                columns[name][rows, :width] = inputs.scatter(found).cpu()
+            if name not in columns:
+                columns[name] = torch.zeros(*batch.response_mask.shape, *found.shape[1:])
+            columns[name][rows, :width] = inputs.scatter(found).cpu()
+
+
+def cut_rollouts(
+    batch: RolloutBatch,
+    rows: Sequence[int],
+    *,
+    max_tokens: int,
+    layout: Layout,
+    for_critic: bool = False,
+) -> list[list[int]]:
+    """Cut rows of a rollout batch by the lengths that the network reads (`cut_by_tokens`)."""
+    rollouts = batch.rollouts
+    prompts = [critic_prompt(r.prompt) if for_critic else r.prompt.prompt_ids for r in rollouts]
+    lengths = [len(p) + len(r.response_ids) for p, r in zip(prompts, rollouts, strict=True)]
+    return cut_by_tokens(lengths, rows, max_tokens=max_tokens, layout=layout, prompts=prompts)
+
+
+def cut_by_tokens(
+    lengths: Sequence[int],
+    rows: Sequence[int],
+    *,
+    max_tokens: int,
+    layout: Layout = "padded",
+    prompts: Sequence[tuple[int, ...]] | None = None,
+) -> list[list[int]]:
+    """Cut rows into chunks of at most `max_tokens` tokens: with padding, or packed without.
+
+    `lengths[row]` is the row's prompt + response length; a row longer than the budget gets a
+    chunk of its own. All ranks get equally many chunks, since every forward of a sharded network
+    is a collective, and each rank's largest come first, so that ranks wait little for each other.
+    Padded, rows of similar length go together; packed, the chunks are about equally large. Where
+    prompts are shared, the rows of one go together, and each chunk counts it once.
+
+    Args:
+        prompts: of each row, needed where they are shared.
+    """
+    load = _Load(lengths, rows, prompts if layout == "shared_prompts" else None)
+    if layout == "padded":
+        chunks = _padded_chunks(lengths, rows, max_tokens)
+    elif load.repeats_prompts:
+        chunks = _grouped_chunks(load, rows, max_tokens)
+    else:
+        chunks = _packed_chunks(lengths, rows, max_tokens)
+    wanted = int(max_over_ranks(torch.tensor(len(chunks))))
+    while len(chunks) < wanted:
+        largest = max((c for c in chunks if len(c) > 1), key=load)
+        chunks.remove(largest)
+        half = len(largest) // 2
+        is_dealt = layout == "packed"
+        chunks += [largest[::2], largest[1::2]] if is_dealt else [largest[:half], largest[half:]]
+    return sorted(chunks, key=load, reverse=True)
+
+
+class _Load:
+    """The tokens of a chunk, in which each prompt counts once. Without prompts all rows differ."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        prompts: Sequence[tuple[int, ...]] | None = None,
+    ) -> None:
+        self.lengths = lengths
+        numbers: dict[object, int] = {}  # a prompt is compared once, its number often
+        self.group = {
+            row: numbers.setdefault(row if prompts is None else prompts[row], len(numbers))
+            for row in rows
+        }
+        self.prompt_length = {row: 0 if prompts is None else len(prompts[row]) for row in rows}
+        self.repeats_prompts = len(numbers) < len(rows)
+
+    def __call__(self, chunk: Sequence[int]) -> int:
+        once = {self.group[row]: self.prompt_length[row] for row in chunk}
+        responses = sum(self.lengths[row] - self.prompt_length[row] for row in chunk)
+        return responses + sum(once.values())
+
+
+def _padded_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    chunks: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: lengths[row], reverse=True):
+        width = lengths[chunks[-1][0]] if chunks else 0
+        if chunks and width * (len(chunks[-1]) + 1) <= max_tokens:
+            chunks[-1].append(row)
+        else:
+            chunks.append([row])
+    return chunks
+
+
+def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The fewest chunks into which "longest row first, into the emptiest chunk" fits."""
+    longest_first = sorted(rows, key=lambda row: lengths[row], reverse=True)
+    num_chunks = max(1, -(-sum(lengths[row] for row in rows) // max_tokens))
+    while True:
+        chunks: list[list[int]] = [[] for _ in range(num_chunks)]
+        loads = [(0, index) for index in range(num_chunks)]
+        for row in longest_first:
+            load, index = heapq.heappop(loads)
+            chunks[index].append(row)
+            heapq.heappush(loads, (load + lengths[row], index))
+        if all(len(chunks[i]) < 2 or load <= max_tokens for load, i in loads):
+            return [chunk for chunk in chunks if chunk]
+        num_chunks += 1
+
+
+def _grouped_chunks(load: _Load, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """The fewest chunks of neighbours, the rows of a prompt being neighbours, and the most even.
+
+    A prompt whose rows lie in two chunks is computed in both, so that happens only where chunks
+    would be more without it.
+    """
+    neighbours = sorted(rows, key=load.group.__getitem__)
+    single = [[row] for row in neighbours]
+    grouped = [list(group) for _, group in itertools.groupby(neighbours, load.group.__getitem__)]
+    whole = [
+        part
+        for group in grouped
+        for part in ([group] if load(group) <= max_tokens else [[row] for row in group])
+    ]
+    num_chunks = len(_filled(load, single, max_tokens))
+    parts = single if len(_filled(load, whole, max_tokens)) > num_chunks else whole
+    limit = bisect.bisect_left(
+        range(max_tokens),
+        True,
+        key=lambda limit: len(_filled(load, parts, limit)) <= num_chunks,
+    )
+    return _filled(load, parts, limit)
+
+
+def _filled(load: _Load, parts: Sequence[list[int]], limit: int) -> list[list[int]]:
+    """Parts in their order, each in the last chunk if that stays within the limit."""
+    chunks: list[list[int]] = []
+    total = 0
+    for part in parts:
+        own = load(part)
+        more = own
+        if chunks and load.group[part[0]] == load.group[chunks[-1][-1]]:
+            more -= load.prompt_length[part[0]]
+        if chunks and total + more <= limit:
+            chunks[-1] += part
+            total += more
+        else:
+            chunks.append(list(part))
+            total = own
+    return chunks

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
 from vapo.networks.value_head import HEAD_LAYERS
+from vapo.system.distributed import full_state
 from vapo.system.installation import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
@@ -51,8 +52,9 @@ def add_adapters(
             ),
             model,
         )
-    for parameter in _adapter_parameters(model):
-        parameter.data = parameter.data.float()
+    for name, parameter in model.named_parameters():
+        if name.endswith((_A, _B)):
+            parameter.data = parameter.data.float()
     for layer in _adapter_layers(model):
         # a float32 layer's inputs are float32, or autocast casts them: peft would cast them twice
         is_float32 = layer.get_base_layer().weight.dtype is torch.float32
@@ -89,10 +91,6 @@ def _adapter_layers(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")]
 
 
-def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
-    return (p for name, p in model.named_parameters() if name.endswith((_A, _B)))
-
-
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Turn the adapters off inside the block: the reference policy, at no cost in memory."""
@@ -119,13 +117,20 @@ def merged(
             continue
         module = name.rpartition(_BASE)[0]
         if module and name.endswith(".weight"):
-            tensor = _sum(tensor, state[module + _A], state[module + _B], options)
+            a, b = state[module + _A].float(), state[module + _B].float()
+            update = options.lora_alpha / options.rank * (b @ a)
+            tensor = (tensor.float() + update).to(tensor.dtype)
         yield name.replace(_BASE, "."), tensor
 
 
-def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:
-    update = options.lora_alpha / options.rank * (b.float() @ a.float())
-    return (weight.float() + update).to(weight.dtype)
+def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield a live, maybe sharded, network's weights under the model folder's names, merged.
+
+    Every rank must iterate. A state dict names a tied weight twice, a list of parameters once: an
+    engine that unties them would miss the second.
+    """
+    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(network))
+    yield from merged(weights, options)
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:

@@ -23,7 +23,7 @@ from vapo.networks.loading import (
     refusals,
     remove_dropout,
 )
-from vapo.networks.value_head import ValueHead, head_in, plan_head, put_head, write_head
+from vapo.networks.value_head import head_in, plan_head, put_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
 
@@ -81,7 +81,7 @@ def model_of_config(
         options["attn_implementation"] = attn_implementation
     with refusals(path, "model"), torch.device(device):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
-        if kind == "value_model" and head != ValueHead():
+        if kind == "value_model":
             put_head(model, head)
     remove_dropout(model)
     return model

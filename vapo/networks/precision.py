@@ -42,22 +42,20 @@ def choose_precision(device: torch.device, width: int) -> Precision:
         what, is_fast = "processor", cpu_has_bfloat16_products()
     if not is_fast:
         return Precision("32-true", f"this {what} has no fast products in bfloat16")
-    return _by_width(width, f"this {what} multiplies fast in bfloat16")
+    return expected_precision(width, f"this {what} multiplies fast in bfloat16")
 
 
-def _by_width(width: int, reason: str) -> Precision:
+def expected_precision(
+    width: int, reason: str = "the estimate is for a device that multiplies fast in bfloat16"
+) -> Precision:
+    """What auto becomes for a policy of this width where bfloat16 is fast: for an estimate, which
+    is often made on another machine. Elsewhere auto needs less memory."""
     if width < LEAST_WIDTH:
         return Precision(
             "32-true",
             f"a policy of width {width}, below {LEAST_WIDTH}, gains too little by bfloat16",
         )
     return Precision("bf16-mixed", reason)
-
-
-def expected_precision(width: int) -> Precision:
-    """What auto becomes for a policy of this width where bfloat16 is fast: for an estimate, which
-    is often made on another machine. Elsewhere auto needs less memory."""
-    return _by_width(width, "the estimate is for a device that multiplies fast in bfloat16")
 
 
 def settle_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:

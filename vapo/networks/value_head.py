@@ -18,8 +18,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
 from vapo.errors import UserError
-from vapo.functional.sampling_features import NUM_SAMPLING_FEATURES
 from vapo.functional.value_heads import (
+    NUM_SAMPLING_FEATURES,
     Support,
     bounded_bias,
     bounded_value,
@@ -55,15 +55,15 @@ class ValueHead:
         return self.num_bins or 1
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The range of a bounded head, the bins of a categorical one; a scalar head has none."""
+        named = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
+        return {name: value for name, value in named.items() if value is not None}
+
+    @property
     def centers(self) -> Float[Tensor, " K"]:
         """The value of each bin of a categorical head."""
-        assert self.low is not None
-        assert self.high is not None
-        assert self.num_bins is not None
-        assert self.support is not None
-        return categorical_centers(
-            low=self.low, high=self.high, num_bins=self.num_bins, support=self.support
-        )
+        return categorical_centers(**self.options)
 
     def values(self, outputs: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
         """The values of states with these outputs, in float32."""
@@ -71,22 +71,18 @@ class ValueHead:
             return categorical_value(outputs.float(), self.centers)
         values = outputs.squeeze(-1).float()
         if self.kind == "bounded":
-            assert self.low is not None
-            assert self.high is not None
-            values = bounded_value(values, low=self.low, high=self.high)
+            values = bounded_value(values, **self.options)
         return values.clone()  # a view would warn under FSDP2
 
     def within(self, mean_reward: float) -> float:
         """The nearest value that a head of weight 0 may start at."""
         if self.kind == "scalar":
             return mean_reward
-        low, high = self.low, self.high
-        if self.kind == "categorical":
-            low, high = float(self.centers[0]), float(self.centers[-1])
-        assert low is not None
-        assert high is not None
+        is_bounded = self.kind == "bounded"
+        ends: Any = (self.low, self.high) if is_bounded else self.centers[[0, -1]].tolist()
+        low, high = ends
         margin = _MARGIN * (high - low)
-        return min(max(mean_reward, low + margin), high - margin)
+        return float(min(max(mean_reward, low + margin), high - margin))
 
     def bias_at(self, mean_reward: float) -> Float[Tensor, " K"]:
         """The bias with which a head of weight 0 has this value in every state.
@@ -95,19 +91,16 @@ class ValueHead:
         """
         if self.kind == "categorical":
             return categorical_bias(mean_reward, self.centers)
-        if self.kind == "bounded":
-            assert self.low is not None
-            assert self.high is not None
-            return torch.tensor([bounded_bias(mean_reward, low=self.low, high=self.high)])
-        return torch.tensor([float(mean_reward)])
+        is_bounded = self.kind == "bounded"
+        return torch.tensor(
+            [bounded_bias(mean_reward, **self.options) if is_bounded else float(mean_reward)]
+        )
 
     def describe(self) -> str:
         """As `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
-        named = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
         options = ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in named.items()
-            if value is not None
+            for name, value in self.options.items()
         )
         return f"{self.kind} ({options})" if options else self.kind
 
@@ -210,7 +203,7 @@ def _parsed(found: Any) -> ValueHead | None:
             return None
         if head.kind != "scalar":
             head.bias_at(head.within((head.low or 0.0) / 2 + (head.high or 0.0) / 2))
-    except (AssertionError, TypeError, ValueError):
+    except (TypeError, ValueError):
         return None
     return head
 
@@ -230,14 +223,11 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
         delattr(model, KEY)
 
 
-def put_head(model: PreTrainedModel, head: ValueHead) -> None:
-    """Give the model a new linear head, of weights yet to be filled."""
-    write_head(model.config, head)
-    _put_layers(model, head)
-
-
-def _put_layers(model: Any, head: ValueHead) -> None:
-    """The layer `score` on hidden states, and the one on log-probs if the head reads them."""
+def put_head(model: Any, head: ValueHead) -> None:
+    """Give the model a new linear head, of weights yet to be filled: the layer `score` on hidden
+    states, and the one on log-probs if the head reads them. A plain scalar one it has already."""
+    if head == ValueHead():
+        return
     old = model.get_submodule("score")
     assert isinstance(old, nn.Linear)
     place: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
@@ -255,7 +245,7 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
         plain.__init__(self, config, *args, **options)
-        _put_layers(self, head)
+        put_head(self, head)
 
     return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
 
@@ -263,8 +253,8 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 @torch.no_grad()
 def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
     """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
-    if plan.head != ValueHead():
-        put_head(model, plan.head)
+    write_head(model.config, plan.head)
+    put_head(model, plan.head)
     score = model.get_submodule("score")
     for name, values in start_values(score, plan.head, plan.mean_reward).items():
         score.get_parameter(name).copy_(values)

@@ -16,13 +16,12 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
+from vapo.networks.actor_critic import Actor, Critic
+from vapo.networks.build import choose_trained
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.lora import add_adapters, merged
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
-from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, is_sharded, verify
 

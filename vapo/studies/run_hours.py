@@ -14,9 +14,7 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.networks.actor import Actor
-from vapo.networks.critic import Critic
-from vapo.networks.flops import ForwardFlops
+from vapo.networks.actor_critic import Actor, Critic, ForwardFlops
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 

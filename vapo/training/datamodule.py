@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any
 
 import lightning as L
 import torch
@@ -11,16 +12,16 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from vapo.config import FitConfig
-from vapo.networks.lora import merged
+from vapo.networks.lora import whole_weights
 from vapo.networks.token_inputs import TokenInputs
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.rollouts.source import RolloutSource
-from vapo.system.distributed import full_state, gathered
+from vapo.runs.stopping import Peers, Stopping
+from vapo.system.distributed import gathered
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner, Observer, Rollouts
-from vapo.training.minibatches import NETWORKS, Minibatch
+from vapo.training.minibatches import NETWORKS, Minibatch, num_steps
 from vapo.training.module import VapoModule
-from vapo.training.schedule import num_steps
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
@@ -41,9 +42,7 @@ class RolloutDataModule(L.LightningDataModule):
     Args:
         make_rollouts: where a module's rollouts come from; called for a run that has something to
             do. The engine is its own, and closed with it.
-        observers: called between the stages.
-        trained: the networks that minibatches may train.
-        safe_point: called between stages; may raise, to stop the run.
+        observers, trained, safe_point: `IterationRunner`'s.
     """
 
     def __init__(
@@ -81,8 +80,12 @@ class RolloutDataModule(L.LightningDataModule):
     @property
     def source(self) -> RolloutSource:
         """The rollouts of a run that has an engine."""
-        assert self.runner.source is not None, "all rollouts are a file's"
-        return self.runner.source
+        assert self._source is not None, "all rollouts are a file's"
+        return self._source
+
+    @property
+    def _source(self) -> RolloutSource | None:
+        return None if self._runner is None else self._runner.source
 
     def train_dataloader(self) -> Sized:
         """Lightning asks once, when networks and optimizers are as the run begins or resumes.
@@ -126,14 +129,14 @@ class RolloutDataModule(L.LightningDataModule):
 
     def on_exception(self, exception: BaseException) -> None:
         """Lightning's hook, Ctrl-C included: no thread outlives the run."""
-        if self._runner is not None and self._runner.source is not None:
-            self._runner.source.cancel()
+        if self._source is not None:
+            self._source.cancel()
 
     def close(self) -> None:
         """Stop what is sampled ahead, and the engine."""
-        if self._runner is not None and self._runner.source is not None:
-            self._runner.source.cancel()
-            self._runner.source.collection.player.sampler.close()
+        if self._source is not None:
+            self._source.cancel()
+            self._source.collection.player.sampler.close()
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,34 @@ class WeightSync(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
+        datamodule_of(trainer).runner.sync(
+            pl_module.phase, whole_weights(pl_module.actor, pl_module.config.actor.lora)
+        )
+
+
+@dataclass(eq=False)
+class StopAtSafePoints(Callback):
+    """After each minibatch all processes agree; the datamodule does the same between stages."""
+
+    stopping: Stopping
+    peers: Peers
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.peers.watch(getattr(trainer.strategy.launcher, "procs", []))
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
+    ) -> None:
+        self.stopping.safe_point()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.peers.close()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        if self.stopping.requested:
+            self.peers.close()
 
 
 def actor_access(module: VapoModule) -> ActorAccess:
@@ -174,18 +204,8 @@ def actor_access(module: VapoModule) -> ActorAccess:
     return ActorAccess(
         model=module.actor.model,
         device=module.device,
-        weights=lambda: actor_weights(module),
+        weights=lambda: whole_weights(module.actor, module.config.actor.lora),
         logprobs=logprobs,
         gather=lambda: gathered(module.actor),
         local_rank=module.local_rank,
     )
-
-
-def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the actor's full weights under the model folder's names; every rank must iterate.
-
-    A state dict names a tied weight twice, a list of parameters once: an engine that unties them
-    would miss the second. Adapters are merged.
-    """
-    weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(module.actor))
-    yield from merged(weights, module.config.actor.lora)

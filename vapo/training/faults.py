@@ -1,26 +1,36 @@
-"""Updates that are skipped because a number is not finite: the decision, the counts, the end."""
+"""Updates that are skipped because a number is not finite: the decision, the counts, the end, and
+which rollouts made it so."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vapo.errors import StoppedRun
+from vapo.functional.columns import float_columns
 from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.summary import FAILED_EPISODES
-from vapo.system.distributed import max_over_ranks
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.training.minibatches import NETWORKS, Microbatch
+from vapo.types import Rollout
 
-NETWORKS = ("actor", "critic")
 _LOOK_AT = {
     "actor": "lower actor.optimizer.lr or actor.optimizer.max_grad_norm, or compute in "
     "trainer.precision=32-true",
     "critic": "lower critic.optimizer.lr, check rewards.correct and rewards.incorrect for size, "
     "or compute in trainer.precision=32-true",
 }
+# The engine's log-probs are in every record, as they came.
+_NOT_TRAINED_ON = (
+    *("rollout_logprobs", "old_entropy", "raw_advantages"),
+    *("turn_rewards", "token_rewards", "value_rewards"),
+)
+_NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 
 def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
@@ -71,7 +81,8 @@ class Faults:
 
         Raises: StoppedRun when there are too many in a row.
         """
-        self._count(f"{network}_updates_skipped", 1)
+        for counts in (self._counted, self.totals):
+            counts[f"{network}_updates_skipped"] += 1
         streak = self.streaks.setdefault(network, Streak(0, place, reason))
         streak.count += 1
         if streak.count == 1:
@@ -107,6 +118,60 @@ class Faults:
         counted, self._counted = self._counted, Counter()
         return {f"faults/{key}": float(counted[key]) for key in keys}
 
-    def _count(self, key: str, number: int) -> None:
-        self._counted[key] += number
-        self.totals[key] += number
+
+@torch.no_grad()
+def inspect_minibatch(
+    microbatches: Iterable[Microbatch],
+    forward: Callable[[Microbatch], dict[str, Tensor]],
+    *,
+    sums: str,
+    records: BadRollouts,
+    place: str,
+) -> str:
+    """Save the rollouts with numbers that are not finite, and describe which numbers those are.
+
+    `forward` repeats the network's forward pass of a micro-batch, with unchanged weights. It is a
+    collective, so every rank must call this. Where each rollout's numbers are finite and only
+    their `sums` (a text with loss and gradient norm) are not, a few rollouts are saved as examples.
+    """
+    bad: dict[str, int] = {}
+    suspects: list[tuple[Rollout, dict[str, Any]]] = []
+    others: list[tuple[Rollout, dict[str, Any]]] = []
+    num_rows = 0
+    for micro in microbatches:
+        rows = micro.rows
+        numbers = {
+            name: value
+            for name, value in float_columns(rows).items()
+            if value.dim() == 2 and name not in _NOT_TRAINED_ON
+        }
+        found = {name: value for name, value in forward(micro).items() if value.dim() == 2}
+        numbers |= {name: value.cpu() for name, value in found.items()}
+        # of all response tokens: a nan that carries no loss still is one in the gradient (0 * nan)
+        is_token = micro.inputs.response_mask
+        bad_rows = {
+            name: (~torch.isfinite(value) & is_token).any(dim=1) for name, value in numbers.items()
+        }
+        for name, is_bad in bad_rows.items():
+            bad[name] = bad.get(name, 0) + int(is_bad.sum())
+        num_rows += len(rows.rollouts)
+        for row, rollout in enumerate(rows.rollouts):
+            names = [name for name, is_bad in bad_rows.items() if is_bad[row]]
+            known = {
+                "where": place,
+                "not_finite": names or ["sum over tokens"],
+                "is_correct": bool(rows.is_correct[row]),
+                **{name: value[row] for name, value in numbers.items()},
+            }
+            (suspects if names else others).append((rollout, known))
+    counts = torch.tensor([num_rows, *bad.values()])
+    num_all, *numbers_bad = sum_over_ranks(counts).tolist()
+    if not any(numbers_bad):
+        records.save(others[:_NUM_SHOWN])
+        return sums
+    records.save(suspects)
+    return ", ".join(
+        f"{name} not finite in {number} of {num_all} rollouts"
+        for name, number in zip(bad, numbers_bad, strict=True)
+        if number
+    )

@@ -24,8 +24,13 @@ from vapo.system.distributed import rank
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.training.faults import Faults
-from vapo.training.minibatches import NETWORKS, Minibatch, make_minibatches
-from vapo.training.schedule import common_minibatches, page_is_due, passes
+from vapo.training.minibatches import (
+    NETWORKS,
+    Minibatch,
+    common_minibatches,
+    make_minibatches,
+    passes,
+)
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, TrainingBatch
 
 
@@ -89,6 +94,7 @@ class Iteration:
         return self.start.phase
 
 
+@dataclass
 class IterationRunner:
     """Runs the stages of an iteration; every rank runs the same ones.
 
@@ -99,30 +105,19 @@ class IterationRunner:
         safe_point: called between stages; may raise, to stop the run.
     """
 
-    def __init__(
-        self,
-        config: FitConfig,
-        rollouts: Rollouts,
-        networks: Networks,
-        *,
-        progress: Progress,
-        total: int,
-        observers: Sequence[Observer] = (),
-        trained: Sequence[str] = NETWORKS,
-        safe_point: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.config = config
-        self.hyperparameters = resolve(config)
-        self.rollouts = rollouts
+    config: FitConfig
+    rollouts: Rollouts
+    networks: Networks
+    progress: Progress
+    total: int
+    observers: Sequence[Observer] = ()
+    trained: Sequence[str] = NETWORKS
+    safe_point: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
         # without them all rollouts are a file's, and there is no engine
-        self.source = rollouts if isinstance(rollouts, RolloutSource) else None
+        self.source = self.rollouts if isinstance(self.rollouts, RolloutSource) else None
         self.player = None if self.source is None else self.source.collection.player
-        self.networks = networks
-        self.progress = progress
-        self.total = total
-        self.observers = observers
-        self.trained = trained
-        self.safe_point = safe_point
 
     def run(self, start: IterationStart) -> Iteration:
         """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
@@ -162,9 +157,11 @@ class IterationRunner:
 
     def evaluate(self, batch: RolloutBatch, start: IterationStart) -> EvaluatedBatch:
         """Add the networks' log-probs and values, and entropies where a page shows them."""
+        every_n = self.config.value_pages.every_n_iterations
+        with_entropy = is_due(self.config, start, every_n, ends_phase=False)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
             evaluated = self.networks.evaluate_rollouts(
-                batch, start.phase, with_entropy=page_is_due(self.config, start, ends_phase=False)
+                batch, start.phase, with_entropy=with_entropy
             )
             advance(len(batch))
         return evaluated
@@ -196,7 +193,7 @@ class IterationRunner:
         """Take from the policy's losses what the spread of several critics says; with the metrics,
         which are of the batch as it came."""
         algorithm = self.config.algorithm
-        metrics = iteration_metrics(batch, self.hyperparameters)
+        metrics = iteration_metrics(batch, resolve(self.config))
         metrics |= correction_metrics(batch, mismatch_of(self.config))
         batch, of_policy = mask_agreement(batch, algorithm.agreement_mask_share)
         batch, of_bonus = mask_disagreement(batch, algorithm.disagreement_mask_share)
@@ -209,8 +206,8 @@ class IterationRunner:
     ) -> list[Minibatch]:
         """Shuffle the batch and split it, for each pass; with a `fault` none is trained on."""
         minibatches: list[Minibatch] = []
-        for part in passes(self.config, start.phase):
-            place = (start.index, rank(), part.index) if part.index else (start.index, rank())
+        for index, part in enumerate(passes(self.config, start.phase)):
+            place = (start.index, rank(), index) if index else (start.index, rank())
             minibatches += make_minibatches(
                 batch,
                 num_minibatches=part.num_minibatches,
@@ -227,3 +224,19 @@ class IterationRunner:
         if start.phase is Phase.POLICY_OPTIMIZATION:
             return start.index + self.config.training.num_iterations - start.policy_iterations - 1
         return self.total - 1
+
+
+def is_due(
+    config: FitConfig, start: IterationStart, every_n: int | None, *, ends_phase: bool
+) -> bool:
+    """Whether an iteration is the first, the last or an n-th of its phase; never for None.
+
+    Args:
+        ends_phase: whether the iteration has ended value pretraining, which is known after it.
+    """
+    if start.phase is Phase.POLICY_OPTIMIZATION:
+        number = start.policy_iterations + 1
+        is_last = number >= config.training.num_iterations
+    else:
+        number, is_last = start.number, ends_phase
+    return every_n is not None and (number == 1 or is_last or number % every_n == 0)

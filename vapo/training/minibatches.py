@@ -1,27 +1,83 @@
-"""From a rollout batch to optimizer steps: shuffle, split, cut by a token budget.
+"""From a rollout batch to optimizer steps: pass over it, shuffle, split, cut by a token budget.
 
-A minibatch is one optimizer step; a micro-batch is one forward and backward of it. Every loss
+A pass goes over the rollout batch once, in minibatches of one size. A minibatch is one optimizer
+step; a micro-batch is one forward and backward of it. Every loss
 denominator is counted here, once per minibatch and over all ranks, so that a minibatch's
 gradient does not depend on how it is cut.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from vapo.config import FitConfig, resolve
+from vapo.config.hyperparameters import num_actor_steps
 from vapo.functional.columns import moved_to, select_rows
 from vapo.functional.masking import LossReduction, zero_outside
-from vapo.networks.token_cuts import cut_rollouts
+from vapo.networks.forward_passes import cut_rollouts
 from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
 from vapo.system.distributed import gather_over_ranks, rank, sum_over_ranks
-from vapo.types import TrainingBatch
+from vapo.types import Phase, TrainingBatch
 
 NETWORKS = ("actor", "critic")
+
+
+class Pass(NamedTuple):
+    """One pass over the rollout batch: the networks that it trains, and its optimizer steps."""
+
+    networks: tuple[str, ...]
+    num_minibatches: int
+
+
+def passes(config: FitConfig, phase: Phase) -> list[Pass]:
+    """The passes of an iteration of the phase, in the order in which they come.
+
+    The critic makes `critic.epochs` of them, on the value targets that the rollout batch has from
+    before its first. Actor and critic share the first where their minibatches are equally large;
+    every other pass is of one network alone. At the defaults there is one, which trains all that
+    the phase trains.
+
+    Source: SAO (2 critic epochs to one of the actor); EasyPPO (4 minibatches of the critic to one
+    of the actor).
+    """
+    of_actor = Pass(("actor",), num_minibatches(config, "actor"))
+    if not config.algorithm.has_critic:
+        return [of_actor]
+    of_critic = Pass(("critic",), num_minibatches(config, "critic"))
+    of_critics = [of_critic] * config.critic.epochs
+    if phase is Phase.VALUE_PRETRAINING:
+        return of_critics
+    if of_actor.num_minibatches == of_critic.num_minibatches:
+        return [Pass(NETWORKS, of_actor.num_minibatches), *of_critics[1:]]
+    return [of_actor, *of_critics]
+
+
+def num_minibatches(config: FitConfig, network: str) -> int:
+    """The number of optimizer steps of `actor` or `critic` in a pass."""
+    if network == "actor":
+        return num_actor_steps(config)
+    hyperparameters = resolve(config)
+    total = hyperparameters.num_prompts * hyperparameters.group_size
+    size = config.critic.minibatch_size or config.training.minibatch_size or total
+    return config.critic.num_minibatches or total // size
+
+
+def num_steps(config: FitConfig, phase: Phase) -> int:
+    """The number of minibatches in an iteration of the phase, each an optimizer step."""
+    return sum(part.num_minibatches for part in passes(config, phase))
+
+
+def common_minibatches(config: FitConfig) -> int:
+    """A number of rows that this divides splits into the minibatches of either network."""
+    return math.lcm(*(part.num_minibatches for part in passes(config, Phase.POLICY_OPTIMIZATION)))
 
 
 @dataclass(frozen=True)
@@ -49,51 +105,39 @@ class Microbatches:
         return map(self.cut, self.chunks)
 
 
-@dataclass(frozen=True)
-class MicrobatchCut:
-    """Cuts rows of a batch into micro-batches, by the lengths that the network reads.
+def cut_microbatches(
+    batch: TrainingBatch,
+    rows: list[int],
+    *,
+    for_critic: bool,
+    max_tokens: int,
+    pad_id: int,
+    layout: Layout,
+) -> Microbatches:
+    """Cut rows of a batch into micro-batches, by the lengths that the network reads.
 
-    So the privileged text of a critic changes none of the policy's micro-batches.
+    So the privileged text of a critic changes none of the policy's. Of several critics each has
+    micro-batches of its own, and none where it has a loss on no token of the rows: a gradient of 0
+    would move it.
     """
 
-    batch: TrainingBatch
-    for_critic: bool
-    max_tokens: int
-    pad_id: int
-    layout: Layout
+    def microbatch(rows: list[int]) -> Microbatch:
+        inputs = rollout_inputs(batch, rows, pad_id=pad_id, layout=layout, for_critic=for_critic)
+        return Microbatch(inputs, select_rows(batch, rows, width=inputs.response_mask.shape[1]))
 
-    def __call__(self, rows: list[int]) -> Microbatches:
-        chunks: list[list[int]] = []
-        for part in self.parts(rows):
-            chunks += cut_rollouts(
-                self.batch,
-                part,
-                max_tokens=self.max_tokens,
-                layout=self.layout,
-                for_critic=self.for_critic,
-            )
-        return Microbatches(chunks, self.microbatch)
-
-    def parts(self, rows: list[int]) -> list[list[int]]:
-        """The rows that may lie in one micro-batch: all, or for several critics each one's own.
-
-        A critic that has a loss on no token of them gets no rows: a gradient of 0 would move it.
-        """
-        members = self.batch.critic_members
-        if members is None or not self.for_critic:
-            return [rows]
-        found: dict[int, list[int]] = {}
-        for row, member in zip(rows, members[rows].tolist(), strict=True):
-            found.setdefault(member, []).append(row)
-        has_loss = self.batch.value_mask.any(dim=1)
-        return [part for _, part in sorted(found.items()) if bool(has_loss[part].any())]
-
-    def microbatch(self, rows: list[int]) -> Microbatch:
-        inputs = rollout_inputs(
-            self.batch, rows, pad_id=self.pad_id, layout=self.layout, for_critic=self.for_critic
+    parts = [rows]
+    if for_critic and batch.critic_members is not None:
+        of_members: dict[int, list[int]] = {}
+        for row, member in zip(rows, batch.critic_members[rows].tolist(), strict=True):
+            of_members.setdefault(member, []).append(row)
+        has_loss = batch.value_mask.any(dim=1)
+        parts = [part for _, part in sorted(of_members.items()) if bool(has_loss[part].any())]
+    chunks: list[list[int]] = []
+    for part in parts:
+        chunks += cut_rollouts(
+            batch, part, max_tokens=max_tokens, layout=layout, for_critic=for_critic
         )
-        width = inputs.response_mask.shape[1]
-        return Microbatch(inputs, select_rows(self.batch, rows, width=width))
+    return Microbatches(chunks, microbatch)
 
 
 @dataclass(frozen=True)
@@ -131,20 +175,15 @@ class Minibatch:
             return self.critic_microbatches
         return self.microbatches
 
-    def denominator(self, reduction: LossReduction) -> int:
-        """The denominator of this minibatch's losses over `loss_mask` in `losses.aggregate`."""
-        return self._denominator(reduction, self.num_tokens, self.num_responses)
-
-    def policy_denominator(self, reduction: LossReduction) -> int:
-        """The denominator of this minibatch's losses over `policy_mask`."""
-        return self._denominator(reduction, self.num_policy_tokens, self.num_policy_responses)
-
-    def _denominator(self, reduction: LossReduction, num_tokens: int, num_responses: int) -> int:
+    def denominator(self, reduction: LossReduction, *, of_policy: bool = False) -> int:
+        """The denominator in `losses.aggregate` of this minibatch's losses over `loss_mask`, or
+        `of_policy` of those over `policy_mask`."""
+        num_tokens, num_responses = self.num_tokens, self.num_responses
+        if of_policy:
+            num_tokens, num_responses = self.num_policy_tokens, self.num_policy_responses
         if reduction == "token_mean":
             return num_tokens
-        if reduction != "constant_length":
-            return num_responses
-        return num_responses * self.max_response_tokens
+        return num_responses * (self.max_response_tokens if reduction == "constant_length" else 1)
 
 
 def make_minibatches(
@@ -181,14 +220,16 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    own_critic = [True] if has_critic_prompts(batch) or batch.critic_members is not None else []
-    cuts = {
-        for_critic: MicrobatchCut(batch, for_critic, max_tokens, pad_id, layout)
-        for for_critic in [False, *own_critic]
-    }
-
+    has_own = has_critic_prompts(batch) or batch.critic_members is not None
+    cut = partial(cut_microbatches, batch, max_tokens=max_tokens, pad_id=pad_id, layout=layout)
     return [
-        _make_minibatch(batch, rows, {n: cut(rows) for n, cut in cuts.items()}, networks)
+        Minibatch(
+            cut(rows, for_critic=False),
+            critic_microbatches=cut(rows, for_critic=True) if has_own else None,
+            max_response_tokens=batch.max_response_tokens,
+            networks=networks,
+            **_counted(batch, rows),
+        )
         for rows in spread
     ]
 
@@ -233,14 +274,10 @@ def spread_rows(
     return [sorted(by_turns[start::num_minibatches], key=place.__getitem__) for start in starts]
 
 
-def _make_minibatch(
-    batch: TrainingBatch,
-    rows: list[int],
-    microbatches: Mapping[bool, Microbatches],
-    networks: tuple[str, ...],
-) -> Minibatch:
-    loss_mask, policy_mask = batch.loss_mask, batch.policy_mask
-    tokens, policy_tokens = loss_mask[rows].sum(dim=1), policy_mask[rows].sum(dim=1)
+def _counted(batch: TrainingBatch, rows: list[int]) -> dict[str, Any]:
+    """The numbers of a minibatch, over all ranks."""
+    policy_mask, value_mask = batch.policy_mask[rows], batch.value_mask[rows]
+    tokens, policy_tokens = batch.loss_mask[rows].sum(dim=1), policy_mask.sum(dim=1)
     # a nan is one, too: it must show in the loss
     has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
     counts = {
@@ -249,17 +286,10 @@ def _make_minibatch(
         "num_positive_tokens": (tokens * batch.is_correct[rows]).sum(),
         "num_policy_tokens": policy_tokens.sum(),
         "num_policy_responses": (policy_tokens > 0).sum(),
-        "num_advantage_tokens": (policy_mask[rows] & has_advantage).sum(),
-        "num_value_tokens": batch.value_mask[rows].sum(),
+        "num_advantage_tokens": (policy_mask & has_advantage).sum(),
+        "num_value_tokens": value_mask.sum(),
         "num_entropy_tokens": batch.entropy_mask[rows].sum(),
     }
     totals = sum_over_ranks(torch.stack(list(counts.values()))).tolist()
-    draws = zero_outside(batch.value_draws[rows], batch.value_mask[rows]).double().sum()
-    return Minibatch(
-        microbatches=microbatches[False],
-        critic_microbatches=microbatches.get(True),
-        max_response_tokens=batch.max_response_tokens,
-        networks=networks,
-        num_value_draws=float(sum_over_ranks(draws)),
-        **dict(zip(counts, totals, strict=True)),
-    )
+    draws = sum_over_ranks(zero_outside(batch.value_draws[rows], value_mask).double().sum())
+    return {**dict(zip(counts, totals, strict=True)), "num_value_draws": float(draws)}

@@ -18,29 +18,25 @@ from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.mismatch import EngineGaps
 from vapo.config import FitConfig, resolve
 from vapo.config.written import to_yaml
-from vapo.networks.actor import Actor, FrozenBase
+from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
-from vapo.networks.critic import Critic
-from vapo.networks.ensemble import forward_of_rows, members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
 from vapo.system.stage_times import timed
-from vapo.training.bad_minibatch import inspect_minibatch
-from vapo.training.faults import Faults, finite_over_ranks
+from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
 from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
     clip_gradient,
+    lr_of_phase,
     make_optimizers,
     number_parameters_as_module,
     set_learning_rate,
     stepper,
 )
-from vapo.training.schedule import lr_of_phase
-from vapo.training.strategy import data_mesh, is_sharded
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
@@ -53,13 +49,15 @@ class VapoModule(L.LightningModule):
     `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
     `policy_steps` the actor's updates. They and the phase, which is the next iteration's, are
     buffers, so a checkpoint restores them before the first rollout. `start` is where the
-    iteration in training began.
+    iteration in training began. `layout` of the networks' inputs is there with the networks, once
+    Lightning has called `configure_model`.
     """
 
     iteration: Tensor
     policy_iterations: Tensor
     policy_steps: Tensor
     phase_index: Tensor
+    layout: Layout
 
     def __init__(self, config: FitConfig, *, pad_id: int) -> None:
         super().__init__()
@@ -78,7 +76,6 @@ class VapoModule(L.LightningModule):
         self.num_minibatches: dict[str, int] = {}  # of this iteration, by trained network
         self.minibatches_without_loss: dict[str, int] = {}  # of these
         self.engine_gaps = EngineGaps()  # of this iteration, where nothing reads old log-probs
-        self._layout: Layout | None = None
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.lineage = Lineage()
         self.baseline = CriticBaseline(config.algorithm.baseline)
@@ -91,12 +88,6 @@ class VapoModule(L.LightningModule):
     @phase.setter
     def phase(self, phase: Phase) -> None:
         self.phase_index.fill_(PHASES.index(phase))
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the networks' inputs, once `configure_model` has made them."""
-        assert self._layout is not None, "Lightning calls configure_model first"
-        return self._layout
 
     @property
     def next_start(self) -> IterationStart:
@@ -113,15 +104,15 @@ class VapoModule(L.LightningModule):
     # ---- networks and optimizers -------------------------------------------------------------
 
     def configure_model(self) -> None:
-        if self._layout is not None:
+        if hasattr(self, "layout"):
             return
-        mesh = data_mesh(self)
+        mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         self.actor = make_actor(self.config, mesh)
         self.critic = make_critic(self.config, mesh) if self.has_critic else None
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self._layout = choose_layout(
+        self.layout = choose_layout(
             self.config.training.packing,
             [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
         )
@@ -129,7 +120,7 @@ class VapoModule(L.LightningModule):
     def on_fit_start(self) -> None:
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
-        if not is_sharded(self.trainer.strategy):  # shards were filled in their place
+        if self.device_mesh is None:  # shards were filled in their place
             for reference in self._reference:
                 reference.to(self.device)
 
@@ -295,7 +286,7 @@ class VapoModule(L.LightningModule):
         checkpoint["config"] = to_yaml(self.config)
         for name in ("lineage", "baseline"):
             checkpoint[name] = getattr(self, name).state_dict()
-        if not is_sharded(self.trainer.strategy):
+        if self.device_mesh is None:
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
 

@@ -7,7 +7,6 @@ over micro-batches and ranks is exact.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -30,11 +29,8 @@ from vapo.functional.losses import (
 )
 from vapo.functional.metrics import approx_kl, clip_fractions
 from vapo.functional.mismatch import probability_near, ratio_in_band
-from vapo.functional.value_heads import (
-    categorical_centers,
-    hl_gauss_targets,
-    two_hot_targets,
-)
+from vapo.functional.value_heads import hl_gauss_targets, two_hot_targets
+from vapo.networks.value_head import head_of
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.training.minibatches import Minibatch
 from vapo.types import TrainingBatch
@@ -107,12 +103,15 @@ def policy_objective(
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
-    token_losses = rows.importance_weights * surrogate_losses(logprobs, rows, hp, algorithm)
+    before = before_update(logprobs, rows, hp, algorithm)
+    token_losses = surrogate_losses(
+        logprobs, before, rows.rollout_logprobs, advantages, hp, algorithm
+    )
     loss = policy_loss = aggregate(
-        token_losses,
+        rows.importance_weights * token_losses,
         rows.policy_mask,
         reduction=hp.loss_reduction,
-        denominator=minibatch.policy_denominator(hp.loss_reduction),
+        denominator=minibatch.denominator(hp.loss_reduction, of_policy=True),
     )
     totals.add("actor/policy_loss", policy_loss)
     if hp.mu > 0:
@@ -142,10 +141,8 @@ def policy_objective(
             denominator=minibatch.num_entropy_tokens,
         )
         loss = loss - algorithm.entropy_coef * bonus
-    before = before_update(logprobs, rows, hp, algorithm)
-    ratios = (logprobs.detach(), before, advantages, mask)
-    add_ratio_statistics(ratios, minibatch.num_tokens, hp, algorithm, totals)
-    add_rejected_share(ratios, rows.rollout_logprobs, minibatch.num_tokens, algorithm, totals)
+    compared = (logprobs.detach(), before, advantages)
+    add_ratio_statistics(*compared, rows, minibatch.num_tokens, hp, algorithm, totals)
     return loss
 
 
@@ -170,14 +167,14 @@ def before_update(
 
 def surrogate_losses(
     logprobs: Float[Tensor, "b T"],
-    rows: TrainingBatch,
+    before: Float[Tensor, "b T"],
+    rollout_logprobs: Float[Tensor, "b T"],
+    advantages: Float[Tensor, "b T"],
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
     """L_PPO of each token, as `algorithm.surrogate` defines it."""
-    advantages = rows.advantages
-    assert advantages is not None, "the phase trains the policy"
-    of_rollouts = (logprobs, rows.rollout_logprobs, advantages)
+    of_rollouts = (logprobs, rollout_logprobs, advantages)
     if isinstance(algorithm, DisSurrogate):
         low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
         return dis_surrogate(*of_rollouts, eps_low=low, eps_high=high)
@@ -185,59 +182,44 @@ def surrogate_losses(
         return dppo_surrogate(*of_rollouts, delta=algorithm.dppo_delta)
     if algorithm.surrogate == "logprob":
         return logprob_surrogate(logprobs, advantages)
-    return clipped_surrogate(
-        logprobs,
-        before_update(logprobs, rows, hyperparameters, algorithm),
-        advantages,
-        eps_low=hyperparameters.eps_low,
-        eps_high=hyperparameters.eps_high,
-        dual_clip=algorithm.dual_clip,
-    )
-
-
-Ratios = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Log-probs, old log-probs, advantages and loss mask, each [b, T]."""
+    bounds = {"eps_low": hyperparameters.eps_low, "eps_high": hyperparameters.eps_high}
+    dual_clip = algorithm.dual_clip
+    return clipped_surrogate(logprobs, before, advantages, **bounds, dual_clip=dual_clip)
 
 
 def add_ratio_statistics(
-    ratios: Ratios,
+    logprobs: Float[Tensor, "b T"],
+    before: Float[Tensor, "b T"],
+    advantages: Float[Tensor, "b T"],
+    rows: TrainingBatch,
     num_tokens: int,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Approximate KL to the rollout policy, the largest ratio, and the share of clipped tokens."""
-    logprobs, old_logprobs, advantages, mask = ratios
-    share = mask.sum() / max(num_tokens, 1)
-    kl = approx_kl(logprobs, old_logprobs, mask)
+    """Approximate KL to the policy before the update, the largest ratio, and the share of tokens
+    that are clipped, or that DIS or DPPO reject for their ratio to the rollout policy."""
+    mask, num_tokens = rows.loss_mask, max(num_tokens, 1)
+    share = mask.sum() / num_tokens
+    kl = approx_kl(logprobs, before, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
-    ratio = torch.where(mask, (logprobs - old_logprobs).exp(), 0.0)
+    ratio = torch.where(mask, (logprobs - before).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
     if algorithm.surrogate == "clipped_ratio":
         bounds = {"eps_low": hyperparameters.eps_low, "eps_high": hyperparameters.eps_high}
-        low, high = clip_fractions(logprobs, old_logprobs, advantages, mask, **bounds)
-        totals.add("actor/clip_fraction_low", low / max(num_tokens, 1))
-        totals.add("actor/clip_fraction_high", high / max(num_tokens, 1))
-
-
-def add_rejected_share(
-    ratios: Ratios,
-    rollout_logprobs: Float[Tensor, "b T"],
-    num_tokens: int,
-    algorithm: AlgorithmConfig,
-    totals: Totals,
-) -> None:
-    """The share of tokens that DIS or DPPO rejects for their ratio to the rollout policy."""
-    logprobs, _, advantages, mask = ratios
+        low, high = clip_fractions(logprobs, before, advantages, mask, **bounds)
+        totals.add("actor/clip_fraction_low", low / num_tokens)
+        totals.add("actor/clip_fraction_high", high / num_tokens)
+        return
     if isinstance(algorithm, DisSurrogate):
-        low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
-        kept = ratio_in_band(logprobs, rollout_logprobs, eps_low=low, eps_high=high)
+        bounds = {"eps_low": algorithm.dis_eps_low, "eps_high": algorithm.dis_eps_high}
+        kept = ratio_in_band(logprobs, rows.rollout_logprobs, **bounds)
     elif isinstance(algorithm, DppoSurrogate):
         delta = algorithm.dppo_delta
-        kept = probability_near(logprobs, rollout_logprobs, advantages, delta=delta)
+        kept = probability_near(logprobs, rows.rollout_logprobs, advantages, delta=delta)
     else:
         return
-    totals.add("actor/rejected_share", (mask & ~kept).sum() / max(num_tokens, 1))
+    totals.add("actor/rejected_share", (mask & ~kept).sum() / num_tokens)
 
 
 def value_objective(
@@ -284,11 +266,8 @@ def distributions(
     value_targets: Float[Tensor, "b T"], critic: CriticConfig
 ) -> Float[Tensor, "b T K"]:
     """Value targets as distributions over the bins of the categorical head."""
-    head = critic.head
+    head, bins = critic.head, head_of(critic)
     assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
-    bins: dict[str, Any] = {
-        name: getattr(head, name) for name in ("low", "high", "num_bins", "support")
-    }
     if head.targets == "two_hot":
-        return two_hot_targets(value_targets, categorical_centers(**bins))
-    return hl_gauss_targets(value_targets, **bins, sigma_ratio=head.sigma_ratio)
+        return two_hot_targets(value_targets, bins.centers)
+    return hl_gauss_targets(value_targets, **bins.options, sigma_ratio=head.sigma_ratio)

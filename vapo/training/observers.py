@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float
@@ -17,19 +18,19 @@ from vapo.diagnostics.value_truth.measure import (
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.networks.ensemble import start_heads
+from vapo.networks.actor_critic import start_head
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.training.iteration import Observer
+from vapo.training.iteration import Observer, is_due
 from vapo.training.module import VapoModule
-from vapo.training.schedule import is_due
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 
+@dataclass
 class HeadStart(Observer):
     """`critic.head.start` first_batch: the critic starts at the mean of its rewards over all ranks.
 
@@ -37,8 +38,8 @@ class HeadStart(Observer):
     iteration's end.
     """
 
-    def __init__(self, module: VapoModule, progress: Progress) -> None:
-        self.module, self.progress = module, progress
+    module: VapoModule
+    progress: Progress
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: Player | None
@@ -47,7 +48,7 @@ class HeadStart(Observer):
         if start.number != 1 or critic is None:
             return {}
         mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_failed])
-        value = start_heads(critic, mean)
+        value = start_head(critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(
             f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "
@@ -56,16 +57,17 @@ class HeadStart(Observer):
         return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
 
 
+@dataclass
 class ValueTruths(Observer):
     """Samples on from prefixes of the rollouts where `value_truth` has it due.
 
     `latest` is what the iteration in training has of it, beside the critic's values; None: nothing.
     """
 
-    def __init__(self, config: FitConfig, progress: Progress) -> None:
-        self.config, self.progress = config, progress
-        self.measured: tuple[list[TruthPoint], int] | None = None
-        self.latest: ValueTruth | None = None
+    config: FitConfig
+    progress: Progress
+    measured: tuple[list[TruthPoint], int] | None = None
+    latest: ValueTruth | None = None
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: Player | None
@@ -87,13 +89,11 @@ class ValueTruths(Observer):
         return {}
 
     def is_due(self, start: IterationStart) -> bool:
-        every_n, pretraining = (
-            self.config.value_truth.every_n_iterations,
-            self.config.components.value_pretraining,
-        )
+        pretraining = self.config.components.value_pretraining
         if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
             return False  # stored rollouts are perhaps of another policy, and judged elsewhere
-        return every_n is not None and is_due(self.config, start, every_n, ends_phase=False)
+        every_n = self.config.value_truth.every_n_iterations
+        return is_due(self.config, start, every_n, ends_phase=False)
 
     def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
         if self.measured is None:

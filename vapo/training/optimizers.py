@@ -13,9 +13,11 @@ from torch.distributed.tensor import DTensor
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.networks.value_head import LOGPROB_SCORE
+from vapo.types import Phase
 
 
 def make_optimizer(
@@ -111,6 +113,14 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
     scalar; sharded or not."""
     norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
+    """The learning rate after warmup, where it depends on the phase; None: it does not."""
+    own = config.components.value_pretraining.lr
+    if network != "critic" or own is None:
+        return None
+    return own if phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:

@@ -24,11 +24,11 @@ from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.datamodule import RolloutDataModule, WeightSync, actor_access
 from vapo.training.iteration import Observer, Rollouts
-from vapo.training.minibatches import NETWORKS
+from vapo.training.minibatches import NETWORKS, num_steps
 from vapo.training.module import VapoModule
 from vapo.training.observers import HeadStart, ValueTruths
-from vapo.training.schedule import phases_differ
 from vapo.training.strategy import lightning_precision, make_strategy
+from vapo.types import Phase
 
 MakeSampler = Callable[[VapoModule], Sampler]
 
@@ -119,8 +119,7 @@ def training_parts(
         critic_dir: where value pretraining saves its critic; None: the module's phase is not
             changed, and there is no value pretraining but by it.
         stored: the rollouts whose held-out part tells when value pretraining is over.
-        trained: the networks that minibatches may train.
-        safe_point: called between stages; may raise, to stop the run.
+        trained, safe_point: `IterationRunner`'s.
     """
     config, observers, truths = module.config, list[Observer](), None
     if config.value_truth.every_n_iterations is not None:
@@ -155,6 +154,7 @@ def num_pretraining_iterations(module: VapoModule) -> int:
 def trainer_options(module: VapoModule) -> dict[str, Any]:
     """The arguments of `L.Trainer` that follow from the config: one epoch is one iteration."""
     config = module.config
+    phases_differ = len({num_steps(config, phase) for phase in Phase}) > 1
     return {
         "accelerator": config.trainer.accelerator,
         "devices": config.trainer.devices,
@@ -163,7 +163,7 @@ def trainer_options(module: VapoModule) -> dict[str, Any]:
         "precision": lightning_precision(config.trainer),
         "max_epochs": num_pretraining_iterations(module) + config.training.num_iterations,
         "use_distributed_sampler": False,
-        "reload_dataloaders_every_n_epochs": int(phases_differ(config)),
+        "reload_dataloaders_every_n_epochs": int(phases_differ),
         "num_sanity_val_steps": 0,
         "log_every_n_steps": 1,
     }

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.strategies import ModelParallelStrategy, Strategy
-from torch.distributed.device_mesh import DeviceMesh
 
 from vapo.config.schema import TrainerConfig
 from vapo.system.distributed import move_buffers
@@ -69,15 +68,3 @@ def lightning_precision(trainer: TrainerConfig) -> Any:
     if trainer.strategy == "fsdp" or trainer.precision == "auto":
         return "32-true"
     return trainer.precision
-
-
-def data_mesh(module: L.LightningModule) -> DeviceMesh | None:
-    """The mesh of the module's processes, over which parameters are sharded; None: they are not."""
-    if not is_sharded(module.trainer.strategy):
-        return None
-    assert module.device_mesh is not None
-    return module.device_mesh["data_parallel"]
-
-
-def is_sharded(strategy: Strategy) -> bool:
-    return isinstance(strategy, ModelParallelStrategy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,6 +29,8 @@ from vapo.system.progress import Progress
 from vapo.tracking.inputs import recorded_tracking
 from vapo.tracking.logger import RunLogger
 from vapo.training.optimizers import make_optimizer, make_scheduler
+
+_LOGGED_EVERY = 20  # optimizer steps
 
 
 @dataclass(frozen=True)
@@ -69,20 +71,15 @@ def recorded_run(
     logger.discard_journal()  # a supervised run is not resumed
 
 
+@dataclass(eq=False)
 class Batches(IterableDataset[SupervisedBatch]):
     """`num_steps` batches from seeded permutations of the examples, pass after pass."""
 
-    def __init__(
-        self,
-        examples: Sequence[Any],
-        collate: Callable[[list[Any]], SupervisedBatch],
-        *,
-        batch_size: int,
-        num_steps: int,
-        seed: int,
-    ) -> None:
-        self.examples, self.collate = examples, collate
-        self.batch_size, self.num_steps, self.seed = batch_size, num_steps, seed
+    examples: Sequence[Any]
+    collate: Callable[[list[Any]], SupervisedBatch]
+    batch_size: int
+    num_steps: int
+    seed: int
 
     def __len__(self) -> int:
         return self.num_steps
@@ -147,15 +144,14 @@ class SupervisedModule(L.LightningModule):
         return [optimizer], [schedule]
 
 
+@dataclass(eq=False)
 class SupervisedRecording(Callback):
     """Progress of every optimizer step and the loss of some, as `loss_name`."""
 
-    def __init__(
-        self, logger: RunLogger, progress: Progress, loss_name: str, *, every_n_steps: int = 20
-    ) -> None:
-        self.logger, self.progress, self.loss_name = logger, progress, loss_name
-        self.every_n_steps = every_n_steps
-        self._stages = ExitStack()
+    logger: RunLogger
+    progress: Progress
+    loss_name: str
+    _stages: ExitStack = field(default_factory=ExitStack, init=False)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._advance = self._stages.enter_context(
@@ -171,7 +167,7 @@ class SupervisedRecording(Callback):
         batch_idx: int,
     ) -> None:
         self._advance(1)
-        if batch_idx % self.every_n_steps == 0 or batch_idx + 1 == trainer.num_training_batches:
+        if batch_idx % _LOGGED_EVERY == 0 or batch_idx + 1 == trainer.num_training_batches:
             metrics = {self.loss_name: outputs["mean_loss"]}
             self.logger.log_metrics(metrics, step=trainer.global_step)
 

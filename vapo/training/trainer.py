@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase
 
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Peers, Stopping
+from vapo.system.distributed import rank
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.callbacks.checkpointing import Checkpointing
-from vapo.training.callbacks.diagnostics import DiagnosticTables, ValuePages
-from vapo.training.callbacks.evaluation import Evaluation
-from vapo.training.callbacks.own_states import OwnStates
-from vapo.training.callbacks.profiling import Profiling
-from vapo.training.callbacks.recording import Recording
-from vapo.training.callbacks.stopping import StopAtSafePoints
-from vapo.training.callbacks.watch import Watch
+from vapo.training.callbacks.checkpointing import Checkpointing, OwnStates
+from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
+from vapo.training.callbacks.recording import Recording, Watch
+from vapo.training.datamodule import StopAtSafePoints
 from vapo.training.parts import TrainingParts
 
 
@@ -85,3 +87,48 @@ def make_trainer(
     )
     leave_signals_alone(trainer)
     return trainer
+
+
+@dataclass(eq=False)
+class Profiling(Callback):
+    """Traces the second iteration of the run, or the only one; must come last.
+
+    The first one includes one-time work: memory is allocated, kernels are chosen.
+    """
+
+    run_dir: Path
+    progress: Progress
+    _finished: int = field(default=0, init=False)
+    _profiler: profile | None = field(default=None, init=False)
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if trainer.max_epochs == 1:
+            self._start()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._finished += 1
+        if self._profiler is not None:
+            self._write(self._profiler)
+        elif self._finished == 1 and not trainer.should_stop:
+            self._start()
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if self._profiler is not None:  # the run ended inside the iteration
+            self._write(self._profiler)
+
+    def _start(self) -> None:
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self.progress.annotate = torch.profiler.record_function
+        self._profiler = profile(activities=activities)
+        self._profiler.start()
+
+    def _write(self, profiler: profile) -> None:
+        self._profiler = None
+        path = self.run_dir / f"trace_rank{rank()}.json.gz"
+        self.progress.annotate = nullcontext
+        with self.progress.stage("trace"):
+            profiler.stop()
+            profiler.export_chrome_trace(str(path))
+        self.progress.note(f"trace of an iteration: {path} (opens in ui.perfetto.dev)")

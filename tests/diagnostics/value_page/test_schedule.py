@@ -6,7 +6,7 @@ import pytest
 
 from tests.systems import system_config
 from vapo.diagnostics.value_page.contents import notes
-from vapo.training.schedule import is_due, page_is_due
+from vapo.training.iteration import is_due
 from vapo.types import IterationStart, Phase
 
 N = 5
@@ -39,7 +39,8 @@ def test_a_stop_rule_may_end_pretraining_at_any_iteration() -> None:
 def test_null_writes_no_page() -> None:
     config = system_config("vapo", "value_pages.every_n_iterations=null")
     for phase in Phase:
-        assert not page_is_due(config, IterationStart(1, phase), ends_phase=False)
+        every_n = config.value_pages.every_n_iterations
+        assert not is_due(config, IterationStart(1, phase), every_n, ends_phase=False)
 
 
 @pytest.mark.parametrize(

@@ -26,11 +26,9 @@ from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
 from vapo.functional.columns import without_failed
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.build import check_tokenizers, make_actor, make_critic
-from vapo.networks.critic import Critic
 from vapo.networks.critic_folders import critic_path, critic_start
-from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch

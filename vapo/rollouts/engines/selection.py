@@ -14,7 +14,7 @@ from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.engines import EngineOptions, VllmEngine, VllmServerEngine
 from vapo.config.schema import ActorConfig, EvaluationConfig
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights

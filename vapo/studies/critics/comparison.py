@@ -17,15 +17,15 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.networks.actor_critic import members_of
 from vapo.networks.build import make_critic
-from vapo.networks.ensemble import members_of
 from vapo.networks.meta_device import empty_model
 from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
+from vapo.training.callbacks.value_pretraining import heldout_explained_variance
 from vapo.training.datamodule import iteration_of
-from vapo.training.heldout_critic import heldout_explained_variance
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
 from vapo.training.parts import num_pretraining_iterations, training_parts
@@ -66,7 +66,7 @@ class CriticModule(VapoModule):
     """
 
     def configure_model(self) -> None:
-        if self._layout is not None:
+        if hasattr(self, "layout"):
             return
         self.critic, actor = make_critic(self.config, None), self.config.actor
         policy = empty_model(  # of config.json, without weights
@@ -76,7 +76,7 @@ class CriticModule(VapoModule):
             attn_implementation=actor.attn_implementation,
         )
         models = [policy, *(member.model for member in members_of(self.critic))]
-        self._layout = choose_layout(self.config.training.packing, models)
+        self.layout = choose_layout(self.config.training.packing, models)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         return make_optimizers(self, {"critic": self.config.critic})

@@ -19,8 +19,8 @@ from vapo.functional.metrics import explained_variance
 from vapo.studies.gates.rules import Interval
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
+from vapo.training.callbacks.value_pretraining import evaluated_returns
 from vapo.training.datamodule import iteration_of
-from vapo.training.heldout_critic import evaluated_returns
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
 from vapo.types import Phase, Rollout, RolloutBatch

@@ -19,9 +19,9 @@ from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
+from vapo.networks.build import choose_trained
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.meta_device import model_of_config
-from vapo.networks.trained_weights import choose_trained
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape, shares_prompts

@@ -19,9 +19,8 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from vapo.config import FitConfig
 from vapo.functional.losses import categorical_value_loss
-from vapo.networks.actor import Actor
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import enable_gradient_checkpointing
-from vapo.networks.critic import Critic
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.packed_attention import choose_layout, counts_for_gpu
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs

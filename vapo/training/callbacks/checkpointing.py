@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Checkpoint
+import torch
+from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
 from vapo.rollouts.kept_rollouts import KeptRollouts
@@ -33,6 +35,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
 
 
+@dataclass(eq=False)
 class Checkpointing(Checkpoint):
     """Saves at the end of an iteration: every n-th, the last, and each with a better score.
 
@@ -47,30 +50,18 @@ class Checkpointing(Checkpoint):
         kept: the rollouts on the disk, of the run's processes.
     """
 
-    def __init__(
-        self,
-        run_dir: RunDir,
-        logger: RunLogger,
-        *,
-        every_n_iterations: int,
-        keep: int,
-        in_background: bool = False,
-        held: Callable[[], bool] = lambda: False,
-        note: Callable[[str], None] = tell,
-        kept: KeptRollouts | None = None,
-    ) -> None:
-        self.run_dir = run_dir
-        self.logger = logger
-        self.every_n_iterations = every_n_iterations
-        self.keep = keep
-        self.in_background = in_background
-        self.held = held
-        self.note = note
-        self.kept = kept
-        self._saves: BackgroundSaves | None = None
-        self.best_score = -math.inf
-        self.best_name: str | None = None
-        self._num_bytes = 0
+    run_dir: RunDir
+    logger: RunLogger
+    every_n_iterations: int
+    keep: int
+    in_background: bool = False
+    held: Callable[[], bool] = lambda: False
+    note: Callable[[str], None] = tell
+    kept: KeptRollouts | None = None
+    best_score: float = field(default=-math.inf, init=False)
+    best_name: str | None = field(default=None, init=False)
+    _saves: BackgroundSaves | None = field(default=None, init=False)
+    _num_bytes: int = field(default=0, init=False)
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
@@ -218,3 +209,41 @@ class Checkpointing(Checkpoint):
         for path in folder.glob(FOLDERS):
             if path.name not in kept:
                 shutil.rmtree(path)
+
+
+_PLAIN = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Tensor,
+    torch.dtype,
+)
+
+
+@dataclass(eq=False)
+class OwnStates(Callback):
+    """Checks them before each checkpoint: it is read without running code that it names."""
+
+    own: Sequence[Callback]
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for callback in self.own:
+            if (found := not_plain(callback.state_dict())) is not None:
+                raise UserError(
+                    f"the callback {type(callback).__name__} has a {found} in its state_dict(), "
+                    "with which the run's checkpoints could not be read again: let it return "
+                    "numbers, text, tensors, and lists, tuples and dicts of them"
+                )
+
+
+def not_plain(value: Any) -> str | None:
+    """The type of a part of the value that a checkpoint may not have; None if there is none."""
+    if isinstance(value, dict):
+        return not_plain([*value, *value.values()])
+    if type(value) in (list, tuple, set):
+        return next((found for item in value if (found := not_plain(item)) is not None), None)
+    return None if isinstance(value, _PLAIN) else type(value).__name__

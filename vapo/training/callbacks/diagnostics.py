@@ -1,9 +1,11 @@
-"""Tables of values and advantages by token position, and pages of tokens, as artifacts."""
+"""What a run is judged by between its updates: the held-out score, and as artifacts tables of
+values and advantages by token position, and pages of tokens."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import lightning as L
@@ -23,18 +25,70 @@ from vapo.diagnostics.value_page.contents import (
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth, truth_table
+from vapo.evaluation import evaluate
+from vapo.runs.summary import describe_score, interval_of
 from vapo.system.distributed import all_ranks
 from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import NOTE_TAG
-from vapo.training.datamodule import iteration_of
-from vapo.training.iteration import Iteration
+from vapo.training.datamodule import datamodule_of, iteration_of
+from vapo.training.iteration import Iteration, is_due
 from vapo.training.module import VapoModule
 from vapo.training.observers import ValueTruths
-from vapo.training.schedule import is_due, page_is_due
+from vapo.types import Phase
 
 
+@dataclass(eq=False)
+class Evaluation(Callback):
+    """Keeps the first and the latest result; `best.ckpt` is chosen by `eval/avg_at_k`."""
+
+    logger: RunLogger
+    progress: Progress
+    first: dict[str, float] = field(default_factory=dict, init=False)
+    latest: dict[str, float] = field(default_factory=dict, init=False)
+
+    def state_dict(self) -> dict[str, dict[str, float]]:
+        return {"first": self.first, "latest": self.latest}
+
+    def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
+        self.first, self.latest = state_dict["first"], state_dict["latest"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.first:
+            self.first = self.run(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        start = iteration_of(trainer).start
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            finished, config = start.policy_iterations + 1, pl_module.config
+            is_last = finished == config.training.num_iterations
+            if is_last or finished % config.evaluation.every_n_iterations == 0:
+                self.run(trainer, pl_module)
+        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
+
+    def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
+        """Evaluate the current policy; log its metrics and a table of sample responses."""
+        assert isinstance(pl_module, VapoModule)
+        config, source = pl_module.config, datamodule_of(trainer).source
+        with source.engine_free():
+            result = evaluate(
+                source.collection.prompts.heldout,
+                player=source.collection.player,
+                config=config.evaluation,
+                max_response_tokens=config.rollouts.max_response_tokens,
+                progress=self.progress,
+            )
+        self.latest = result.metrics
+        self.logger.log_metrics(result.metrics, step=trainer.global_step)
+        self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
+        score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
+        self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
+        return result.metrics
+
+
+@dataclass(eq=False)
 class DiagnosticTables(Callback):
     """Writes `diagnostics/positions_iteration_0001.json` and `value_truth/iteration_0001.json`.
 
@@ -44,17 +98,14 @@ class DiagnosticTables(Callback):
     which ends the phase.
     """
 
-    def __init__(self, logger: RunLogger, truths: ValueTruths | None = None) -> None:
-        self.logger, self.truths = logger, truths
+    logger: RunLogger
+    truths: ValueTruths | None = None
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
         every_n = config.evaluation.every_n_iterations
-        ends_phase = has_ended_phase(pl_module, iteration)
-        if is_due(config, iteration.start, every_n, ends_phase=ends_phase) and (
-            columns := positions(iteration, config)
-        ):
+        if due(pl_module, iteration, every_n) and (columns := positions(iteration, config)):
             self.write("diagnostics/positions_iteration", iteration, {"columns": columns})
         if self.truths is not None and self.truths.latest is not None:
             self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
@@ -91,8 +142,7 @@ class ValuePages(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         config, iteration = pl_module.config, iteration_of(trainer)
-        ends_phase = has_ended_phase(pl_module, iteration)
-        if not page_is_due(config, iteration.start, ends_phase=ends_phase):
+        if not due(pl_module, iteration, config.value_pages.every_n_iterations):
             return
         with self.progress.stage("value_page"):
             truth = None if self.truths is None else self.truths.latest
@@ -137,9 +187,10 @@ class ValuePages(Callback):
         self._linked = True
 
 
-def has_ended_phase(module: VapoModule, iteration: Iteration) -> bool:
-    """Whether the next iteration is of another phase, because `ValuePretraining` has ended."""
-    return module.phase is not iteration.phase
+def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
+    """`is_due` after an iteration, when the module has the next one's phase."""
+    ends_phase = module.phase is not iteration.phase
+    return is_due(module.config, iteration.start, every_n, ends_phase=ends_phase)
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:

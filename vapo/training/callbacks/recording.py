@@ -1,10 +1,11 @@
-"""Metrics of every optimizer step and every iteration, to MLflow and to the live display."""
+"""Metrics of every optimizer step and every iteration: recorded, shown, and watched for alarms."""
 
 from __future__ import annotations
 
 import math
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import lightning as L
 import psutil
@@ -13,15 +14,37 @@ from jaxtyping import Float
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
-from vapo.networks.flops import peak_tflops
-from vapo.system.distributed import gather_over_ranks, sum_over_ranks, world_size
+from vapo.config.schema import TrainerConfig
+from vapo.config.watch import WatchConfig
+from vapo.diagnostics.watchers import WatcherState
+from vapo.errors import StoppedRun
+from vapo.runs.run_dirs import RunDir
+from vapo.system.distributed import (
+    gather_over_ranks,
+    max_over_ranks,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
 from vapo.system.progress import Progress
 from vapo.system.stage_times import StageTimes
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import iteration_of
+from vapo.training.faults import Faults
 from vapo.training.module import PHASES, VapoModule
+from vapo.types import Phase
 
 GIB = 1024**3
+# Dense bfloat16 peaks of NVIDIA's data sheets, in TFLOP/s, by a part of torch's device name.
+# The first that fits is taken.
+BF16_PEAKS = {
+    "B200": 2250.0,
+    "H200": 989.0,
+    "H100 PCIe": 756.0,
+    "H100": 989.0,
+    "A100": 312.0,
+    "L40S": 362.0,
+}
 
 
 class Recording(Callback):
@@ -137,6 +160,17 @@ def memory_metrics() -> dict[str, float]:
     return metrics
 
 
+def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> float | None:
+    """A device's peak for this run: the config's, or a known GPU's in bfloat16. Else None."""
+    if trainer.peak_tflops is not None:
+        return trainer.peak_tflops
+    computes_in_bf16 = dtype == "bfloat16" or trainer.precision.startswith("bf16")
+    if device.type != "cuda" or not computes_in_bf16:
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in BF16_PEAKS.items() if part in name), None)
+
+
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
     """The iteration's optimizer steps averaged, those with a finite number; nan without one."""
     keys = {key for step in steps for key in step}
@@ -144,3 +178,88 @@ def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
         key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
     }
     return {key: sum(v) / len(v) if v else math.nan for key, v in values.items()}
+
+
+class Watch(Callback):
+    """Logs `faults/...` and `watch/...`; raises StoppedRun at the end of an iteration.
+
+    Must come after `Recording` and before the checkpoints, so that a run which stops has its
+    metrics, and keeps the checkpoint of before.
+    """
+
+    def __init__(
+        self,
+        config: WatchConfig,
+        faults: Faults,
+        run_dir: RunDir,
+        logger: RunLogger,
+        progress: Progress,
+    ) -> None:
+        self.faults = faults
+        faults.note = progress.note
+        self.run_dir = run_dir
+        self.logger = logger
+        self.progress = progress
+        self.watchers = [WatcherState(name, w) for name, w in config.watchers().items()]
+        self.warnings: dict[str, str] = {}  # the newest of each watcher
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.faults.rollouts.open(self.run_dir.path, rank())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {state.name: state.state_dict() for state in self.watchers}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for state in self.watchers:
+            if state.name in state_dict:
+                state.load_state_dict(state_dict[state.name])
+
+    @property
+    def holds_checkpoint(self) -> bool:
+        """Whether `last.ckpt` must not be overwritten, because the run may be about to end."""
+        return bool(self.faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        iteration = iteration_of(trainer)
+        metrics = {**iteration.metrics, **mean_of_steps(pl_module.minibatch_metrics)}
+        logged = self.faults.pop_metrics()
+        stops: list[WatcherState] = []
+        for state, is_alarm in self.look(iteration.number, iteration.phase, metrics):
+            logged[f"watch/{state.name}"] = float(is_alarm)
+            stops += [state] if is_alarm and state.watcher.action == "stop" else []
+        self.logger.log_metrics(logged, step=trainer.global_step)
+        if stops:
+            raise StoppedRun("; ".join(f"{s.describe()}; {s.advise()}" for s in stops))
+
+    def look(
+        self, iteration: int, phase: Phase, metrics: dict[str, float]
+    ) -> list[tuple[WatcherState, bool]]:
+        """Which watchers have a figure in this iteration, and whether each is in alarm."""
+        looks = []
+        for state in self.watchers:
+            if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
+                continue  # raising it is the purpose of this phase
+            is_alarm = state.look(iteration, metrics | agreed(metrics, state))
+            if is_alarm:
+                self.warn(state)
+            if is_alarm is not None:
+                looks.append((state, is_alarm))
+        return looks
+
+    def warn(self, state: WatcherState) -> None:
+        """Warn once an episode, on the console and as a tag; the summary has the latest figure."""
+        assert state.episode is not None
+        self.warnings[state.name] = state.describe()
+        if not state.episode.alarmed:
+            state.episode.alarmed = True
+            self.progress.note(f"watch: {state.describe()}; {state.advise()}")
+            self.logger.set_tags({f"watch/{state.name}": state.describe()})
+
+
+def agreed(metrics: dict[str, float], state: WatcherState) -> dict[str, float]:
+    """Make the watchers' figures bit-identical on all ranks, so that all ranks stop or none."""
+    values = [metrics.get(key, math.nan) for key in state.sign.metrics]
+    known = [v if math.isfinite(v) else -math.inf for v in values]
+    known_everywhere = max_over_ranks(torch.tensor(known, dtype=torch.double))
+    return dict(zip(state.sign.metrics, known_everywhere.tolist(), strict=True))

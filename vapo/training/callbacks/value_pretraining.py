@@ -1,26 +1,35 @@
-"""The value-pretraining phase and the switch to the policy phase."""
+"""The value-pretraining phase, the best of its critics on held-out rollouts, and the switch to the
+policy phase."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
+from torch.optim import Optimizer
 
+from vapo.advantages.credit import achieved_returns, value_places
+from vapo.advantages.estimators import estimate_advantages
 from vapo.config import components
+from vapo.errors import UserError
+from vapo.functional.metrics import explained_variance
 from vapo.networks.export import save_network
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import iteration_of
-from vapo.training.heldout_critic import BestCritic
 from vapo.training.module import VapoModule
-from vapo.training.optimizers import stepper
-from vapo.types import Phase
+from vapo.training.optimizers import copy_of_moments, put_moments, stepper
+from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 
+@dataclass(eq=False)
 class ValuePretraining(Callback):
     """Owns the phase: critic only, on Monte-Carlo returns of the fixed initial policy.
 
@@ -33,21 +42,14 @@ class ValuePretraining(Callback):
     Source: VAPO 4.1; VC-PPO 3.2.
     """
 
-    def __init__(
-        self,
-        settings: components.ValuePretraining,
-        *,
-        num_iterations: int,
-        critic_dir: Path,
-        progress: Progress,
-        stored: StoredRollouts | None = None,
-    ) -> None:
-        self.settings = settings
-        self.num_iterations = num_iterations
-        self.critic_dir = critic_dir
-        self.progress = progress
-        self.stored = stored
-        self.best = BestCritic(settings)
+    settings: components.ValuePretraining
+    num_iterations: int
+    critic_dir: Path
+    progress: Progress
+    stored: StoredRollouts | None = None
+
+    def __post_init__(self) -> None:
+        self.best = BestCritic(self.settings)
 
     def state_dict(self) -> dict[str, Any]:
         return self.best.state_dict() if self.settings.data is not None else {}
@@ -80,23 +82,19 @@ class ValuePretraining(Callback):
         if not self.measure_passes(trainer, pl_module, finished, is_last=is_last) and not is_last:
             return
         pl_module.phase = Phase.POLICY_OPTIMIZATION
-        assert pl_module.critic is not None
+        critic = pl_module.critic
+        assert critic is not None
         if self.best.weights:
             self.best.restore(pl_module, stepper(pl_module, "critic")[0].optimizer)
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
-            save_network(
-                pl_module.critic,
-                pl_module.config.actor.path,
-                self.critic_dir,
-                lora=pl_module.config.critic.lora,
-            )
+            config = pl_module.config
+            save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
         self.progress.note(
             f"value pretraining ended after {finished} iterations: explained variance "
-            f"{explained_variance:.3f}, value loss {value_loss:.3f}; "
-            f"{saved}"
+            f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
         )
 
     def measure_passes(
@@ -109,9 +107,9 @@ class ValuePretraining(Callback):
         optimizer = stepper(module, "critic")[0].optimizer
         found = self.best.measure(module, optimizer, stored, finished)
         if found is not None:
-            assert trainer.logger is not None
-            metrics = {"critic/heldout_explained_variance": found}
-            trainer.logger.log_metrics(metrics, step=trainer.global_step)
+            for logger in trainer.loggers:
+                metrics = {"critic/heldout_explained_variance": found}
+                logger.log_metrics(metrics, step=trainer.global_step)
             self.progress.note(
                 f"value pretraining, {self.best.passes} passes: held-out explained variance "
                 f"{found:.3f}, best {self.best.best:.3f} after {self.best.best_pass}"
@@ -126,3 +124,95 @@ class ValuePretraining(Callback):
         return (least is None or explained_variance >= least) and (
             most is None or value_loss <= most
         )
+
+
+def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
+    """The batch with the critic's values, and the Monte-Carlo return of each token or turn [B, T],
+    of the rewards that the value targets add up."""
+    evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+    training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
+    rewards = training.value_rewards
+    return training, achieved_returns(batch, rewards, module.hyperparameters)
+
+
+def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> float:
+    """1 - Var(R - V) / Var(R) over all tokens (or turns) of the held-out rollouts.
+
+    R is the Monte-Carlo return, V the critic's value now; nan where all R are equal.
+    """
+    batch, returns = evaluated_returns(module, stored.heldout_batch())
+    assert batch.old_values is not None
+    places = value_places(batch, module.hyperparameters)
+    return float(explained_variance(batch.old_values, returns, places))
+
+
+@dataclass
+class BestCritic:
+    """The held-out explained variance after each pass, the best weights, and when to stop.
+
+    With the weights the optimizer's moments are kept: those of later passes would push the best
+    weights on towards the ones that were given up. So the critic is as if training had ended
+    with its best pass. The state is part of the checkpoint, so that a resumed run ends in the same
+    weights.
+    """
+
+    settings: components.ValuePretraining
+    best: float = -torch.inf
+    passes: int = 0
+    best_pass: int = 0
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    moments: list[dict[str, Tensor]] = field(default_factory=list)
+    digest: str = ""
+
+    def begin(self, stored: StoredRollouts) -> None:
+        """Remember the file from the run's first step on, so that every checkpoint names it.
+
+        Raises: UserError where a resumed run reads another file than it began with.
+        """
+        if self.digest and self.digest != stored.digest:
+            raise UserError(
+                f"{KEY} {stored.name}: the file is not the one that the run began with (its "
+                f"digest is {stored.digest}, not {self.digest}); give that one, or begin a new run"
+            )
+        self.digest = stored.digest
+
+    def due(self, stored: StoredRollouts, finished: int, *, is_last: bool) -> bool:
+        """Whether a pass ends with the iteration, or the phase does."""
+        return is_last or stored.passes(finished) > stored.passes(finished - 1)
+
+    def measure(
+        self, module: VapoModule, optimizer: Optimizer, stored: StoredRollouts, finished: int
+    ) -> float | None:
+        """The held-out explained variance, kept with the weights and moments where it is the best;
+        None where nothing is held out."""
+        self.passes = stored.passes(finished)
+        if not stored.heldout:
+            return None
+        found = heldout_explained_variance(module, stored)
+        if found > self.best:
+            self.best, self.best_pass = found, self.passes
+            state = module.get_submodule("critic").state_dict()
+            self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
+            self.moments = copy_of_moments(optimizer)
+        return found
+
+    def is_over(self) -> bool:
+        """Whether the passes are done, or have brought nothing for as long as is waited."""
+        epochs, patience = self.settings.epochs, self.settings.patience
+        return (epochs is not None and self.passes >= epochs) or (
+            patience is not None and self.passes - self.best_pass >= patience
+        )
+
+    def restore(self, module: VapoModule, optimizer: Optimizer) -> None:
+        """Give the critic its best weights back, and its optimizer the moments of their pass."""
+        module.get_submodule("critic").load_state_dict(self.weights)
+        if self.moments:  # a checkpoint of an earlier version has none
+            put_moments(optimizer, self.moments)
+        self.weights, self.moments = {}, []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "settings"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)

@@ -1,0 +1,258 @@
+"""Actor and critic: what their forward passes say of every response token.
+
+The actor gives log-probs and entropies, without a [tokens, V] tensor; the critic, a backbone and a
+head, values the state before the token. Several critics train on disjoint prompts: their mean is
+the value, their spread says how unsure it is. `ForwardFlops` is what a pass costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from transformers import PreTrainedModel
+
+from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
+from vapo.functional.logprobs import rows_of_logits, token_logprobs
+from vapo.functional.value_heads import sampling_features
+from vapo.networks.lora import adapters_off
+from vapo.networks.packed_attention import computes_on_cpu, last_hidden_states
+from vapo.networks.token_inputs import TokenInputs
+from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
+from vapo.system.distributed import reshard
+from vapo.system.process import derive_seed
+from vapo.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """Cost of one forward pass in operations: for each token, response token, squared length.
+
+    What the mathematics needs, not what the code does: recomputed activations and logits count
+    once, and so does a prompt that its responses share. A multiplication and an addition are two
+    operations; the backward costs twice the forward.
+    """
+
+    per_token: int
+    per_state: int
+    per_squared_length: int
+    frozen_per_token: int = 0  # of these, by weights that get no gradient
+    frozen_per_state: int = 0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
+        """Cost for a dense decoder: 2 a weight and token; the input embedding is a table lookup.
+
+        Causal attention: half of 2 x 2 operations a pair of tokens, layer and channel.
+        """
+        config = model.config.get_text_config(decoder=True)
+        num_heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        table = {id(p) for p in model.get_input_embeddings().parameters()}
+        backbone = [p for p in model.base_model.parameters() if id(p) not in table]
+        return cls(
+            per_token=2 * _num(backbone),
+            per_state=2 * _num(head.parameters()),
+            per_squared_length=2 * config.num_hidden_layers * num_heads * head_dim,
+            frozen_per_token=2 * _num(p for p in backbone if not p.requires_grad),
+            frozen_per_state=2 * _num(p for p in head.parameters() if not p.requires_grad),
+        )
+
+    def count_update(self, inputs: TokenInputs) -> float:
+        """Count a forward and its backward, which computes no gradient of frozen weights."""
+        spared = self.frozen_per_token * inputs.num_tokens
+        return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
+
+    def count(self, inputs: TokenInputs) -> float:
+        """Count one forward pass over all sequences; padding is not counted."""
+        # a response beside its prompt attends to all of it, and causally to itself
+        squares = sum(s.length * (s.length + 2 * s.prompt_length) for s in inputs.segments)
+        return float(
+            self.per_token * inputs.num_tokens
+            + self.per_state * len(inputs.targets)
+            + self.per_squared_length * squares
+        )
+
+
+def _num(parameters: Iterable[nn.Parameter]) -> int:
+    return sum(p.numel() for p in parameters)
+
+
+class Actor(nn.Module):
+    """A causal language model, called through one entry that sharding can wrap."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Log-prob and entropy (nats) of the policy at every response token, flattened.
+
+        The hidden state before a token predicts it. The policy is the distribution at the
+        sampling temperature, without top-p and top-k.
+        """
+        states = last_hidden_states(self.model, inputs)
+        lm_head_weight = self.model.get_output_embeddings().weight
+        return token_logprobs(
+            states[inputs.state_rows, inputs.state_columns],
+            lm_head_weight,
+            inputs.targets,
+            temperature=temperature,
+            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(states)),
+        )
+
+
+class FrozenBase(nn.Module):
+    """An actor with adapters as it was before training: the reference policy."""
+
+    def __init__(self, actor: Actor) -> None:
+        super().__init__()
+        self.actor = actor
+
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.actor.model
+
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float
+    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        """Run the actor's forward pass with the adapters off."""
+        with adapters_off(self.actor):
+            logprobs, entropy = self.actor(inputs, temperature=temperature)
+        return logprobs, entropy
+
+
+class CriticOutput(NamedTuple):
+    """The values of n states, and of a categorical head the logits that they are the mean of.
+
+    One forward gives both: a sharded network gathers its weights for a forward alone. Of several
+    critics `members` are the values of each, and `values` their mean.
+    """
+
+    values: Float[Tensor, " n"]
+    logits: Float[Tensor, "n K"] | None = None
+    members: Float[Tensor, "n M"] | None = None
+
+
+class Critic(nn.Module):
+    """A sequence-classification model, read at every response position.
+
+    A reward model has the same format, so a critic starts from one by loading it. What the outputs
+    of its head mean is in the model's config (`vapo.networks.value_head`).
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.head = head_in(model.config)
+        self.forward_flops = ForwardFlops.of(model, model.get_submodule("score"))
+
+    def forward(self, inputs: TokenInputs) -> CriticOutput:
+        """V(s_t) for every response token t, flattened; s_t is the state before the token."""
+        states = last_hidden_states(self.model, inputs)
+        score = self.model.get_submodule("score")
+        outputs = score(states[inputs.state_rows, inputs.state_columns])
+        if self.head.num_logprob_columns is not None:
+            if inputs.sampled_logprobs is None:
+                raise ValueError(
+                    "the value head reads log-probs, and these tokens were not sampled"
+                )
+            columns = sampling_features(inputs.sampled_logprobs, inputs.response_mask)
+            layer = self.model.get_submodule(LOGPROB_SCORE)
+            dtype = layer.get_parameter("weight").dtype
+            outputs = outputs + layer(columns[inputs.response_mask].to(dtype))
+        if self.head.kind != "categorical":
+            return CriticOutput(self.head.values(outputs))
+        logits = outputs.float().clone()  # a view would warn under FSDP2
+        return CriticOutput(self.head.values(logits), logits)
+
+
+class CriticEnsemble(Critic):
+    """M critics of one architecture as one network: one optimizer, one gradient norm.
+
+    Source: AsyPPO (arXiv 2510.01656). Which prompts are whose is not found there; here a prompt's
+    tokens decide, so that a member never trains on another's prompts, in whatever order, iteration,
+    run or process they come.
+
+    `model`, `head` and `forward_flops` are the first member's; a training forward is one member's.
+    """
+
+    def __init__(self, members: Sequence[Critic]) -> None:
+        nn.Module.__init__(self)
+        self.members = nn.ModuleList(members)
+        first = members[0]
+        self.__dict__["model"] = first.model  # not a submodule: its weights would have two names
+        self.head, self.forward_flops = first.head, first.forward_flops
+
+    def forward(self, inputs: TokenInputs, *, member: int | None = None) -> CriticOutput:
+        """One member's output; None: the mean of all members' values, and each member's."""
+        members = members_of(self)
+        if member is not None:
+            return cast(CriticOutput, members[member](inputs))
+        values = torch.stack([one(inputs).values for one in members], dim=1)
+        return CriticOutput(ensemble_mean(values), members=values)
+
+
+def members_of(critic: Critic | None) -> list[Critic]:
+    """The members of an ensemble, or the one critic; none of None."""
+    if critic is None:
+        return []
+    if isinstance(critic, CriticEnsemble):
+        return cast(list[Critic], list(critic.members))
+    return [critic]
+
+
+@torch.no_grad()
+def start_head(critic: Critic, mean_reward: float) -> float:
+    """Set the head's weight to 0 and its bias to that of a mean reward, and return its value.
+
+    In place, maybe sharded: every rank must call it. The value is the nearest one inside of the
+    head's range. The optimizer's state is left as it is. Several critics start alike.
+    """
+    value = critic.head.within(mean_reward)
+    for member in members_of(critic):
+        reshard(member)  # a whole copy of an earlier forward would stay as it was
+        start = start_values(member.model.get_submodule("score"), member.head, value)
+        set_model_state_dict(
+            member,
+            {f"model.score.{name}": values for name, values in start.items()},
+            options=StateDictOptions(full_state_dict=True, strict=False),
+        )
+    return value
+
+
+def member_of_prompt(prompt_ids: Sequence[int], count: int) -> int:
+    """Which of `count` members trains on a prompt: a hash of its tokens, alike in all runs."""
+    return derive_seed("critic member", *prompt_ids) % count
+
+
+def forward_of_rows(
+    critic: Critic, inputs: TokenInputs, members: Int[Tensor, " b"] | None
+) -> CriticOutput:
+    """The output of the member that trains on these rows, which are all of one member."""
+    if members is None:
+        return cast(CriticOutput, critic(inputs))
+    return cast(CriticOutput, critic(inputs, member=int(members[0])))
+
+
+def ensemble_columns(batch: RolloutBatch, values: Float[Tensor, "B T M"]) -> dict[str, Tensor]:
+    """What an ensemble adds to a batch: `critic_members`, `value_spread`, `old_member_values`.
+
+    Args:
+        values: of each member, for each token.
+    """
+    count = values.shape[2]
+    members = torch.tensor([member_of_prompt(r.prompt.prompt_ids, count) for r in batch.rollouts])
+    return {
+        "critic_members": members,
+        "value_spread": ensemble_spread(values),
+        "old_member_values": values[torch.arange(len(members)), :, members],
+    }
