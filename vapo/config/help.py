@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from typing import Any
 
 from vapo.config.options import Entry, Option, Section
+from vapo.config.rules import written
 
 _WIDTH = 96
 _MAX_LINE = 120
@@ -28,15 +28,15 @@ def _heading(section: Section) -> list[str]:
     if "." not in section.key:
         return ["", f"{section.key}: {section.doc}"]
     default = " (block or null, default: null)" if section.nullable else ""
-    text = f"{section.key}: {section.doc}{default}{_only(section)}"
-    return textwrap.wrap(text, _WIDTH, **_indent("  "))
+    return _wrapped(f"{section.key}: {section.doc}{default}{_only(section)}", "  ")
 
 
 def _paragraph(option: Option) -> list[str]:
-    default = "required" if option.required else f"default: {_show(option.default)}"
+    value = repr(option.default) if isinstance(option.default, str) else written(option.default)
+    default = "required" if option.required else f"default: {value}"
     limits = f"; {option.range}" if option.range else ""
     line = f"  {option.key}  {option.label} ({default}{limits})"
-    return [*_break_at_choices(line), *_indented(option.doc + _only(option))]
+    return [*_break_at_choices(line), *_wrapped(option.doc + _only(option), "      ")]
 
 
 def _only(entry: Entry) -> str:
@@ -53,17 +53,5 @@ def _break_at_choices(line: str) -> list[str]:
     return [line[:broken], *_break_at_choices(f"      {line[broken:]}")] if broken else [line]
 
 
-def _indented(doc: str) -> list[str]:
-    return textwrap.wrap(doc, _WIDTH, **_indent("      "))
-
-
-def _indent(spaces: str) -> dict[str, Any]:
-    return {"initial_indent": spaces, "subsequent_indent": spaces}
-
-
-def _show(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return repr(value) if isinstance(value, str) else str(value)
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)

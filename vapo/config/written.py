@@ -153,15 +153,17 @@ def flatten_deciding(config: Any) -> dict[str, Scalar]:
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
     """As `flatten`, of nested mappings."""
-    return dict(_flatten(tree, ""))
+    return {
+        key: json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else value
+        for key, value in leaves(tree)
+    }
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key -> value; an empty mapping counts as a value."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, (Mapping, list, tuple)):
-            yield f"{prefix}{name}", json.dumps(value)
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
