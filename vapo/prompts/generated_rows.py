@@ -21,14 +21,10 @@ from vapo.system.extras import install_command
 def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
     try:
         generated = procedural.generate(
-            source.task,
-            source.options,
-            num_examples=source.num_examples,
-            seed=source.seed,
+            source.task, source.options, num_examples=source.num_examples, seed=source.seed
         )
     except UserError as error:
-        message = str(error)
-        raise UserError(message if message.startswith(key) else f"{key}.{message}") from None
+        raise UserError(f"{key}.{error}") from None
     name = f"{source.task}[seed {source.seed}]"
     return [
         _row(f"{name}: row {number}", row.problem, row.answer, {}, demonstration=row.demonstration)
