@@ -12,7 +12,7 @@ from typing import Literal
 from omegaconf import MISSING
 
 from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import kinds_of, make, option_names
+from vapo.config.kinds import kind_options, make
 from vapo.config.networks import LoraConfig, OptimizerConfig
 
 
@@ -63,9 +63,7 @@ class HeadConfig:
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
     """The same head, with the weights of the folder that the critic starts from."""
-    kind = kinds_of(HeadConfig)["kind"].get(head.kind)
-    options = {name: getattr(head, name) for name in ([] if kind is None else option_names(kind))}
-    found: HeadConfig = make(HeadConfig, kind=head.kind, **options)
+    found: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
     return found
 
 

@@ -85,17 +85,6 @@ class FromEnvironment:
         return redact_variables(text, names)
 
 
-def environment_field() -> Any:
-    """The field of a schema that holds them. It is no key: neither a file nor an override sets it,
-    and it makes two configs neither equal nor different."""
-    return field(
-        default_factory=FromEnvironment,
-        repr=False,
-        compare=False,
-        metadata={"omegaconf_ignore": True},
-    )
-
-
 def values_of(config: Any) -> dict[str, Any]:
     """The values of a config or a block of one, resolved: for use, not to be written."""
     tree = dataclasses.asdict(config)

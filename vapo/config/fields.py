@@ -45,6 +45,12 @@ def section(factory: Callable[[], _T], doc: str) -> _T:
     return field(default_factory=factory, metadata={"doc": doc})
 
 
+def not_a_key(factory: Callable[[], _T]) -> _T:
+    """A field that neither a file nor an override sets, and that makes no two configs different."""
+    metadata = {"omegaconf_ignore": True}
+    return field(default_factory=factory, repr=False, compare=False, metadata=metadata)
+
+
 FOLDER_DOC = (
     "folder in which that function is looked for before the current one; null: the folder of the "
     "YAML file where the key is written, which a recorded config then has here"

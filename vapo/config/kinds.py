@@ -76,6 +76,13 @@ def _remade(block: type, values: Mapping[str, Any]) -> Any:
     return make(block, **values)
 
 
+def kind_options(block: Any, name: str) -> dict[str, Any]:
+    """The key of a block that names a kind, and the kind's options."""
+    kind = kinds_of(type(block))[name].get(getattr(block, name))
+    names = option_names(kind) if kind is not None and isinstance(block, kind) else ()
+    return {n: getattr(block, n) for n in (name, *names)}
+
+
 def option_names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 

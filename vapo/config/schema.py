@@ -17,13 +17,13 @@ from vapo.config.components import Components
 from vapo.config.critic import CriticConfig
 from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmEngine, VllmServerEngine
-from vapo.config.environment_variables import FromEnvironment, environment_field
+from vapo.config.environment_variables import FromEnvironment
 from vapo.config.environments import EnvironmentConfig
-from vapo.config.fields import choice, option, section
+from vapo.config.fields import choice, not_a_key, option, section
 from vapo.config.kinds import make
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
-from vapo.config.sources import Sources, sources_field
+from vapo.config.sources import Sources
 from vapo.config.values import ValuePagesConfig, ValueTruthConfig
 from vapo.config.watch import WatchConfig
 
@@ -207,8 +207,8 @@ class FitConfig:
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "saving, stopping and resuming")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)
 
 
 @dataclass
@@ -249,8 +249,8 @@ class SftConfig:
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)
 
 
 @dataclass
@@ -279,5 +279,5 @@ class RewardModelConfig:
     rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)

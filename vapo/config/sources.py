@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +56,6 @@ class Sources:
 
 
 _NOT_DIFFERENT = ("output_dir", "tracking")
-
-
-def sources_field() -> Any:
-    """The field of a schema that holds them: no key, and it makes two configs not different."""
-    return field(
-        default_factory=Sources, repr=False, compare=False, metadata={"omegaconf_ignore": True}
-    )
 
 
 def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHARS) -> str:
