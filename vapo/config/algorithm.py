@@ -52,8 +52,7 @@ class MismatchConfig:
         gt=0,
     )
     tis_level: Literal["token", "sequence"] = option(
-        "token",
-        "the ratio that is truncated: each token's own, or the product of its response's",
+        "token", "the ratio that is truncated: each token's own, or the product of its response's"
     )
     mask_below: float | None = option(
         None,
@@ -62,11 +61,7 @@ class MismatchConfig:
         gt=0,
         lt=1,
     )
-    mask_above: float | None = option(
-        None,
-        "the same above this; null: no such bound",
-        gt=1,
-    )
+    mask_above: float | None = option(None, "the same above this; null: no such bound", gt=1)
 
     correct_stale: bool = option(
         True,

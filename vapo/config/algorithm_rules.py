@@ -87,9 +87,8 @@ def objective_reads_its_options(config: FitConfig) -> Problems:
     of_stale = ("training.update_open_rollouts", "algorithm.mismatch.correct_stale")
     for key, *_ in changed(config, of_stale if config.training.max_staleness == 0 else ()):
         yield Problem(
-            f"{key} false has no effect: training.max_staleness is 0, so every rollout is "
-            "sampled with the actor's own weights; set training.max_staleness=1 or more, or "
-            f"{key}=true"
+            f"{key} false has no effect: training.max_staleness is 0, so every rollout is sampled "
+            f"with the actor's own weights; set training.max_staleness=1 or more, or {key}=true"
         )
     for key, off in _clip_options(config).items() if algorithm.surrogate == "logprob" else ():
         yield Problem(
@@ -125,8 +124,7 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
         for key in _mismatch_limits(config):
             yield Problem(
                 f"{key} corrects a policy gradient, and {_ESTIMATOR} correct_only has none: it "
-                "fine-tunes on correct responses, whichever policy they are from; set "
-                f"{key}=null"
+                f"fine-tunes on correct responses, whichever policy they are from; set {key}=null"
             )
 
 

@@ -20,10 +20,7 @@ def option(
 ) -> Any:
     """A config field: its default, its help text, and the range that validation enforces."""
     bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    metadata = {
-        "doc": doc,
-        "bounds": {k: v for k, v in bounds.items() if v is not None},
-    }
+    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -50,10 +50,7 @@ class Origins:
 
 
 def made_from(
-    config: Any,
-    layers: Sequence[Layer],
-    changed: Sequence[tuple[Layer, Layer]],
-    entries: Entries,
+    config: Any, layers: Sequence[Layer], changed: Sequence[tuple[Layer, Layer]], entries: Entries
 ) -> Sources:
     """The files that the user named, without those that they extend, and the changes.
 

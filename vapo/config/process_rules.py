@@ -103,7 +103,7 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
             f"{above} samples while the networks train, and with several processes the "
             "transformers engine gathers their shards in between: set rollouts.engine to "
             "vllm_server (`vapo serve`), training.max_staleness=0, or trainer.devices=1, "
-            "trainer.num_nodes=1 and trainer.strategy=auto",
+            "trainer.num_nodes=1 and trainer.strategy=auto"
         )
     if config.algorithm.dynamic_sampling_attempts > 0 and config.trainer.num_ranks > 1:
         yield Problem(
