@@ -86,8 +86,7 @@ def _run_plain(name: str, command: Command, argv: list[str]) -> None:
 def _run_configured(name: str, command: Command, argv: list[str]) -> None:
     """A command with config files and overrides among its arguments."""
     import vapo.config
-    from vapo.config.help import describe_keys
-    from vapo.config.options import describe
+    from vapo.config.options import describe, describe_keys
 
     schema = getattr(vapo.config, str(command.schema))
     entries = describe(schema)

@@ -9,7 +9,7 @@ import torch
 
 from vapo.errors import UserError
 from vapo.functional.baselines import leave_one_out_advantages
-from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.training_set import group_sampling
 from vapo.types import Prompt
 
 NUM_PROMPTS, GROUP_SIZE = 8, 4

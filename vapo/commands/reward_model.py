@@ -23,9 +23,8 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_mod
 from vapo.networks.precision import settle_precision
 from vapo.networks.token_cuts import cut_by_tokens
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
-from vapo.prompts.training_set import TrainingSet
+from vapo.prompts.training_set import TrainingSet, group_sampling
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings

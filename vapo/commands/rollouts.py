@@ -28,8 +28,8 @@ from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
+from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings

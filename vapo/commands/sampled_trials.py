@@ -13,7 +13,7 @@ from vapo.commands.trial_hints import Policy
 from vapo.commands.trials import Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
-from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer, scorer_of
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings

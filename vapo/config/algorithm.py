@@ -11,8 +11,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import FOLDER_DOC, choice, make, option, section
 from vapo.config.values import SegmentsConfig
 
 AdvantageEstimator = Literal[

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vapo.config.fields import is_function_folder, option
+from vapo.config.kinds import is_function_folder, option
 
 
 @dataclass

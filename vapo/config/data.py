@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, make, option, section
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier
 
 

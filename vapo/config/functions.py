@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from vapo.config.environment_variables import escape
-from vapo.config.fields import is_function_folder
+from vapo.config.kinds import is_function_folder
 from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries
 from vapo.config.origins import Origins

@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import kind_options, make
+from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 
 
 @dataclass

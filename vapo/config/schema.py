@@ -19,8 +19,7 @@ from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConf
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.environment_variables import FromEnvironment
 from vapo.config.environments import EnvironmentConfig
-from vapo.config.fields import choice, not_a_key, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, make, not_a_key, option, section
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
 from vapo.config.sources import Sources

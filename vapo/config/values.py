@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, make, option, section
 
 
 @dataclass

@@ -26,7 +26,7 @@ from vapo.config.environment_variables import (
     escape,
     values_of,
 )
-from vapo.config.fields import is_function_folder
+from vapo.config.kinds import is_function_folder
 
 Scalar = str | int | float | bool | None
 

@@ -1,21 +1,36 @@
-"""Rows of generators: the procedural tasks and reasoning_gym, with a curriculum's stages.
-
-`reasoning_gym` is imported only by the sources that need it.
+"""Rows of generators, with a curriculum's stages: the procedural tasks, reasoning_gym, and tasks of
+an environment of the package verifiers. The packages are imported only by sources that need them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import importlib.util
+import json
 from typing import Any
 
 from vapo.config.data import CurriculumStage, GeneratedSource
+from vapo.environments.verifiers_package import (
+    TASK,
+    TOOLS,
+    load_environment,
+    opening_messages,
+    tool_schemas,
+    tools_text,
+)
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.procedural_rows import Demonstration
-from vapo.prompts.rows import Row
+from vapo.prompts.rows import Message, Row
 from vapo.system.extras import install_command
+
+OPENING = "Begin task {digest}."
+"""The user's message of a task that has none: there the environment says more as it begins.
+
+The digest is of the task's data: prompts that are equal count as one problem.
+"""
 
 
 def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
@@ -60,6 +75,61 @@ def _row(
     in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
     record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
+
+
+def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
+    """The environment's tasks, shuffled with the source's seed.
+
+    Of endless ones the first are taken. A task's tools are described in the system message.
+
+    Raises:
+        UserError: the environment cannot be loaded, or a task has what is no text.
+    """
+    environment = load_environment(source.task, source.options, key=f"{key}.task")
+    taskset = environment.taskset
+    number, seed = source.num_examples, source.seed
+    if taskset.bounded:
+        view = taskset.shuffle(seed).take(number)
+    else:
+        view = taskset.take(number).shuffle(seed)
+    try:
+        tools = tool_schemas(environment)
+        tasks = list(view)
+    except Exception as error:  # an environment's package may raise anything
+        raise UserError(
+            f"{key}.task: the tasks of {source.task} cannot be read: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return [_task_row(task, tools, f"{source.task}: task {task.data.idx}") for task in tasks]
+
+
+def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> Row:
+    data = task.data.model_dump(mode="json")
+    problem = _with_tools(opening_messages(task), tools_text(tools), place)
+    if not any(message["role"] == "user" for message in problem):
+        problem.append({"role": "user", "content": OPENING.format(digest=_digest(data))})
+    answer = getattr(task.data, "answer", "")
+    metadata = {TASK: data, TOOLS: [tool["function"]["name"] for tool in tools]}
+    answer = answer if isinstance(answer, str) else ""
+    record = {"prompt": problem, "answer": answer, **metadata}
+    return Row(place, problem, answer, metadata=metadata, record=record)
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[Message]:
+    for message in messages:
+        if not isinstance(message["content"], str):
+            raise UserError(f"{place}: a message has content that is no text, which is unsupported")
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    system = [messages[0]["content"]] if has_system else []
+    said = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]
+    described = "\n\n".join([*system, *([tools] if tools else [])])
+    begun = [{"role": "system", "content": described}] if described else []
+    return [*begun, *said]
+
+
+def _digest(data: dict[str, Any]) -> str:
+    content = {name: value for name, value in data.items() if name != "idx"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def check_reasoning_gym(key: str) -> None:

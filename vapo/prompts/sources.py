@@ -32,10 +32,14 @@ from vapo.environments.verifiers_package import check_installed
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
-from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, reasoning_gym_rows
+from vapo.prompts.generated_rows import (
+    check_reasoning_gym,
+    procedural_rows,
+    reasoning_gym_rows,
+    verifiers_rows,
+)
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
-from vapo.prompts.verifiers_rows import verifiers_rows
 from vapo.system.json_lines import read_line
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
