@@ -11,7 +11,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.kinds import FOLDER_DOC, choice, make, option, section
+from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
 AdvantageEstimator = Literal[
@@ -105,7 +105,7 @@ class VineOptions:
         9, "fresh responses sampled on from the start of each step (VinePPO: 9)", ge=1
     )
     vine_segments: SegmentsConfig = section(
-        lambda: make(SegmentsConfig), "the steps of a response, to which advantages belong"
+        SegmentsConfig, "the steps of a response, to which advantages belong"
     )
 
 
@@ -193,7 +193,7 @@ class AlgorithmConfig:
         "of length_adaptive_gae count the same",
     )
     baseline: BaselineConfig = section(
-        lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"
+        BaselineConfig, "what is subtracted from the return, with estimator gae"
     )
     surrogate: Literal["clipped_ratio", "logprob", "dis", "dppo_tv"] = choice(
         "clipped_ratio",

@@ -127,7 +127,7 @@ class CriticConfig:
     frozen: list[str] = option(
         [], "parameters whose names contain one of these texts are not trained, as self_attn."
     )
-    head: HeadConfig = section(lambda: make(HeadConfig), "the critic's head")
+    head: HeadConfig = section(HeadConfig, "the critic's head")
     sampled_logprobs: SampledLogprobs | None = option(
         None,
         "the head reads how likely the response's earlier tokens were when they were sampled, too "
@@ -174,7 +174,7 @@ class CriticConfig:
         ge=1,
     )
     prompt: CriticPromptConfig = section(
-        lambda: make(CriticPromptConfig), "what the critic reads before the response"
+        CriticPromptConfig, "what the critic reads before the response"
     )
     count: int = option(
         1, "critics on disjoint prompts, whose mean is the value and whose spread is logged", ge=1

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.kinds import choice, make, option, section
+from vapo.config.kinds import choice, option, section
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier
 
 
@@ -154,7 +154,7 @@ PromptSource = FileSource | GeneratedSource
 
 @dataclass
 class DataConfig:
-    train: SourceConfig = section(lambda: make(SourceConfig), "prompts to train on")
+    train: SourceConfig = section(SourceConfig, "prompts to train on")
     heldout: SourceConfig | None = option(
         None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
     )

@@ -13,7 +13,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
@@ -22,18 +22,12 @@ from omegaconf.errors import OmegaConfBaseException
 _T = TypeVar("_T")
 
 
-def option(
-    default: Any,
-    doc: str,
-    *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
-) -> Any:
-    """A config field: its default, its help text, and the range that validation enforces."""
-    bounds = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    metadata = {"doc": doc, "bounds": {k: v for k, v in bounds.items() if v is not None}}
+def option(default: Any, doc: str, **bounds: float) -> Any:
+    """A config field: its default, its help text, and the range that validation enforces.
+
+    The range is given as `ge` or `gt`, then `le` or `lt`.
+    """
+    metadata = {"doc": doc, "bounds": bounds}
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: type(default)(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -51,8 +45,9 @@ def choice(default: str | None, doc: str, **options: type) -> Any:
 
 
 def section(factory: Callable[[], _T], doc: str) -> _T:
-    """A nested block of the config."""
-    return field(default_factory=factory, metadata={"doc": doc})
+    """A nested block of the config; of a class, with the options of its kinds."""
+    made = partial(make, factory) if isinstance(factory, type) else factory
+    return field(default_factory=made, metadata={"doc": doc})
 
 
 def not_a_key(factory: Callable[[], _T]) -> _T:

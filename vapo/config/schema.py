@@ -19,7 +19,7 @@ from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConf
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.environment_variables import FromEnvironment
 from vapo.config.environments import EnvironmentConfig
-from vapo.config.kinds import choice, make, not_a_key, option, section
+from vapo.config.kinds import choice, not_a_key, option, section
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
 from vapo.config.sources import Sources
@@ -191,7 +191,7 @@ class FitConfig:
     critic: CriticConfig = section(CriticConfig, "the value model")
     data: DataConfig = section(DataConfig, "prompts")
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verdicts and rewards")
+    rewards: RewardConfig = section(RewardConfig, "verdicts and rewards")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the policy's turns, in place of a verifier"
     )
@@ -241,7 +241,7 @@ class SftConfig:
         0.3, "share of the steps at the end over which lr falls linearly to 0", ge=0, le=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling, for the evaluation")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier, for the evaluation")
+    rewards: RewardConfig = section(RewardConfig, "verifier, for the evaluation")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the turns of demonstrations, and of the evaluation"
     )
@@ -275,7 +275,7 @@ class RewardModelConfig:
         16384, "tokens of one forward / backward, padding included", ge=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier")
+    rewards: RewardConfig = section(RewardConfig, "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     from_environment: FromEnvironment = not_a_key(FromEnvironment)
