@@ -13,8 +13,8 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 _BASELINE = "algorithm.baseline.kind"
 
 
-def groups_have_two_responses(config: FitConfig) -> Problems:
-    """What compares the responses to one prompt, each with what else would mend it."""
+def estimator_has_its_groups(config: FitConfig) -> Problems:
+    """One's own is an import path; what compares the responses to one prompt has several."""
     algorithm, baseline = config.algorithm, config.algorithm.baseline
     if isinstance(algorithm, OwnEstimatorOptions):
         path = algorithm.estimator_function
@@ -220,7 +220,7 @@ def stopping_watchers_see_something(config: FitConfig) -> Problems:
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
-    groups_have_two_responses,
+    estimator_has_its_groups,
     surrogate_is_on_policy,
     objective_reads_its_options,
     mismatch_corrects_a_policy_gradient,

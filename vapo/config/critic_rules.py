@@ -80,7 +80,7 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
     yield from without_effect(config, keys, f"{_ESTIMATOR} {estimator} has no critic")
 
 
-def critic_has_a_start(config: FitConfig) -> Problems:
+def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
     """A head of the user's own is made untrained, and takes the place of every other one."""
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
@@ -200,7 +200,7 @@ def critic_is_punished(config: FitConfig) -> bool:
 
 CRITIC_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
-    critic_has_a_start,
+    critic_has_a_start_and_a_head,
     head_fits_its_loss,
     range_holds_the_targets,
 )

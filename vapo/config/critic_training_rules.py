@@ -95,7 +95,7 @@ def anchors_and_k_are_used(config: FitConfig) -> Problems:
         )
 
 
-def several_critics_are_one_process(config: FitConfig) -> Problems:
+def critics_can_be_trained(config: FitConfig) -> Problems:
     """What a sharded critic does not have, adapters what is frozen, one critic none to agree."""
     algorithm, critic = config.algorithm, config.critic
     if critic.lora is not None and critic.frozen:
@@ -191,7 +191,7 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     bootstrap_replaces_the_reward,
     noise_weights_know_the_noise,
     anchors_and_k_are_used,
-    several_critics_are_one_process,
+    critics_can_be_trained,
     stored_rollouts_are_read,
     truth_is_of_the_same_returns,
 )

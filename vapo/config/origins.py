@@ -35,7 +35,7 @@ class Origins:
 
     def error(self, message: str, *keys: str) -> UserError:
         """With the place, `file:line`, of whichever of the keys was set last, if one was."""
-        found = [(*self._find(key), key) for key in keys if self._find(key) is not None]  # type: ignore[misc]
+        found = [(*origin, key) for key in keys if (origin := self._find(key))]
         if not found:
             return UserError(message)
         _, layer, key = max(found, key=lambda item: item[0])

@@ -12,7 +12,6 @@ from functools import cached_property, lru_cache
 from math import gcd
 from random import Random
 
-from vapo.errors import UserError
 from vapo.system.seeding import derive_seed
 from vapo.types import Prompt
 
@@ -146,15 +145,7 @@ def group_sampling(
     makes each prompt's group of G responses.
 
     Source: VAPO section 4.3 (fewer prompts, each sampled G times); off is N * G prompts, G = 1.
-
-    Raises:
-        UserError: `num_prompts` cannot be split evenly over the ranks.
     """
-    if num_prompts % world_size:
-        raise UserError(
-            f"components.group_sampling.num_prompts is {num_prompts}, which {world_size} "
-            f"processes cannot share evenly: use a multiple of {world_size}"
-        )
     training = prompts if isinstance(prompts, TrainingSet) else TrainingSet.of(prompts)
     share = num_prompts // world_size
     first = iteration * num_prompts + rank * share
