@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from random import Random
 from string import ascii_letters
 from typing import TypeVar
@@ -46,78 +46,62 @@ def state_tracking(
     `terse_probability` one does not repeat its swaps, and has `terse_wrong_step_probability`:
     a choice between a long and a short way that shows in the outcome only.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
     1
     """
-    noise = _Noise(
-        repeat_swaps,
-        skip_steps_probability,
-        wrong_step_probability,
-        early_stop_probability,
-        terse_probability,
-        terse_wrong_step_probability,
-    )
-    _check_options(min_steps, max_steps, num_positions, noise)
-    lengths = (min_steps, max_steps)
-    return [_row(seed, index, lengths, num_positions, noise) for index in range(num_examples)]
-
-
-@dataclass(frozen=True)
-class _Noise:
-    """How demonstrations are written: the options of `state_tracking` of these names."""
-
-    repeat_swaps: bool
-    skip_steps_probability: float
-    wrong_step_probability: float
-    early_stop_probability: float
-    terse_probability: float
-    terse_wrong_step_probability: float
-
-
-def _check_options(min_steps: int, max_steps: int, num_positions: int, noise: _Noise) -> None:
     check_range("num_positions", num_positions, low=2, high=9)
     check_steps(min_steps, max_steps)
-    if noise.terse_probability and not noise.repeat_swaps:
+    if terse_probability and not repeat_swaps:
         raise UserError(
             "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
         )
-    check_shares(**{name: value for name, value in vars(noise).items() if name != "repeat_swaps"})
-
-
-def _row(
-    seed: int, index: int, lengths: tuple[int, int], num_positions: int, noise: _Noise
-) -> ProceduralRow:
-    rng = Random(f"state_tracking/problem/{seed}/{index}")
-    start = rng.randint(1, num_positions)
-    num_steps = rng.randint(*lengths)
-    swaps = [tuple(rng.sample(range(1, num_positions + 1), 2)) for _ in range(num_steps)]
-    text, position = str(start), start
-    for step, swap in enumerate(swaps):
-        text += f"{_label(step)}{swap[0]}{swap[1]}"
-        position = _after(position, swap)
-    rng = Random(f"state_tracking/demonstration/{seed}/{index}")
-    demonstration = _demonstration(rng, start, swaps, num_positions, noise)
-    return ProceduralRow(f"{text}=", str(position), demonstration)
+    shares = {
+        "skip_steps_probability": skip_steps_probability,
+        "wrong_step_probability": wrong_step_probability,
+        "early_stop_probability": early_stop_probability,
+        "terse_probability": terse_probability,
+        "terse_wrong_step_probability": terse_wrong_step_probability,
+    }
+    check_shares(**shares)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"state_tracking/problem/{seed}/{index}")
+        start, places = rng.randint(1, num_positions), range(1, num_positions + 1)
+        swaps = [tuple(rng.sample(places, 2)) for _ in range(rng.randint(min_steps, max_steps))]
+        text = f"{start}{''.join(f'{_label(i)}{a}{b}' for i, (a, b) in enumerate(swaps))}="
+        rng = Random(f"state_tracking/demonstration/{seed}/{index}")
+        demonstration = _demonstration(rng, start, swaps, num_positions, repeat_swaps, **shares)
+        rows.append(ProceduralRow(text, str(_positions(start, swaps)[-1]), demonstration))
+    return rows
 
 
 def _demonstration(
-    rng: Random, start: int, swaps: list[tuple[int, ...]], num_positions: int, noise: _Noise
+    rng: Random,
+    start: int,
+    swaps: list[tuple[int, ...]],
+    num_positions: int,
+    repeat_swaps: bool,
+    *,
+    skip_steps_probability: float,
+    wrong_step_probability: float,
+    early_stop_probability: float,
+    terse_probability: float,
+    terse_wrong_step_probability: float,
 ) -> str:
-    is_terse = noise.terse_probability > 0 and rng.random() < noise.terse_probability
-    if rng.random() < noise.skip_steps_probability:
+    is_terse = terse_probability > 0 and rng.random() < terse_probability
+    if rng.random() < skip_steps_probability:
         return f";{rng.randint(1, num_positions)}"
-    wrong = noise.terse_wrong_step_probability if is_terse else noise.wrong_step_probability
+    wrong = terse_wrong_step_probability if is_terse else wrong_step_probability
     position, text = start, ""
     for step, swap in enumerate(swaps):
-        if noise.early_stop_probability and rng.random() < noise.early_stop_probability:
+        if early_stop_probability and rng.random() < early_stop_probability:
             break
         position = _after(position, swap)
         if rng.random() < wrong:
             position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
-        repeated = f"{swap[0]}{swap[1]}" if noise.repeat_swaps and not is_terse else ""
+        repeated = f"{swap[0]}{swap[1]}" if repeat_swaps and not is_terse else ""
         text += f"{_label(step)}{repeated}{position}"
     return f"{text};{position}"
 
@@ -129,6 +113,14 @@ def _label(step: int) -> str:
 def _after(position: _Position, swap: tuple[_Position, ...]) -> _Position:
     first, second = swap
     return {first: second, second: first}.get(position, position)
+
+
+def _positions(start: _Position, swaps: Sequence[tuple[_Position, ...]]) -> list[_Position]:
+    """The ball's positions: the start, then the one after each swap."""
+    positions = [start]
+    for swap in swaps:
+        positions.append(_after(positions[-1], swap))
+    return positions
 
 
 def state_tracking_states(problem: str, response: str) -> list[str] | None:
@@ -146,9 +138,8 @@ def state_tracking_states(problem: str, response: str) -> list[str] | None:
     found = _PROBLEM.search(problem)
     if found is None:
         return None
-    positions, swaps = [found[1]], re.findall(r"[A-Za-z](\d)(\d)", found[2])
-    for swap in swaps:
-        positions.append(_after(positions[-1], swap))
+    swaps = re.findall(r"[A-Za-z](\d)(\d)", found[2])
+    positions = _positions(found[1], swaps)
     return [_state(response[:end], positions, swaps) for end in range(len(response) + 1)]
 
 
