@@ -41,8 +41,7 @@ def check_learning_rates(config: Any) -> None:
     That matters where the other one is larger: the size of a model that is not in a folder here
     is not known, and is taken for larger than one that is.
 
-    Raises:
-        UserError: names the rate, its file and line, and both models.
+    Raises: UserError: names the rate, its file and line, and both models.
     """
     critic = config.critic
     for rate in config.sources.rates:

@@ -80,8 +80,7 @@ def checked_steps(
     drawn for each step, the check of a wrong position says that it is right. With
     `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0].demonstration.count("+")
     2

@@ -82,8 +82,7 @@ def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
 
     Of endless ones the first are taken. A task's tools are described in the system message.
 
-    Raises:
-        UserError: the environment cannot be loaded, or a task has what is no text.
+    Raises: UserError: the environment cannot be loaded, or a task has what is no text.
     """
     environment = load_environment(source.task, source.options, key=f"{key}.task")
     taskset = environment.taskset
@@ -162,8 +161,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
 def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
     """Apply one stage of its curriculum to a source; the stage's settings take precedence.
 
-    Raises:
-        UserError: the dataset's curriculum does not have the level.
+    Raises: UserError: the dataset's curriculum does not have the level.
     """
     stage = source.curriculum[index]
     by_level = {} if stage.level is None else _options_of_level(source, stage, key)

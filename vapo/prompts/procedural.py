@@ -46,8 +46,7 @@ def generate(
 ) -> Sequence[ProceduralRow | EpisodeRow]:
     """Generate the rows of one task of `PROCEDURAL_TASKS`.
 
-    Raises:
-        UserError: unknown task, unknown option, or an option's value is not usable.
+    Raises: UserError: unknown task, unknown option, or an option's value is not usable.
     """
     if task is None or task not in PROCEDURAL_TASKS:
         raise UserError(f"task is {task!r}: {nearest(str(task), list(PROCEDURAL_TASKS))}")

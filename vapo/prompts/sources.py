@@ -48,8 +48,7 @@ _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
     """Read all rows of one source; `key` is the source's place in the config, for error messages.
 
-    Raises:
-        UserError: the source is missing or a row is malformed; names file and line.
+    Raises: UserError: the source is missing or a row is malformed; names file and line.
     """
     left_out = LeftOut() if left_out is None else left_out
     if isinstance(source, FileSource):
@@ -77,8 +76,7 @@ def check_source(source: PromptSource, *, key: str) -> None:
     A hub's dataset is left to `read_rows`, which may have to load it over the network; a
     generator's options are tried on one row.
 
-    Raises:
-        UserError: as `read_rows` does.
+    Raises: UserError: as `read_rows` does.
     """
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)

@@ -33,8 +33,7 @@ def windy_walk(
     `careless_step_probability`, drawn for each step, from all. So demonstrations show what a step
     is, and leave to reinforcement learning which steps lead to the target in time.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> row = windy_walk(2, seed=0)[1]
     >>> row.problem, row.answer, row.demonstration
