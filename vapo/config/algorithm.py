@@ -7,26 +7,18 @@ for each. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from omegaconf import MISSING
 
 from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
+_OfGroups = Literal["group_relative", "group_mean", "group_mean_whitened", "leave_one_out"]
+COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
-    "gae",
-    "group_relative",
-    "group_mean",
-    "group_mean_whitened",
-    "leave_one_out",
-    "reward_to_go",
-    "greedy_baseline",
-    "correct_only",
-    "vine",
-    "function",
+    "gae", _OfGroups, "reward_to_go", "greedy_baseline", "correct_only", "vine", "function"
 ]
-COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
 
 
 @dataclass
@@ -251,20 +243,17 @@ class AlgorithmConfig:
     @property
     def has_critic(self) -> bool:
         """Whether advantages need values."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_uses_critic
-        return self.advantage_estimator == "gae"
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
+        return own or self.advantage_estimator == "gae"
 
     @property
     def compares_groups(self) -> bool:
         """Whether the baseline of a response is made of its group."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_compares_groups
-        return self.advantage_estimator in COMPARES_GROUPS
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_compares_groups
+        return own or self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_uses_greedy_baseline
-        return self.advantage_estimator == "greedy_baseline"
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline
+        return own or self.advantage_estimator == "greedy_baseline"

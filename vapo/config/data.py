@@ -103,6 +103,8 @@ class VerifiersSource(GeneratedSource):
     """Tasks of an environment of the package verifiers; `task` is its id, `options` its args."""
 
 
+_Kind = Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"]
+_Verifier = Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"]
 _KINDS: dict[str, type] = {
     "jsonl": JsonlSource,
     "parquet": ParquetSource,
@@ -117,18 +119,14 @@ _KINDS: dict[str, type] = {
 class MixtureSource:
     """One source of a mixture, under its name."""
 
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"] = (
-        choice("jsonl", "the type of source", **_KINDS)
-    )
+    kind: _Kind = choice("jsonl", "the type of source", **_KINDS)
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
-    verifier: Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"] | None = (
-        choice(
-            None,
-            "how its responses are judged; null: as rewards.verifier says",
-            math=MathVerifier,
-            regex=RegexVerifier,
-            python=PythonVerifier,
-        )
+    verifier: _Verifier | None = choice(
+        None,
+        "how its responses are judged; null: as rewards.verifier says",
+        math=MathVerifier,
+        regex=RegexVerifier,
+        python=PythonVerifier,
     )
 
 
@@ -143,9 +141,9 @@ class Mixture:
 class SourceConfig:
     """One source, or a mixture of several."""
 
-    kind: Literal[
-        "jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers", "mixture"
-    ] = choice("jsonl", "the type of source", **_KINDS, mixture=Mixture)
+    kind: Literal[_Kind, "mixture"] = choice(
+        "jsonl", "the type of source", **_KINDS, mixture=Mixture
+    )
 
 
 PromptSource = FileSource | GeneratedSource

@@ -100,7 +100,6 @@ class VllmEngine:
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's options."""
         return self.vllm
 
 
@@ -110,5 +109,4 @@ class VllmServerEngine:
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's options."""
         return self.servers
