@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from vapo.config.algorithm import OwnEstimatorOptions, VineOptions
+from vapo.config.algorithm import VineOptions
 from vapo.config.continuation_rules import bad_segments, unlike_the_rollouts
-from vapo.config.functions import import_path_problem
 from vapo.config.hyperparameters import mismatch_of, resolve
 from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig
@@ -14,11 +13,8 @@ _BASELINE = "algorithm.baseline.kind"
 
 
 def estimator_has_its_groups(config: FitConfig) -> Problems:
-    """One's own is an import path; what compares the responses to one prompt has several."""
+    """What compares the responses to one prompt, each with what else would mend it."""
     algorithm, baseline = config.algorithm, config.algorithm.baseline
-    if isinstance(algorithm, OwnEstimatorOptions):
-        path = algorithm.estimator_function
-        yield from import_path_problem("algorithm.estimator_function", path)
     if resolve(config).group_size > 1:
         return
     one = "and there is one response per prompt"

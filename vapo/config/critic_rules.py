@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
 from vapo.config.data import sources_of
-from vapo.config.functions import import_path_problem
 from vapo.config.hyperparameters import resolve
 from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
 from vapo.config.schema import FitConfig
@@ -91,7 +90,6 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
         )
     if critic.head_function is None:
         return
-    yield from import_path_problem("critic.head_function", critic.head_function)
     if critic.init != "policy":
         yield Problem(
             f"critic.init {critic.init} brings a trained value head, which critic.head_function "

@@ -17,8 +17,7 @@ from vapo.config.data import (
     sources_of,
     verifier_blocks,
 )
-from vapo.config.functions import import_path_problem
-from vapo.config.rewards import PythonVerifier, RegexVerifier, verifier_settings
+from vapo.config.rewards import RegexVerifier, verifier_settings
 from vapo.config.rules import Problem, Problems, Rule, bad_pattern
 
 
@@ -142,8 +141,6 @@ def verifiers_can_be_made(config: Any) -> Problems:
             why = "needs a group, (...), around the answer's part"
             pattern = f"{block}.pattern", settings.pattern
             yield from bad_pattern(*pattern, lambda found: found.groups > 0, why)
-        if isinstance(settings, PythonVerifier):
-            yield from import_path_problem(f"{block}.function", settings.function)
 
 
 def rewards_tell_right_from_wrong(config: Any) -> Problems:

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from vapo.config.data import VerifiersSource
 from vapo.config.data_rules import all_sources
-from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
-from vapo.config.functions import import_path_problem
+from vapo.config.environments import VerifiersEnvironment
 from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig, SftConfig
 
@@ -20,8 +19,6 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 
 def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
     """A source of the tasks of an environment of the package verifiers is of the one that plays."""
-    if isinstance(config.environment, FunctionEnvironment):
-        yield from import_path_problem("environment.function", config.environment.function)
     options, budget = config.environment.episode_options, config.rollouts.max_response_tokens
     template, most = options.observation_template, options.max_turn_tokens
     if template is not None and "{observation}" not in template:

@@ -22,13 +22,15 @@ from vapo.config.rules import Problem, Problems
 from vapo.config.written import flatten
 
 
-def import_path_problem(key: str, path: str) -> Problems:
-    """What is wrong with the form; nothing is imported."""
-    if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
-        yield Problem(
-            f"{key} {path!r} is not of the form package.module:function or folder/file.py:function",
-            (key,),
-        )
+def functions_are_import_paths(config: Any) -> Problems:
+    """Rule: the form of each; nothing is imported."""
+    values = flatten(config)
+    for key, path in values.items():
+        if not isinstance(path, str) or f"{key}_folder" not in values:
+            continue
+        if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
+            form = "package.module:function or folder/file.py:function"
+            yield Problem(f"{key} {path!r} is not of the form {form}", (key,))
 
 
 def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:

@@ -14,6 +14,7 @@ from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.environment_rules import ENVIRONMENT_RULES, environment_can_be_made
+from vapo.config.functions import functions_are_import_paths
 from vapo.config.process_rules import (
     BATCH_RULES,
     engines_can_be_used,
@@ -23,7 +24,7 @@ from vapo.config.process_rules import (
 from vapo.config.rules import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
-_COMMON = (*DATA_RULES, engines_can_be_used)
+_COMMON = (functions_are_import_paths, *DATA_RULES, engines_can_be_used)
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
         *ENVIRONMENT_RULES,
