@@ -117,20 +117,21 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
             f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
             f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded"
         )
-    of_targets = ("targets", "sigma_ratio") if isinstance(head, CategoricalHead) else ()
-    for key, value in ((f"{_HEAD}.{name}", getattr(head, name)) for name in of_targets):
-        if value in (CategoricalHead.targets, CategoricalHead.sigma_ratio):
-            continue
-        if critic.loss == "squared_error":
-            yield Problem(
-                f"{key} {value} has no effect: critic.loss squared_error compares the expectation "
-                "with the value target itself; set critic.loss=cross_entropy"
-            )
-        elif key == f"{_HEAD}.sigma_ratio" and head.targets == "two_hot":
-            yield Problem(
-                f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or set "
-                f"{_HEAD}.targets=hl_gauss"
-            )
+    if isinstance(head, CategoricalHead):
+        for name in ("targets", "sigma_ratio"):
+            key, value = f"{_HEAD}.{name}", getattr(head, name)
+            if value == getattr(CategoricalHead, name):
+                continue
+            if critic.loss == "squared_error":
+                yield Problem(
+                    f"{key} {value} has no effect: critic.loss squared_error compares the "
+                    "expectation with the value target itself; set critic.loss=cross_entropy"
+                )
+            elif name == "sigma_ratio" and head.targets == "two_hot":
+                yield Problem(
+                    f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or "
+                    f"set {_HEAD}.targets=hl_gauss"
+                )
     ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(critic)
     if ends and isinstance(head, GivenMeanReward) and not ends.low < head.mean_reward < ends.high:
         key = f"{_HEAD}.mean_reward"

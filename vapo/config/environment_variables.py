@@ -156,7 +156,11 @@ class _Marks:
 
     @contextmanager
     def in_place_of_resolvers(self) -> Iterator[None]:
-        own = {"env": self._env, "decode": self._decode, "create": self._create}
+        own: dict[str, Callable[..., Any]] = {
+            "env": self._env,
+            "decode": self._decode,
+            "create": self._create,
+        }
         register = partial(OmegaConf.register_resolver, replace=True, annotation_validation="off")
         try:
             for name, resolver in own.items():

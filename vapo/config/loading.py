@@ -65,7 +65,7 @@ def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str
 
 def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
     """As `load_config`, with the tree before interpolation (for `--print_config`)."""
-    layers = [*read_files(files), read_overrides(overrides, describe(schema))]
+    layers = [*read_files(files), read_overrides(overrides, describe(schema))]  # type: ignore[arg-type]
     return compose_layers(schema, layers)
 
 
@@ -83,7 +83,8 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
 
 def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     """As `compose`, from layers that are already read, in an order of the caller's own."""
-    entries, values, origins = describe(schema), OmegaConf.create({}), Origins()
+    entries: Entries = describe(schema)  # type: ignore[arg-type]
+    values, origins = OmegaConf.create({}), Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
         if layer.name == COMMAND_LINE and layer.tree:
