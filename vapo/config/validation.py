@@ -24,9 +24,10 @@ from vapo.config.process_rules import (
 from vapo.config.rules import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
-_COMMON = (functions_are_import_paths, *DATA_RULES, engines_can_be_used)
+_COMMON = (*DATA_RULES, engines_can_be_used)
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
+        functions_are_import_paths,
         *ENVIRONMENT_RULES,
         *ALGORITHM_RULES,
         *CRITIC_RULES,
@@ -40,10 +41,17 @@ RULES: dict[type, tuple[Rule, ...]] = {
         sharding_options_have_shards,
         one_training_source,
         no_curriculum,
+        functions_are_import_paths,
         environment_can_be_made,
         *_COMMON,
     ),
-    RewardModelConfig: (one_process, sharding_options_have_shards, no_curriculum, *_COMMON),
+    RewardModelConfig: (
+        one_process,
+        sharding_options_have_shards,
+        no_curriculum,
+        functions_are_import_paths,
+        *_COMMON,
+    ),
 }
 
 
