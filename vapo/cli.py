@@ -87,8 +87,7 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
             _load_command(name, command)(**options)
         return
     import vapo.config
-    from vapo.config.help import describe_keys
-    from vapo.config.options import describe
+    from vapo.config.options import describe, describe_keys
 
     schema = getattr(vapo.config, command.schema)
     entries = describe(schema)

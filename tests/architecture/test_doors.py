@@ -99,7 +99,7 @@ def test_functional_loads_nothing_else(name: str, after_functional: dict[str, se
 @pytest.mark.parametrize(
     "statement",
     [
-        "import vapo.config, vapo.config.loading, vapo.config.validation, vapo.config.help",
+        "import vapo.config, vapo.config.loading, vapo.config.validation, vapo.config.options",
         "import vapo.cli",
         "from vapo.cli import main; main(['fit', '--help'])",
         "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', '--print_config'])",

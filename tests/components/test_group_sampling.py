@@ -7,9 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from vapo.errors import UserError
 from vapo.functional.baselines import leave_one_out_advantages
-from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.training_set import group_sampling
 from vapo.types import Prompt
 
 NUM_PROMPTS, GROUP_SIZE = 8, 4
@@ -83,11 +82,6 @@ def test_ranks_share_the_iteration_without_overlap(world_size: int):
     ]
     assert {len(share) for share in shares} == {8 // world_size}
     assert [prompt_id for share in shares for prompt_id in share] == whole
-
-
-def test_ranks_that_cannot_share_evenly():
-    with pytest.raises(UserError, match=r"group_sampling\.num_prompts is 8, .*multiple of 3"):
-        group_sampling(prompts(30), num_prompts=8, seed=0, iteration=0, world_size=3)
 
 
 def test_negative_control_contrast_within_a_prompt_exists_only_in_groups():

@@ -13,10 +13,9 @@ from vapo.config import FitConfig
 from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data import FileSource, HuggingfaceSource, MixtureSource, ProceduralSource
 from vapo.config.engines import VllmEngine, VllmServerEngine
-from vapo.config.help import describe_keys
 from vapo.config.kinds import kinds_of, make
 from vapo.config.loading import compose, from_yaml
-from vapo.config.options import describe
+from vapo.config.options import describe, describe_keys
 from vapo.config.rewards import PythonVerifier, RegexVerifier, RewardConfig
 from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vapo.prompts.hidden_states import state_tracking_states
-from vapo.prompts.procedural import state_tracking
+from vapo.prompts.state_tracking import state_tracking, state_tracking_states
 
 PROBLEM = "3a12b45c31="  # 3, 3, 3, 1
 

@@ -16,9 +16,8 @@ from vapo.config.data import CurriculumStage
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, SourceConfig
 from vapo.errors import UserError
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
-from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource, Turns
+from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource, Turns, group_sampling
 from vapo.types import Prompt
 
 

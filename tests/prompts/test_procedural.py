@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from vapo.errors import UserError
-from vapo.prompts.procedural import PROCEDURAL_TASKS, generate, state_tracking
+from vapo.prompts.procedural import PROCEDURAL_TASKS, generate
+from vapo.prompts.state_tracking import state_tracking
 
 
 def simulate(problem: str) -> list[tuple[str, int]]:

@@ -9,8 +9,7 @@ import pytest
 
 from vapo.diagnostics.oracle import state_values
 from vapo.errors import UserError
-from vapo.prompts.hidden_states import HIDDEN_STATES
-from vapo.prompts.procedural import generate
+from vapo.prompts.procedural import HIDDEN_STATES, generate
 from vapo.prompts.worked_sums import worked_sums, worked_sums_states
 from vapo.rewards.verifiers import make_regex
 

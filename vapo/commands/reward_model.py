@@ -22,8 +22,8 @@ from vapo.networks.export import save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
+from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings

@@ -24,8 +24,8 @@ from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
+from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.engines.contract import sampling_settings

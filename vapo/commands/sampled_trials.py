@@ -12,7 +12,7 @@ from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
-from vapo.prompts.group_sampling import group_sampling
+from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings

@@ -7,27 +7,18 @@ for each. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
+_OfGroups = Literal["group_relative", "group_mean", "group_mean_whitened", "leave_one_out"]
+COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
-    "gae",
-    "group_relative",
-    "group_mean",
-    "group_mean_whitened",
-    "leave_one_out",
-    "reward_to_go",
-    "greedy_baseline",
-    "correct_only",
-    "vine",
-    "function",
+    "gae", _OfGroups, "reward_to_go", "greedy_baseline", "correct_only", "vine", "function"
 ]
-COMPARES_GROUPS = ("group_relative", "group_mean", "group_mean_whitened", "leave_one_out")
 
 
 @dataclass
@@ -52,8 +43,7 @@ class MismatchConfig:
         gt=0,
     )
     tis_level: Literal["token", "sequence"] = option(
-        "token",
-        "the ratio that is truncated: each token's own, or the product of its response's",
+        "token", "the ratio that is truncated: each token's own, or the product of its response's"
     )
     mask_below: float | None = option(
         None,
@@ -62,11 +52,7 @@ class MismatchConfig:
         gt=0,
         lt=1,
     )
-    mask_above: float | None = option(
-        None,
-        "the same above this; null: no such bound",
-        gt=1,
-    )
+    mask_above: float | None = option(None, "the same above this; null: no such bound", gt=1)
 
     correct_stale: bool = option(
         True,
@@ -111,7 +97,7 @@ class VineOptions:
         9, "fresh responses sampled on from the start of each step (VinePPO: 9)", ge=1
     )
     vine_segments: SegmentsConfig = section(
-        lambda: make(SegmentsConfig), "the steps of a response, to which advantages belong"
+        SegmentsConfig, "the steps of a response, to which advantages belong"
     )
 
 
@@ -199,7 +185,7 @@ class AlgorithmConfig:
         "of length_adaptive_gae count the same",
     )
     baseline: BaselineConfig = section(
-        lambda: make(BaselineConfig), "what is subtracted from the return, with estimator gae"
+        BaselineConfig, "what is subtracted from the return, with estimator gae"
     )
     surrogate: Literal["clipped_ratio", "logprob", "dis", "dppo_tv"] = choice(
         "clipped_ratio",
@@ -257,20 +243,17 @@ class AlgorithmConfig:
     @property
     def has_critic(self) -> bool:
         """Whether advantages need values."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_uses_critic
-        return self.advantage_estimator == "gae"
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
+        return own or self.advantage_estimator == "gae"
 
     @property
     def compares_groups(self) -> bool:
         """Whether the baseline of a response is made of its group."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_compares_groups
-        return self.advantage_estimator in COMPARES_GROUPS
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_compares_groups
+        return own or self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
-        if isinstance(self, OwnEstimatorOptions):
-            return self.estimator_uses_greedy_baseline
-        return self.advantage_estimator == "greedy_baseline"
+        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline
+        return own or self.advantage_estimator == "greedy_baseline"

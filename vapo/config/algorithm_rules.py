@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from vapo.config.algorithm import OwnEstimatorOptions, VineOptions
-from vapo.config.continuation_rules import bad_pattern, unlike_the_rollouts
-from vapo.config.functions import import_path_problem
+from vapo.config.algorithm import VineOptions
+from vapo.config.continuation_rules import bad_segments, unlike_the_rollouts
 from vapo.config.hyperparameters import mismatch_of, resolve
-from vapo.config.rules import Problem, Problems, Rule
+from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig
 
 _ESTIMATOR = "algorithm.advantage_estimator"
 _BASELINE = "algorithm.baseline.kind"
-_TOKEN_LEVEL = "components.token_level_loss.enabled"
 
 
-def own_estimator_is_an_import_path(config: FitConfig) -> Problems:
-    if isinstance(config.algorithm, OwnEstimatorOptions):
-        path = config.algorithm.estimator_function
-        yield from import_path_problem("algorithm.estimator_function", path)
-
-
-def groups_have_two_responses(config: FitConfig) -> Problems:
+def estimator_has_its_groups(config: FitConfig) -> Problems:
     """What compares the responses to one prompt, each with what else would mend it."""
     algorithm, baseline = config.algorithm, config.algorithm.baseline
     if resolve(config).group_size > 1:
@@ -77,46 +69,33 @@ def surrogate_is_on_policy(config: FitConfig) -> Problems:
         )
 
 
-def kl_loss_has_a_gradient(config: FitConfig) -> Problems:
-    """Whatever the coefficient: a run that sets it later must not find out by training."""
-    if config.algorithm.kl.estimator == "k1" and config.algorithm.kl.placement == "loss":
+def objective_reads_its_options(config: FitConfig) -> Problems:
+    """What has no gradient, no older rollouts, no ratio or no sequence's loss to work on."""
+    algorithm, kl = config.algorithm, config.algorithm.kl
+    if kl.estimator == "k1" and kl.placement == "loss":
+        # Whatever the coefficient: a run that sets it later must not find out by training.
         yield Problem(
             "algorithm.kl.estimator k1 cannot be a loss term: its gradient is that of log pi "
             "alone, the reference drops out, and its expected gradient is zero, so it would add "
             "noise and hold the policy to nothing: set algorithm.kl.estimator=k2 or k3, or "
             "algorithm.kl.placement=reward"
         )
-
-
-def staleness_keys_need_stale_rollouts(config: FitConfig) -> Problems:
-    if config.training.max_staleness > 0:
-        return
-    switches = {
-        "training.update_open_rollouts": config.training.update_open_rollouts,
-        "algorithm.mismatch.correct_stale": config.algorithm.mismatch.correct_stale,
-    }
-    for key, is_default in switches.items():
-        if not is_default:
-            yield Problem(
-                f"{key} false has no effect: training.max_staleness is 0, so every rollout is "
-                "sampled with the actor's own weights; set training.max_staleness=1 or more, or "
-                f"{key}=true"
-            )
-
-
-def surrogate_reads_its_options(config: FitConfig) -> Problems:
-    """What clips a ratio or reduces a sequence's loss, where there is none to clip or reduce."""
-    algorithm, numbers = config.algorithm, resolve(config)
-    if algorithm.surrogate == "logprob":
-        for key, off in _clip_options(config).items():
-            yield Problem(
-                f"{key} has no effect: algorithm.surrogate logprob has no ratio to clip; "
-                f"set {key}={off}"
-            )
-    if algorithm.sequence_reduction != "mean" and numbers.loss_reduction == "token_mean":
+    of_stale = ("training.update_open_rollouts", "algorithm.mismatch.correct_stale")
+    for key, *_ in changed(config, of_stale if config.training.max_staleness == 0 else ()):
         yield Problem(
-            f"algorithm.sequence_reduction {algorithm.sequence_reduction} has no effect with the "
-            f"token-level loss: set {_TOKEN_LEVEL}=false"
+            f"{key} false has no effect: training.max_staleness is 0, so every rollout is sampled "
+            f"with the actor's own weights; set training.max_staleness=1 or more, or {key}=true"
+        )
+    for key, off in _clip_options(config).items() if algorithm.surrogate == "logprob" else ():
+        yield Problem(
+            f"{key} has no effect: algorithm.surrogate logprob has no ratio to clip; "
+            f"set {key}={off}"
+        )
+    reduction = algorithm.sequence_reduction
+    if reduction != "mean" and resolve(config).loss_reduction == "token_mean":
+        yield Problem(
+            f"algorithm.sequence_reduction {reduction} has no effect with the token-level loss: "
+            "set components.token_level_loss.enabled=false"
         )
 
 
@@ -131,18 +110,17 @@ def _clip_options(config: FitConfig) -> dict[str, str]:
 
 
 def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
-    level, limits = config.algorithm.mismatch.tis_level, _mismatch_limits(config)
+    level = config.algorithm.mismatch.tis_level
     if level != "token" and mismatch_of(config).tis_cap is None:
         yield Problem(
             f"algorithm.mismatch.tis_level {level} has no effect while truncated importance "
             "sampling is off: set algorithm.mismatch.tis_cap, or algorithm.mismatch.tis_level=token"
         )
     if config.algorithm.advantage_estimator == "correct_only":
-        for key in limits:
+        for key in _mismatch_limits(config):
             yield Problem(
                 f"{key} corrects a policy gradient, and {_ESTIMATOR} correct_only has none: it "
-                "fine-tunes on correct responses, whichever policy they are from; set "
-                f"{key}=null"
+                f"fine-tunes on correct responses, whichever policy they are from; set {key}=null"
             )
 
 
@@ -152,12 +130,12 @@ def _mismatch_limits(config: FitConfig) -> list[str]:
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problems:
-    """DIS and DPPO: conflicts with everything else that corrects or clips the ratio."""
-    algorithm = config.algorithm
-    if algorithm.surrogate not in ("dis", "dppo_tv"):
+    """DIS and DPPO: conflicts with all that corrects, clips or renormalises the ratio."""
+    surrogate, rollouts = config.algorithm.surrogate, config.rollouts
+    if surrogate not in ("dis", "dppo_tv"):
         return
     why = (
-        f"algorithm.surrogate {algorithm.surrogate} divides by the rollout policy's own "
+        f"algorithm.surrogate {surrogate} divides by the rollout policy's own "
         "probability and drops tokens outside a band of it"
     )
     clips, again = _clip_options(config), dict.fromkeys(_mismatch_limits(config), "null")
@@ -170,23 +148,16 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
         )
         fix = ", ".join(f"{key}={off}" for key, off in found.items())
         yield Problem(f"{why}; {next(iter(found))} {reason}: set {fix}")
-    if algorithm.advantage_estimator == "correct_only":
+    if config.algorithm.advantage_estimator == "correct_only":
         yield Problem(
             f"{why}, and {_ESTIMATOR} correct_only has no policy gradient to correct: it "
             "fine-tunes on correct responses; set algorithm.surrogate=logprob"
         )
-
-
-def surrogate_samples_the_policy(config: FitConfig) -> Problems:
-    """A nucleus or top-k renormalises the sampled probabilities, and the actor's are not."""
-    rollouts = config.rollouts
-    if config.algorithm.surrogate not in ("dis", "dppo_tv"):
-        return
     cuts = {"rollouts.top_p": (rollouts.top_p < 1, 1), "rollouts.top_k": (rollouts.top_k > 0, 0)}
     for key, (cuts_off, whole) in cuts.items():
         if cuts_off:
             yield Problem(
-                f"algorithm.surrogate {config.algorithm.surrogate} compares the policy with the "
+                f"algorithm.surrogate {surrogate} compares the policy with the "
                 f"probabilities that were sampled from, and {key} renormalises these, so that "
                 f"tokens would be dropped before the policy has moved: set {key}={whole}"
             )
@@ -215,7 +186,7 @@ def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
     if not isinstance(algorithm, VineOptions):
         return
     yield from unlike_the_rollouts(config, _ESTIMATOR)
-    yield from bad_pattern("algorithm.vine_segments", algorithm.vine_segments)
+    yield from bad_segments("algorithm.vine_segments", algorithm.vine_segments)
     if algorithm.gamma != 1:
         yield Problem(
             f"{_ESTIMATOR} vine compares the mean rewards of continuations, which are not "
@@ -245,15 +216,11 @@ def stopping_watchers_see_something(config: FitConfig) -> Problems:
 
 
 ALGORITHM_RULES: tuple[Rule, ...] = (
-    own_estimator_is_an_import_path,
-    groups_have_two_responses,
+    estimator_has_its_groups,
     surrogate_is_on_policy,
-    kl_loss_has_a_gradient,
-    staleness_keys_need_stale_rollouts,
-    surrogate_reads_its_options,
+    objective_reads_its_options,
     mismatch_corrects_a_policy_gradient,
     surrogate_has_one_ratio,
-    surrogate_samples_the_policy,
     baseline_weighs_values,
     vine_continues_what_was_sampled,
     stopping_watchers_see_something,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vapo.config.fields import is_function_folder, option
+from vapo.config.kinds import is_function_folder, option
+from vapo.config.sources import is_under, values_hash
 
 
 @dataclass
@@ -46,33 +45,17 @@ class CheckpointConfig:
 
 # Keys that may change between two sessions of one run: where it runs, what it keeps and reports.
 FREE_KEYS = (
-    "output_dir",
-    "tracking",
-    "checkpoints",
-    "watch",
-    "value_pages",
-    "value_truth",
-    "rollouts.vllm",
-    "rollouts.servers",
-    "trainer.accelerator",
-    "trainer.devices",
-    "trainer.num_nodes",
-    "trainer.num_threads",
-    "trainer.checkpoint_every_n_iterations",
-    "trainer.sharded_checkpoints",
-    "trainer.profile",
-    "trainer.peak_tflops",
+    *("output_dir", "tracking", "checkpoints", "watch", "value_pages", "value_truth"),
+    *("rollouts.vllm", "rollouts.servers", "trainer.accelerator", "trainer.devices"),
+    *("trainer.num_nodes", "trainer.num_threads", "trainer.checkpoint_every_n_iterations"),
+    *("trainer.sharded_checkpoints", "trainer.profile", "trainer.peak_tflops"),
 )
 
 
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """A flattened config (`loading.flatten`) without `FREE_KEYS` and the folders of functions."""
-    return {
-        key: value
-        for key, value in values.items()
-        if not is_function_folder(key)
-        and not any(key == free or key.startswith(f"{free}.") for free in FREE_KEYS)
-    }
+    decide = (key for key in values if not is_function_folder(key) and not is_under(key, FREE_KEYS))
+    return {key: values[key] for key in decide}
 
 
 def config_identity(values: Mapping[str, Any]) -> str:
@@ -80,5 +63,4 @@ def config_identity(values: Mapping[str, Any]) -> str:
 
     A sweep's `task_identity` is stricter: there the code and the models must be the same too.
     """
-    canonical = json.dumps(identity_values(values), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return values_hash(identity_values(values))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vapo.config.fields import option
+from vapo.config.kinds import option
 
 
 @dataclass(frozen=True)

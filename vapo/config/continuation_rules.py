@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from vapo.config.algorithm import VineOptions
 from vapo.config.hyperparameters import resolve
-from vapo.config.rules import Problem, Problems, Rule, pattern_of, shown_pattern
+from vapo.config.rules import Problem, Problems, bad_pattern
 from vapo.config.schema import FitConfig
 from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments
 
@@ -18,7 +18,7 @@ def truth_can_be_measured(config: FitConfig) -> Problems:
             "value_truth.num_responses and value_truth.num_prefixes are both 0: there is nothing "
             "to measure; set one of them above 0"
         )
-    yield from bad_pattern("value_truth.segments", truth.segments)
+    yield from bad_segments("value_truth.segments", truth.segments)
     if truth.every_n_iterations is not None:
         yield from unlike_the_rollouts(config, "value_truth.every_n_iterations")
 
@@ -41,26 +41,17 @@ def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True
         )
 
 
-def bad_pattern(block: str, segments: SegmentsConfig) -> Problems:
+def bad_segments(block: str, segments: SegmentsConfig) -> Problems:
     """What is wrong with the regular expression that ends a step, if one does.
 
-    It cannot be compiled, or it matches an empty text. `block` is the dotted key of `segments`.
+    `block` is the dotted key of `segments`.
     """
-    if not isinstance(segments, PatternSegments):
-        return
-    import regex  # takes longer to load than the rest of the rules
+    if isinstance(segments, PatternSegments):
+        import regex  # takes longer to load than the rest of the rules
 
-    key, pattern = f"{block}.pattern", segments.pattern
-    found = pattern_of(key, pattern, regex)
-    if isinstance(found, str):
-        yield Problem(found, (key,))
-    elif found.match("") is not None:
-        shown = shown_pattern(pattern)
         why = "matches an empty text: every place would be one"
-        yield Problem(f"{key} {shown} {why}", (key,))
-
-
-TRUTH_RULES: tuple[Rule, ...] = (truth_can_be_measured,)
+        pattern = f"{block}.pattern", segments.pattern
+        yield from bad_pattern(*pattern, lambda found: found.match("") is None, why, regex)
 
 
 class MostContinuations(NamedTuple):

@@ -9,28 +9,11 @@ from urllib.parse import unquote
 TRACKING_URI = "MLFLOW_TRACKING_URI"
 TRACKING_USER = "MLFLOW_TRACKING_USERNAME"
 TRACKING_PASSWORD = "MLFLOW_TRACKING_PASSWORD"
-TRACKING_TOKEN = "MLFLOW_TRACKING_TOKEN"
 
-_WHOLE = (
-    TRACKING_URI,
-    TRACKING_USER,
-    "AZURE_STORAGE_CONNECTION_STRING",
-    "DATABASE_URL",
-)
-_WORDS = frozenset(
-    [
-        "TOKEN",
-        "PASSWORD",
-        "PASSWD",
-        "PASSPHRASE",
-        "SECRET",
-        "SECRETS",
-        "CREDENTIAL",
-        "CREDENTIALS",
-        "APIKEY",
-    ]
-)
-_WORDS_AFTER_ANOTHER = frozenset({"KEY", "PWD", "PAT"})
+_WHOLE = (TRACKING_URI, TRACKING_USER, "AZURE_STORAGE_CONNECTION_STRING", "DATABASE_URL")
+_WORDS = {"TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY"}
+_WORDS |= {"SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
+_WORDS_AFTER_ANOTHER = {"KEY", "PWD", "PAT"}
 """`PWD` alone is the current folder; `WANDB_API_KEY` and `DB_PWD` are secrets."""
 
 
@@ -91,10 +74,9 @@ def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
     end = _end_of_user_part(rest, is_database=scheme.partition("+")[0] in _DATABASES)
     part, rest = rest[:end], rest[end:]
     user, colon, password = part.removesuffix("@").partition(":")
+    kept = ""
     if reference and part and re.fullmatch(f"(?:{reference})+", password if colon else user):
         part, kept = "", part
-    else:
-        kept = ""
     rest, dropped = _without_secret_parameters(rest, reference)
     return SplitUri(
         f"{scheme}://{kept}{rest}",

@@ -11,8 +11,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import kinds_of, make, option_names
+from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 from vapo.config.networks import LoraConfig, OptimizerConfig
 
 
@@ -63,9 +62,7 @@ class HeadConfig:
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
     """The same head, with the weights of the folder that the critic starts from."""
-    kind = kinds_of(HeadConfig)["kind"].get(head.kind)
-    options = {name: getattr(head, name) for name in ([] if kind is None else option_names(kind))}
-    found: HeadConfig = make(HeadConfig, kind=head.kind, **options)
+    found: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
     return found
 
 
@@ -130,7 +127,7 @@ class CriticConfig:
     frozen: list[str] = option(
         [], "parameters whose names contain one of these texts are not trained, as self_attn."
     )
-    head: HeadConfig = section(lambda: make(HeadConfig), "the critic's head")
+    head: HeadConfig = section(HeadConfig, "the critic's head")
     sampled_logprobs: SampledLogprobs | None = option(
         None,
         "the head reads how likely the response's earlier tokens were when they were sampled, too "
@@ -177,7 +174,7 @@ class CriticConfig:
         ge=1,
     )
     prompt: CriticPromptConfig = section(
-        lambda: make(CriticPromptConfig), "what the critic reads before the response"
+        CriticPromptConfig, "what the critic reads before the response"
     )
     count: int = option(
         1, "critics on disjoint prompts, whose mean is the value and whose spread is logged", ge=1

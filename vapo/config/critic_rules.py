@@ -6,9 +6,8 @@ from typing import NamedTuple
 
 from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
 from vapo.config.data import sources_of
-from vapo.config.functions import import_path_problem
 from vapo.config.hyperparameters import resolve
-from vapo.config.rules import Problem, Problems, Rule, without_effect
+from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
 from vapo.config.schema import FitConfig
 
 _ESTIMATOR = "algorithm.advantage_estimator"
@@ -80,7 +79,8 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
     yield from without_effect(config, keys, f"{_ESTIMATOR} {estimator} has no critic")
 
 
-def critic_has_a_start(config: FitConfig) -> Problems:
+def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
+    """A head of the user's own is made untrained, and takes the place of every other one."""
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
     if config.algorithm.has_critic and is_missing:
@@ -88,30 +88,19 @@ def critic_has_a_start(config: FitConfig) -> Problems:
             "critic.init reward_model needs critic.reward_model_path, the reward model's folder; "
             "or set critic.init=policy, or to the folder of a saved critic"
         )
-
-
-def own_head_is_whole(config: FitConfig) -> Problems:
-    """It is made untrained, in one process, and takes the place of every other head."""
-    critic = config.critic
     if critic.head_function is None:
         return
-    yield from import_path_problem("critic.head_function", critic.head_function)
     if critic.init != "policy":
         yield Problem(
             f"critic.init {critic.init} brings a trained value head, which critic.head_function "
             "would throw away: set critic.init=policy, or critic.head_function=null"
         )
-    for key, value, plain in (
-        (_KIND, critic.head.kind, "scalar"),
-        (f"{_HEAD}.start", critic.head.start, "as_loaded"),
-        ("critic.sampled_logprobs", "null" if critic.sampled_logprobs is None else "on", "null"),
-    ):
-        if value != plain:
-            yield Problem(
-                "critic.head_function makes the whole head, which outputs the value, and "
-                f"{key} {value} is of the linear one: set {key}={plain}, or "
-                "critic.head_function=null"
-            )
+    for key, value, plain in changed(config, (_KIND, f"{_HEAD}.start", "critic.sampled_logprobs")):
+        yield Problem(
+            "critic.head_function makes the whole head, which outputs the value, and "
+            f"{key} {value if isinstance(value, str) else 'on'} is of the linear one: set "
+            f"{key}={plain}, or critic.head_function=null"
+        )
 
 
 def head_fits_its_loss(config: FitConfig) -> Problems:
@@ -128,38 +117,27 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
             f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
             f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded"
         )
-
-
-def target_options_are_used(config: FitConfig) -> Problems:
-    critic, head, plain = config.critic, config.critic.head, CategoricalHead()
-    if not isinstance(head, CategoricalHead):
-        return
-    for name in ("targets", "sigma_ratio"):
-        key, value = f"{_HEAD}.{name}", getattr(head, name)
-        if value == getattr(plain, name):
-            continue
-        if critic.loss == "squared_error":
-            yield Problem(
-                f"{key} {value} has no effect: critic.loss squared_error compares the expectation "
-                "with the value target itself; set critic.loss=cross_entropy"
-            )
-        elif name == "sigma_ratio" and head.targets == "two_hot":
-            yield Problem(
-                f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or set "
-                f"{_HEAD}.targets=hl_gauss"
-            )
-
-
-def mean_reward_is_in_range(config: FitConfig) -> Problems:
-    critic, head = config.critic, config.critic.head
-    if not isinstance(head, GivenMeanReward):
-        return
-    mean, key, whole = head.mean_reward, f"{_HEAD}.mean_reward", critic.head
-    ends = _centers(whole) if isinstance(whole, CategoricalHead) else value_range(critic)
-    if ends is not None and not ends.low < mean < ends.high:
+    if isinstance(head, CategoricalHead):
+        for name in ("targets", "sigma_ratio"):
+            key, value = f"{_HEAD}.{name}", getattr(head, name)
+            if value == getattr(CategoricalHead, name):
+                continue
+            if critic.loss == "squared_error":
+                yield Problem(
+                    f"{key} {value} has no effect: critic.loss squared_error compares the "
+                    "expectation with the value target itself; set critic.loss=cross_entropy"
+                )
+            elif name == "sigma_ratio" and head.targets == "two_hot":
+                yield Problem(
+                    f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or "
+                    f"set {_HEAD}.targets=hl_gauss"
+                )
+    ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(critic)
+    if ends and isinstance(head, GivenMeanReward) and not ends.low < head.mean_reward < ends.high:
+        key = f"{_HEAD}.mean_reward"
         yield Problem(
-            f"{key} {mean:g} must be between {ends.low:g} and {ends.high:g}, where the values of a "
-            f"{head.kind} head are",
+            f"{key} {head.mean_reward:g} must be between {ends.low:g} and {ends.high:g}, where the "
+            f"values of a {head.kind} head are",
             (key, f"{_HEAD}.low", f"{_HEAD}.high"),
         )
 
@@ -221,10 +199,7 @@ def critic_is_punished(config: FitConfig) -> bool:
 
 CRITIC_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
-    critic_has_a_start,
-    own_head_is_whole,
+    critic_has_a_start_and_a_head,
     head_fits_its_loss,
-    target_options_are_used,
-    mean_reward_is_in_range,
     range_holds_the_targets,
 )

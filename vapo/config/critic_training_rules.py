@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from vapo.config.components import ValuePretraining
 from vapo.config.critic import CriticConfig
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import resolve
-from vapo.config.rules import Problem, Problems, Rule, written
+from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig
 
 _ESTIMATOR = "algorithm.advantage_estimator"
@@ -16,14 +15,14 @@ _PRETRAINING = "components.value_pretraining"
 
 def estimator_makes_its_targets(config: FitConfig) -> Problems:
     """An estimator of the user's own returns the value targets: nothing else decides on them."""
-    critic, estimator = config.critic, config.algorithm.advantage_estimator
-    overlong, plain = config.rewards.overlong, CriticConfig()
-    for name in ("reward", "bootstrap_truncated") if estimator != "gae" else ():
-        if getattr(critic, name) != getattr(plain, name):
-            yield Problem(
-                f"critic.{name} is of the value targets that {_ESTIMATOR} gae makes, and "
-                f"{estimator} makes its own: leave it at {written(getattr(plain, name))}"
-            )
+    critic, overlong = config.critic, config.rewards.overlong
+    estimator = config.algorithm.advantage_estimator
+    of_gae = ("critic.reward", "critic.bootstrap_truncated")
+    for key, _, default in changed(config, of_gae if estimator != "gae" else ()):
+        yield Problem(
+            f"{key} is of the value targets that {_ESTIMATOR} gae makes, and "
+            f"{estimator} makes its own: leave it at {default}"
+        )
     if critic.reward == "unshaped" and not overlong.soft_punishment and estimator == "gae":
         yield Problem(
             "critic.reward unshaped leaves the overlong punishment out of the value targets, and "
@@ -40,32 +39,17 @@ def estimator_makes_its_targets(config: FitConfig) -> Problems:
 
 def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
     """What reads the reward of a truncated response cannot have it replaced by a value."""
-    if not config.critic.bootstrap_truncated:
-        return
     readers = {
-        "rewards.overlong.soft_punishment": (
-            config.rewards.overlong.soft_punishment,
-            "is part of that reward",
-            "false",
-        ),
-        "algorithm.baseline.kind": (
-            config.algorithm.baseline.kind != "critic",
-            "compares it with other responses' rewards",
-            "critic",
-        ),
-        "critic.weights": (
-            config.critic.weights == "prompt_noise",
-            "measures how it scatters",
-            "none",
-        ),
+        "rewards.overlong.soft_punishment": "is part of that reward",
+        "algorithm.baseline.kind": "compares it with other responses' rewards",
+        "critic.weights": "measures how it scatters",
     }
-    for key, (reads, why, off) in readers.items():
-        if reads:
-            yield Problem(
-                "critic.bootstrap_truncated replaces a truncated response's reward by the value of "
-                f"its last token, and {key} {why}: set {key}={off}, or "
-                "critic.bootstrap_truncated=false"
-            )
+    for key, _, off in changed(config, readers if config.critic.bootstrap_truncated else ()):
+        yield Problem(
+            "critic.bootstrap_truncated replaces a truncated response's reward by the value of "
+            f"its last token, and {key} {readers[key]}: set {key}={off}, or "
+            "critic.bootstrap_truncated=false"
+        )
 
 
 def noise_weights_know_the_noise(config: FitConfig) -> Problems:
@@ -86,7 +70,7 @@ def noise_weights_know_the_noise(config: FitConfig) -> Problems:
         )
 
 
-def anchors_are_places(config: FitConfig) -> Problems:
+def anchors_and_k_are_used(config: FitConfig) -> Problems:
     critic, anchors = config.critic, list(config.critic.anchors)
     if anchors != sorted(set(anchors)) or not all(0 < share <= 1 for share in anchors):
         yield Problem(
@@ -104,9 +88,6 @@ def anchors_are_places(config: FitConfig) -> Problems:
             "critic.late_anchor_tokens has no effect without critic.late_anchor: set it, or "
             f"critic.late_anchor_tokens={least}"
         )
-
-
-def k_has_its_component(config: FitConfig) -> Problems:
     if config.components.length_adaptive_gae.k is not None and resolve(config).k is None:
         yield Problem(
             f"{_ADAPTIVE}.k has no effect while the component is off: set {_ADAPTIVE}.enabled=true,"
@@ -114,33 +95,28 @@ def k_has_its_component(config: FitConfig) -> Problems:
         )
 
 
-def critic_parts_are_one_process(config: FitConfig) -> Problems:
-    """What a sharded critic does not have, and adapters what is frozen."""
-    critic, is_sharded = config.critic, config.trainer.strategy != "auto"
+def critics_can_be_trained(config: FitConfig) -> Problems:
+    """What a sharded critic does not have, adapters what is frozen, one critic none to agree."""
+    algorithm, critic = config.algorithm, config.critic
     if critic.lora is not None and critic.frozen:
         yield Problem(
             "critic.lora freezes all weights but its adapters and the head already, and "
             "critic.frozen would take adapters from it: set critic.frozen=[] and choose modules "
             "with critic.lora.target_modules, or set critic.lora=null"
         )
-    if critic.count > 1 and is_sharded:
+    if critic.count > 1 and config.trainer.strategy != "auto":
         yield Problem(
             f"critic.count {critic.count} is not supported with trainer.strategy=fsdp: each "
             "forward pass of a sharded critic needs all processes, and theirs would be of "
             "different critics; set critic.count=1, or train in one process with "
             "trainer.strategy=auto"
         )
-
-
-def agreement_is_of_several_critics(config: FitConfig) -> Problems:
-    algorithm = config.algorithm
-    for name in ("agreement_mask_share", "disagreement_mask_share"):
-        key = f"algorithm.{name}"
-        if config.critic.count == 1 and getattr(algorithm, name) > 0:
-            yield Problem(
-                f"{key} compares several critics, and there is one: set critic.count to 2 or "
-                f"more, or {key}=0"
-            )
+    shares = ("algorithm.agreement_mask_share", "algorithm.disagreement_mask_share")
+    for key, *_ in changed(config, shares if critic.count == 1 else ()):
+        yield Problem(
+            f"{key} compares several critics, and there is one: set critic.count to 2 or "
+            f"more, or {key}=0"
+        )
     if algorithm.disagreement_mask_share > 0 and algorithm.entropy_coef == 0:
         yield Problem(
             "algorithm.disagreement_mask_share takes tokens from the entropy bonus, and "
@@ -151,14 +127,13 @@ def agreement_is_of_several_critics(config: FitConfig) -> Problems:
 
 def stored_rollouts_are_read(config: FitConfig) -> Problems:
     """What is said of stored rollouts is read only where there are some."""
-    settings, plain = config.components.value_pretraining, ValuePretraining()
-    if settings.data is None:
-        for name in ("epochs", "heldout_share", "patience", "targets"):
-            if getattr(settings, name) != getattr(plain, name):
-                yield Problem(
-                    f"{_PRETRAINING}.{name} is about the rollouts of a file: set "
-                    f"{_PRETRAINING}.data to one that `vapo rollouts` wrote, or leave it out"
-                )
+    settings = config.components.value_pretraining
+    names = ("epochs", "heldout_share", "patience", "targets") if settings.data is None else ()
+    for key, *_ in changed(config, (f"{_PRETRAINING}.{name}" for name in names)):
+        yield Problem(
+            f"{key} is about the rollouts of a file: set "
+            f"{_PRETRAINING}.data to one that `vapo rollouts` wrote, or leave it out"
+        )
     if settings.patience is not None and settings.heldout_share == 0:
         yield Problem(
             f"{_PRETRAINING}.patience waits for a better explained variance on held-out prompts, "
@@ -177,10 +152,6 @@ def stored_rollouts_are_read(config: FitConfig) -> Problems:
             f"rewards.shuffle does not reach the rewards of {_PRETRAINING}.data: set it to false, "
             "or data to null"
         )
-
-
-def pretraining_range(config: FitConfig) -> Problems:
-    settings = config.components.value_pretraining
     most = resolve(config).value_pretraining_iterations
     has_rule = (settings.stop_explained_variance, settings.stop_value_loss) != (None, None)
     if has_rule and 0 < most < settings.min_iterations:
@@ -219,11 +190,8 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     estimator_makes_its_targets,
     bootstrap_replaces_the_reward,
     noise_weights_know_the_noise,
-    anchors_are_places,
-    k_has_its_component,
-    critic_parts_are_one_process,
-    agreement_is_of_several_critics,
+    anchors_and_k_are_used,
+    critics_can_be_trained,
     stored_rollouts_are_read,
-    pretraining_range,
     truth_is_of_the_same_returns,
 )

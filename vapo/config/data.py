@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, option, section
 from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier
 
 
@@ -104,6 +103,8 @@ class VerifiersSource(GeneratedSource):
     """Tasks of an environment of the package verifiers; `task` is its id, `options` its args."""
 
 
+_Kind = Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"]
+_Verifier = Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"]
 _KINDS: dict[str, type] = {
     "jsonl": JsonlSource,
     "parquet": ParquetSource,
@@ -118,18 +119,14 @@ _KINDS: dict[str, type] = {
 class MixtureSource:
     """One source of a mixture, under its name."""
 
-    kind: Literal["jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers"] = (
-        choice("jsonl", "the type of source", **_KINDS)
-    )
+    kind: _Kind = choice("jsonl", "the type of source", **_KINDS)
     weight: int = option(1, "its part: 3 beside 1 is three prompts of four", ge=1, le=10_000)
-    verifier: Literal["exact", "regex", "math", "math_verify", "reasoning_gym", "python"] | None = (
-        choice(
-            None,
-            "how its responses are judged; null: as rewards.verifier says",
-            math=MathVerifier,
-            regex=RegexVerifier,
-            python=PythonVerifier,
-        )
+    verifier: _Verifier | None = choice(
+        None,
+        "how its responses are judged; null: as rewards.verifier says",
+        math=MathVerifier,
+        regex=RegexVerifier,
+        python=PythonVerifier,
     )
 
 
@@ -144,9 +141,9 @@ class Mixture:
 class SourceConfig:
     """One source, or a mixture of several."""
 
-    kind: Literal[
-        "jsonl", "parquet", "huggingface", "procedural", "reasoning_gym", "verifiers", "mixture"
-    ] = choice("jsonl", "the type of source", **_KINDS, mixture=Mixture)
+    kind: Literal[_Kind, "mixture"] = choice(
+        "jsonl", "the type of source", **_KINDS, mixture=Mixture
+    )
 
 
 PromptSource = FileSource | GeneratedSource
@@ -155,7 +152,7 @@ PromptSource = FileSource | GeneratedSource
 
 @dataclass
 class DataConfig:
-    train: SourceConfig = section(lambda: make(SourceConfig), "prompts to train on")
+    train: SourceConfig = section(SourceConfig, "prompts to train on")
     heldout: SourceConfig | None = option(
         None, "prompts to evaluate on; null: split `heldout_size` rows off the training source"
     )

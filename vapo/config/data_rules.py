@@ -17,9 +17,8 @@ from vapo.config.data import (
     sources_of,
     verifier_blocks,
 )
-from vapo.config.functions import import_path_problem
-from vapo.config.rewards import PythonVerifier, RegexVerifier, verifier_settings
-from vapo.config.rules import Problem, Problems, Rule, pattern_of, shown_pattern
+from vapo.config.rewards import RegexVerifier, verifier_settings
+from vapo.config.rules import Problem, Problems, Rule, bad_pattern
 
 
 def mixtures_have_sources(config: Any) -> Problems:
@@ -63,15 +62,9 @@ def files_are_read_as_they_say(config: Any) -> Problems:
         if not isinstance(source, FileSource):
             continue
         if source.answer_pattern is not None:
-            own = f"{key}.answer_pattern"
-            compiled = pattern_of(own, source.answer_pattern)
-            if isinstance(compiled, str):
-                yield Problem(compiled, (own,))
-            elif compiled.groups != 1:
-                shown = shown_pattern(source.answer_pattern)
-                yield Problem(
-                    f"{own} {shown} needs one group, (...), around the answer's part", (own,)
-                )
+            why = "needs one group, (...), around the answer's part"
+            pattern = f"{key}.answer_pattern", source.answer_pattern
+            yield from bad_pattern(*pattern, lambda found: found.groups == 1, why)
         low, high = source.min_pass_rate, source.max_pass_rate
         keys = (f"{key}.min_pass_rate", f"{key}.max_pass_rate")
         if low is not None and high is not None and low > high:
@@ -105,7 +98,8 @@ def curricula_are_schedules(config: Any) -> Problems:
             )
 
 
-def heldout_size_is_used(config: Any) -> Problems:
+def sources_agree(config: Any) -> Problems:
+    """The verdicts of a source that is trained on and held out come from one verifier."""
     data = config.data
     if data.heldout is not None and data.heldout_size != DataConfig().heldout_size:
         yield Problem(
@@ -116,10 +110,6 @@ def heldout_size_is_used(config: Any) -> Problems:
         yield Problem(
             f"data.heldout_size {data.heldout_size} is below the number of data.train.sources"
         )
-
-
-def source_verifiers_agree(config: Any) -> Problems:
-    """The verdicts of a source that is trained on and held out come from one verifier."""
     seen: dict[str, tuple[str, dict[str, Any]]] = {}
     for key, source in all_sources(config.data):
         if not isinstance(source, MixtureSource):
@@ -148,17 +138,9 @@ def verifiers_can_be_made(config: Any) -> Problems:
     """Of `rewards`, and of a mixture's sources that have verifiers."""
     for block, settings in verifier_blocks(config):
         if isinstance(settings, RegexVerifier):
-            key = f"{block}.pattern"
-            pattern = pattern_of(key, settings.pattern)
-            if isinstance(pattern, str):
-                yield Problem(pattern, (key,))
-            elif not pattern.groups:
-                shown = shown_pattern(settings.pattern)
-                yield Problem(
-                    f"{key} {shown} needs a group, (...), around the answer's part", (key,)
-                )
-        if isinstance(settings, PythonVerifier):
-            yield from import_path_problem(f"{block}.function", settings.function)
+            why = "needs a group, (...), around the answer's part"
+            pattern = f"{block}.pattern", settings.pattern
+            yield from bad_pattern(*pattern, lambda found: found.groups > 0, why)
 
 
 def rewards_tell_right_from_wrong(config: Any) -> Problems:
@@ -181,8 +163,7 @@ DATA_RULES: tuple[Rule, ...] = (
     templates_have_a_place,
     files_are_read_as_they_say,
     curricula_are_schedules,
-    heldout_size_is_used,
-    source_verifiers_agree,
+    sources_agree,
     verifiers_can_be_made,
     rewards_tell_right_from_wrong,
 )

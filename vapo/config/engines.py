@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import option, section
+from vapo.config.kinds import option, section
 
 
 @dataclass
@@ -100,7 +100,6 @@ class VllmEngine:
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's options."""
         return self.vllm
 
 
@@ -110,5 +109,4 @@ class VllmServerEngine:
 
     @property
     def engine_options(self) -> EngineOptions:
-        """The engine's options."""
         return self.servers

@@ -6,14 +6,10 @@ without one, and an environment gives the rewards itself.
 
 from __future__ import annotations
 
-from typing import Any
-
-from vapo.config.algorithm import Evpo, Tether
 from vapo.config.data import VerifiersSource
 from vapo.config.data_rules import all_sources
-from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment
-from vapo.config.functions import import_path_problem
-from vapo.config.rules import Problem, Problems, Rule
+from vapo.config.environments import VerifiersEnvironment
+from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig, SftConfig
 
 _KIND = "environment.kind"
@@ -22,8 +18,7 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 
 
 def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
-    if isinstance(config.environment, FunctionEnvironment):
-        yield from import_path_problem("environment.function", config.environment.function)
+    """A source of the tasks of an environment of the package verifiers is of the one that plays."""
     options, budget = config.environment.episode_options, config.rollouts.max_response_tokens
     template, most = options.observation_template, options.max_turn_tokens
     if template is not None and "{observation}" not in template:
@@ -36,10 +31,6 @@ def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
             f"environment.max_turn_tokens {most} is above rollouts.max_response_tokens {budget}, "
             "the budget of a whole episode: lower the one or raise the other"
         )
-
-
-def tasks_are_of_the_environment(config: FitConfig | SftConfig) -> Problems:
-    """A source of the tasks of an environment of the package verifiers is of the one that plays."""
     environment = config.environment
     own = environment.id if isinstance(environment, VerifiersEnvironment) else None
     for key, source in all_sources(config.data):
@@ -52,39 +43,24 @@ def tasks_are_of_the_environment(config: FitConfig | SftConfig) -> Problems:
             )
 
 
-def episodes_are_rewarded_by_their_environment(config: FitConfig) -> Problems:
-    """What needs a verdict that can be given again, dealt out anew, or measured in advance."""
+def episodes_are_of_their_environment(config: FitConfig) -> Problems:
+    """What needs a verdict that can be given again, dealt out anew, or measured in advance, and
+    what begins a response in its middle."""
+    algorithm, estimator = config.algorithm, config.algorithm.advantage_estimator
     if not config.environment.is_used:
         return
     reasons = {
-        "rewards.shuffle": (
-            config.rewards.shuffle,
-            "permutes verdicts of a verifier, and the rewards of an environment stand on its "
-            "turns: set rewards.shuffle=false",
-        ),
-        "rewards.overlong.soft_punishment": (
-            config.rewards.overlong.soft_punishment,
-            "is for responses that come close to the budget by what the policy wrote, and an "
-            "episode's budget counts what its environment wrote, too: set "
-            "rewards.overlong.soft_punishment=false, and let the environment's reward say what "
-            "length costs",
-        ),
-        "critic.weights": (
-            config.critic.weights == "prompt_noise",
-            "prompt_noise needs the rewards' range for its floor, and an environment gives "
-            "rewards of its own: set critic.weights=none",
-        ),
+        "rewards.shuffle": "permutes verdicts of a verifier, and the rewards of an environment "
+        "stand on its turns: set rewards.shuffle=false",
+        "rewards.overlong.soft_punishment": "is for responses that come close to the budget by "
+        "what the policy wrote, and an episode's budget counts what its environment wrote, too: "
+        "set rewards.overlong.soft_punishment=false, and let the environment's reward say what "
+        "length costs",
+        "critic.weights": "prompt_noise needs the rewards' range for its floor, and an "
+        "environment gives rewards of its own: set critic.weights=none",
     }
-    for key, (is_set, why) in reasons.items():
-        if is_set:
-            yield Problem(f"{key} {why}", (key, _KIND))
-
-
-def estimator_takes_episodes(config: FitConfig) -> Problems:
-    algorithm = config.algorithm
-    estimator = algorithm.advantage_estimator
-    if not config.environment.is_used:
-        return
+    for key, *_ in changed(config, reasons):
+        yield Problem(f"{key} {reasons[key]}", (key, _KIND))
     if estimator == "vine":
         yield Problem(
             f"{_ESTIMATOR} vine continues responses from the middle of a text, where an "
@@ -101,7 +77,7 @@ def estimator_takes_episodes(config: FitConfig) -> Problems:
 
 def turns_have_one_value(config: FitConfig) -> Problems:
     """GAE over turns: whose they are, and what reads a value at every token."""
-    algorithm, critic = config.algorithm, config.critic
+    algorithm = config.algorithm
     if algorithm.gae_over != "turns":
         return
     if algorithm.advantage_estimator != "gae":
@@ -114,25 +90,17 @@ def turns_have_one_value(config: FitConfig) -> Problems:
             f"{_OVER} turns has one value and one advantage a turn, and without an environment a "
             f"response is one turn: set {_KIND}, or {_OVER}=tokens"
         )
-    readers: dict[str, tuple[bool, Any]] = {
-        "algorithm.baseline.kind": (isinstance(algorithm.baseline, Tether | Evpo), "critic"),
-        "critic.anchors": (bool(critic.anchors), "[]"),
-        "algorithm.agreement_mask_share": (algorithm.agreement_mask_share > 0, 0),
-        "algorithm.disagreement_mask_share": (algorithm.disagreement_mask_share > 0, 0),
-    }
-    for key, (reads, off) in readers.items():
-        if reads:
+    shares = ("algorithm.agreement_mask_share", "algorithm.disagreement_mask_share")
+    for key, value, off in changed(config, ("algorithm.baseline.kind", "critic.anchors", *shares)):
+        if value != "linear_mix":
             yield Problem(
                 f"{key} is of the values of single tokens, and with {_OVER} turns only those of "
-                f"turns are learned: set {key}={off}, or {_OVER}=tokens"
+                f"turns are learned: set {key}={0 if key in shares else off}, or {_OVER}=tokens"
             )
 
 
-EPISODE_RULES: tuple[Rule, ...] = (environment_can_be_made, tasks_are_of_the_environment)
-"""Of `vapo sft`, too."""
-
 ENVIRONMENT_RULES: tuple[Rule, ...] = (
-    episodes_are_rewarded_by_their_environment,
-    estimator_takes_episodes,
+    environment_can_be_made,
+    episodes_are_of_their_environment,
     turns_have_one_value,
 )

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -84,17 +85,6 @@ class FromEnvironment:
         return redact_variables(text, names)
 
 
-def environment_field() -> Any:
-    """The field of a schema that holds them. It is no key: neither a file nor an override sets it,
-    and it makes two configs neither equal nor different."""
-    return field(
-        default_factory=FromEnvironment,
-        repr=False,
-        compare=False,
-        metadata={"omegaconf_ignore": True},
-    )
-
-
 def values_of(config: Any) -> dict[str, Any]:
     """The values of a config or a block of one, resolved: for use, not to be written."""
     tree = dataclasses.asdict(config)
@@ -157,10 +147,6 @@ def read_environment(tree: DictConfig, config: Any) -> FromEnvironment:
     return FromEnvironment(found)
 
 
-def _register(name: str, resolver: Any) -> None:
-    OmegaConf.register_resolver(name, resolver, replace=True, annotation_validation="off")
-
-
 class _Marks:
     """Stand-ins for `${oc.env:...}`, and for what is made of one."""
 
@@ -170,22 +156,24 @@ class _Marks:
 
     @contextmanager
     def in_place_of_resolvers(self) -> Iterator[None]:
-        own = {"oc.env": self._env, "oc.decode": self._decode, "oc.create": self._create}
+        own: dict[str, Callable[..., Any]] = {
+            "env": self._env,
+            "decode": self._decode,
+            "create": self._create,
+        }
+        register = partial(OmegaConf.register_resolver, replace=True, annotation_validation="off")
         try:
             for name, resolver in own.items():
-                _register(name, resolver)
+                register(f"oc.{name}", resolver)
             yield
         finally:
             for name in own:
-                _register(name, getattr(oc, name.removeprefix("oc.")))
+                register(f"oc.{name}", getattr(oc, name))
 
     def value(self, marked: str, value: Any) -> EnvironmentValue:
-        names = dict.fromkeys(n for m in MARKED.finditer(marked) for n in self._names[int(m[1])])
+        names = tuple(dict.fromkeys(self._names_in(marked)))
         return EnvironmentValue(
-            text=self._expand(marked, str),
-            source=self._expand(marked, escape),
-            names=tuple(names),
-            value=value,
+            self._expand(marked, str), self._expand(marked, escape), names, value
         )
 
     def _mark(self, source: str, names: Sequence[str]) -> str:
@@ -194,12 +182,12 @@ class _Marks:
         return MARK.format(len(self._sources) - 1)
 
     def _env(self, key: str, *default: Any) -> str:
-        parts = [key, *("null" if d is None else self._default(str(d)) for d in default)]
-        inner = [n for d in default for m in MARKED.finditer(str(d)) for n in self._names_of(m)]
-        return self._mark(f"${{oc.env:{','.join(parts)}}}", [key, *inner])
-
-    def _default(self, text: str) -> str:
-        return self._quoted(without_credentials(text, reference=REFERENCE))
+        quoted = [
+            "null" if d is None else self._quoted(without_credentials(str(d), reference=REFERENCE))
+            for d in default
+        ]
+        names = [key, *(name for d in default for name in self._names_in(str(d)))]
+        return self._mark(f"${{oc.env:{','.join([key, *quoted])}}}", names)
 
     def _decode(self, text: str | None, _parent_: Any, _node_: Any) -> Any:
         return self._made_of("decode", text, lambda: oc.decode(text, _parent_, _node_))
@@ -212,11 +200,10 @@ class _Marks:
             return otherwise()
         whole = MARKED.fullmatch(text)
         inner = self._sources[int(whole[1])] if whole else self._quoted(text)
-        names = [n for m in MARKED.finditer(text) for n in self._names_of(m)]
-        return self._mark(f"${{oc.{name}:{inner}}}", names)
+        return self._mark(f"${{oc.{name}:{inner}}}", self._names_in(text))
 
-    def _names_of(self, match: re.Match[str]) -> tuple[str, ...]:
-        return self._names[int(match[1])]
+    def _names_in(self, text: str) -> list[str]:
+        return [name for mark in MARKED.finditer(text) for name in self._names[int(mark[1])]]
 
     def _quoted(self, text: str) -> str:
         """As an argument of a resolver."""

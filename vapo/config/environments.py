@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option
+from vapo.config.kinds import FOLDER_DOC, choice, option
 
 
 @dataclass

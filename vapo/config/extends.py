@@ -23,8 +23,7 @@ def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[La
     second does not take back what the first changed. A file named in `paths` is always laid,
     where it is named. `below` are the layers that are already there.
 
-    Raises:
-        UserError: a file is not there, is not YAML, or extends itself through others.
+    Raises: UserError: a file is not there, is not YAML, or extends itself through others.
     """
     laid = {Path(layer.name).resolve() for layer in below}
     return [layer for path in paths for layer in _with_extended(Path(path), laid, {})]

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from vapo.config.environment_variables import escape
-from vapo.config.fields import is_function_folder
+from vapo.config.kinds import is_function_folder
 from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries
 from vapo.config.origins import Origins
@@ -22,13 +22,15 @@ from vapo.config.rules import Problem, Problems
 from vapo.config.written import flatten
 
 
-def import_path_problem(key: str, path: str) -> Problems:
-    """What is wrong with the form; nothing is imported."""
-    if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
-        yield Problem(
-            f"{key} {path!r} is not of the form package.module:function or folder/file.py:function",
-            (key,),
-        )
+def functions_are_import_paths(config: Any) -> Problems:
+    """Rule: the form of each; nothing is imported."""
+    values = flatten(config)
+    for key, path in values.items():
+        if not isinstance(path, str) or f"{key}_folder" not in values:
+            continue
+        if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
+            form = "package.module:function or folder/file.py:function"
+            yield Problem(f"{key} {path!r} is not of the form {form}", (key,))
 
 
 def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:
@@ -36,32 +38,26 @@ def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) 
 
     Without a function there is no folder, whether K was written or not.
     """
-    written_keys = [key.removesuffix("_folder") for key in origins.layers]
-    for key in dict.fromkeys(written_keys):
+    for key in dict.fromkeys(key.removesuffix("_folder") for key in origins.layers):
         folder_key = f"{key}_folder"
-        if not is_function_folder(folder_key) or entries.get(folder_key) is None:
+        if not is_function_folder(folder_key) or folder_key not in entries:
             continue
         block: Any = OmegaConf.select(tree, key.rpartition(".")[0])
+        values: Any = OmegaConf.to_container(block, resolve=False)
         name = folder_key.rpartition(".")[2]
-        values = OmegaConf.to_container(block, resolve=False)
-        assert isinstance(values, dict)
-        written = values.get(name)
-        if values.get(key.rpartition(".")[2]) is None:  # there is no function
+        if values.get(name.removesuffix("_folder")) is None:  # there is no function
             block[name] = None
-            continue
-        if key not in origins.layers:
-            continue
-        order, layer = origins.layers[key]
-        order_of_folder, its_layer = origins.layers.get(folder_key, (-1, None))
-        if is_interpolation(written) and order_of_folder >= order:
-            continue
-        if written is None or order_of_folder < order or its_layer is None:
-            folder = layer.folder
-        else:
-            folder = written
-            if its_layer.folder is not None:
-                folder = os.path.join(its_layer.folder, os.path.expanduser(written))
-        block[name] = None if folder is None else escape(folder)
+        elif key in origins.layers:
+            order, layer = origins.layers[key]
+            order_of_folder, its_layer = origins.layers.get(folder_key, (-1, layer))
+            written, folder = values.get(name), layer.folder
+            if written is not None and order_of_folder >= order:
+                if is_interpolation(written):
+                    continue
+                folder = written
+                if its_layer.folder is not None:
+                    folder = os.path.join(its_layer.folder, os.path.expanduser(written))
+            block[name] = None if folder is None else escape(folder)
 
 
 def names_a_notebooks_function(config: Any) -> bool:

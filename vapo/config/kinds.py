@@ -1,7 +1,7 @@
-"""Blocks whose options depend on a kind: a key of the block says which, and each kind is a type.
+"""How fields are declared, and blocks whose options depend on a kind, which a key of them names.
 
-A field made by `fields.choice` names a dataclass for each of its values. The type of a finished
-block is the block's own class together with the classes of the kinds that were chosen, so
+A field made by `choice` names a dataclass for each of its values. The type of a finished block is
+the block's own class together with the classes of the kinds that were chosen, so
 `isinstance(source, FileSource)` says what it is, and an option of another kind is not there.
 """
 
@@ -11,14 +11,60 @@ import copy
 import dataclasses
 import inspect
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache, lru_cache
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 _T = TypeVar("_T")
+
+
+def option(default: Any, doc: str, **bounds: float) -> Any:
+    """A config field: its default, its help text, and the range that validation enforces.
+
+    The range is given as `ge` or `gt`, then `le` or `lt`.
+    """
+    metadata = {"doc": doc, "bounds": bounds}
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: type(default)(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def choice(default: str | None, doc: str, **options: type) -> Any:
+    """A field whose value decides which other keys its block has (see above).
+
+    Args:
+        options: for each value that has keys of its own, the dataclass of them. A layer that
+            changes the value begins with the new kind's defaults, except for the keys that both
+            kinds inherit from one class.
+    """
+    return field(default=default, metadata={"doc": doc, "bounds": {}, "kinds": options})
+
+
+def section(factory: Callable[[], _T], doc: str) -> _T:
+    """A nested block of the config; of a class, with the options of its kinds."""
+    made = partial(make, factory) if isinstance(factory, type) else factory
+    return field(default_factory=made, metadata={"doc": doc})
+
+
+def not_a_key(factory: Callable[[], _T]) -> _T:
+    """A field that neither a file nor an override sets, and that makes no two configs different."""
+    metadata = {"omegaconf_ignore": True}
+    return field(default_factory=factory, repr=False, compare=False, metadata=metadata)
+
+
+FOLDER_DOC = (
+    "folder in which that function is looked for before the current one; null: the folder of the "
+    "YAML file where the key is written, which a recorded config then has here"
+)
+
+
+def is_function_folder(key: str) -> bool:
+    """Whether a key, dotted or not, says where a function is looked for."""
+    return key.endswith("function_folder")
 
 
 def make(block: type, **values: Any) -> Any:
@@ -34,22 +80,17 @@ def make(block: type, **values: Any) -> Any:
 
 def kinds_of(block: type) -> Mapping[str, Mapping[Any, type]]:
     """For each key of the block that names a kind: the dataclass of each of its values."""
-    return {f.name: f.metadata["kinds"] for f in dataclasses.fields(block) if _is_kind(f)}
-
-
-def _is_kind(field: dataclasses.Field[Any]) -> bool:
-    return "kinds" in field.metadata
+    fields = dataclasses.fields(block)
+    return {f.name: f.metadata["kinds"] for f in fields if "kinds" in f.metadata}
 
 
 def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
     """The block's type under the kinds in `values`; an unset or unknown one is the default's."""
     chosen: list[type | None] = []
-    fields: tuple[dataclasses.Field[Any], ...] = dataclasses.fields(block)  # type: ignore[arg-type]
-    for field in filter(_is_kind, fields):
-        options = field.metadata["kinds"]
-        value = values.get(field.name, field.default)
-        known = isinstance(value, str) and value in _names(_hints(block)[field.name])  # type: ignore[arg-type]
-        chosen.append(options.get(value if known else field.default))
+    for name, options in kinds_of(block).items():
+        value, default = values.get(name), getattr(block, name)
+        known = isinstance(value, str) and value in _names(_hints(block)[name])  # type: ignore[arg-type]
+        chosen.append(options.get(value if known else default))
     kinds = tuple(kind for kind in chosen if kind is not None)
     return _composed(block, kinds)  # type: ignore[arg-type]
 
@@ -80,6 +121,13 @@ def _remade(block: type, values: Mapping[str, Any]) -> Any:
     return make(block, **values)
 
 
+def kind_options(block: Any, name: str) -> dict[str, Any]:
+    """The key of a block that names a kind, and the kind's options."""
+    kind = kinds_of(type(block))[name].get(getattr(block, name))
+    names = option_names(kind) if kind is not None and isinstance(block, kind) else ()
+    return {n: getattr(block, n) for n in (name, *names)}
+
+
 def option_names(kind: type) -> list[str]:
     return [field.name for field in dataclasses.fields(kind)]
 
@@ -88,17 +136,6 @@ def defining_class(kind: type | None, name: str) -> type | None:
     """The class that declares an option of a kind: two kinds share it if this is the same."""
     classes = () if kind is None else kind.__mro__
     return next((c for c in classes if name in inspect.get_annotations(c)), None)
-
-
-def typed(schema: type, values: DictConfig) -> DictConfig:
-    """The values in the types of their kinds, with defaults; options of other kinds are left out.
-
-    Raises: OmegaConfBaseException: a value is not of its key's type.
-    """
-    raw: Any = OmegaConf.to_container(values, resolve=False)
-    first = _Typing(None)
-    tree = first.tree(schema, raw)
-    return _Typing(tree).tree(schema, raw) if first.has_interpolated_kinds else tree
 
 
 @dataclass(frozen=True)
@@ -120,56 +157,49 @@ def _default_tree(shape: _Shape) -> DictConfig:
     return tree
 
 
-@dataclass
-class _Typing:
-    """One pass over the values; `resolved` is the tree of an earlier one."""
+def typed(schema: type, values: DictConfig) -> DictConfig:
+    """The values in the types of their kinds, with defaults; options of other kinds are left out.
 
-    resolved: DictConfig | None
-    has_interpolated_kinds: bool = False
+    Raises: OmegaConfBaseException: a value is not of its key's type.
+    """
+    raw: Any = OmegaConf.to_container(values, resolve=False)
 
-    def tree(self, schema: type, raw: dict[str, Any]) -> DictConfig:
-        shape, kept = self.block(schema, raw, "")
-        # The copy is nobody else's, so that merging needs no other one.
-        tree = OmegaConf.unsafe_merge(copy.deepcopy(_default_tree(shape)), kept)
-        assert isinstance(tree, DictConfig)
-        return tree
+    @cache
+    def untyped() -> Any:
+        """What interpolated kinds point to."""
+        defaults = OmegaConf.to_container(_default_tree(_Shape(schema, ())))
+        return OmegaConf.unsafe_merge(OmegaConf.create(defaults), raw)
 
-    def block(
-        self, block: type, raw: Mapping[str, Any], prefix: str
+    def read(
+        block: type, raw: Mapping[str, Any], prefix: str = ""
     ) -> tuple[_Shape, dict[str, Any]]:
         """The types of the block and of those in it, and the part of `raw` that it reads."""
-        own: type[Any] = own_type(block, dict(self.chosen(block, raw, prefix)))
+        kinds = {name: raw.get(name) for name in kinds_of(block)}
+        for name, value in kinds.items():
+            if isinstance(value, str) and "${" in value:
+                kinds[name] = select(untyped(), prefix + name)
+        own: type[Any] = own_type(block, kinds)
         hints = _hints(own)  # type: ignore[arg-type]
         inside: list[tuple[str, _Shape]] = []
-        kept: dict[str, Any] = {}
-        for name in option_names(own):
-            if name not in raw:
-                continue
-            kept[name] = value = raw[name]
+        kept = {name: raw[name] for name in option_names(own) if name in raw}
+        for name, value in kept.items():
             inner = block_type(hints[name])
             if inner is None or not isinstance(value, Mapping):
                 continue
             if get_origin(hints[name]) is not dict:
-                shape, kept[name] = self.block(inner, value, f"{prefix}{name}.")
-                inside.append((name, shape))
-                continue
-            made = {n: self.block(inner, v or {}, f"{prefix}{name}.{n}.") for n, v in value.items()}
-            of_names = _Shape(dict, tuple((n, shape) for n, (shape, _) in made.items()))
-            inside.append((name, of_names))
-            kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
+                shape, kept[name] = read(inner, value, f"{prefix}{name}.")
+            else:
+                made = {n: read(inner, v or {}, f"{prefix}{name}.{n}.") for n, v in value.items()}
+                shape = _Shape(dict, tuple((n, shape) for n, (shape, _) in made.items()))
+                kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
+            inside.append((name, shape))
         return _Shape(own, tuple(inside)), kept
 
-    def chosen(self, block: type, raw: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-        """The kinds that the values name, interpolated ones as far as they are known."""
-        for name in kinds_of(block):
-            value = raw.get(name)
-            if isinstance(value, str) and "${" in value:
-                self.has_interpolated_kinds = True
-                value = None if self.resolved is None else select(self.resolved, prefix + name)
-                if value is not None:
-                    yield name, value
-            elif name in raw:
-                yield name, value
+    shape, kept = read(schema, raw)
+    # The copy is nobody else's, so that merging needs no other one.
+    tree = OmegaConf.unsafe_merge(copy.deepcopy(_default_tree(shape)), kept)
+    assert isinstance(tree, DictConfig)
+    return tree
 
 
 @cache
@@ -179,8 +209,6 @@ def _hints(block: type) -> dict[str, Any]:
 
 def select(tree: DictConfig, key: str) -> Any:
     """The value at a dotted key, interpolations resolved; None where there is none."""
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         return OmegaConf.select(tree, key)
     except OmegaConfBaseException:  # it is reported where the whole config is resolved

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +18,7 @@ from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.nearest_path import nearest_path
 from vapo.config.options import Entry, Option, Section
+from vapo.config.written import leaves
 from vapo.errors import UserError
 
 COMMAND_LINE = "command line"
@@ -57,17 +58,9 @@ class Layer:
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
 
-    def leaves(self) -> Iterator[str]:
+    def leaves(self) -> list[str]:
         """Dotted keys of the values; an empty block counts as one."""
-        yield from _leaves(self.tree, "")
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
+        return [key for key, _ in leaves(self.tree)]
 
 
 def read_file(path: Path) -> Layer:
@@ -207,18 +200,17 @@ def _parse_value(key: str, text: str, entry: Entry | None) -> Any:
         raise UserError(f"{COMMAND_LINE}: {key}: '{text}' is not valid YAML: {reason}") from None
 
 
-def check_keys(layer: Layer, entries: Mapping[str, Entry]) -> None:
-    """Every key is known, blocks are blocks and values are values.
+def check_keys(
+    layer: Layer,
+    entries: Mapping[str, Entry],
+    block: Mapping[Any, Any] | None = None,
+    prefix: str = "",
+) -> None:
+    """Every key is known, blocks are blocks and values are values; in a block, or in the layer.
 
     Raises: UserError that names the key, its place, and the nearest known key.
     """
-    _check_block(layer, layer.tree, "", entries)
-
-
-def _check_block(
-    layer: Layer, tree: Mapping[Any, Any], prefix: str, entries: Mapping[str, Entry]
-) -> None:
-    for name, value in tree.items():
+    for name, value in (layer.tree if block is None else block).items():
         key = f"{prefix}{name}"
         place, entry = layer.place(key), entries.get(key)
         if key == EXTENDS:  # a file's own has been taken out
@@ -232,14 +224,14 @@ def _check_block(
             raise UserError(f"{place}: unknown key '{key}'{_hint(key, value, entries)}")
         if isinstance(entry, Section):
             if isinstance(value, Mapping):
-                _check_block(layer, value, f"{key}.", entries)
+                check_keys(layer, entries, value, f"{key}.")
             elif not (value is None and entry.nullable) and not is_interpolation(value):
                 raise UserError(
                     f"{place}: {key} is a block of keys, got {show(value)}; "
                     "give keys below it, or leave it out"
                 )
-        elif (reason := _type_reason(entry, value)) is not None:
-            raise UserError(f"{place}: {key}: {reason}")
+        elif (excess := limits.integer_excess(value)) or not _fits(entry, value):
+            raise UserError(f"{place}: {key}: {excess or type_error(entry, value)}")
 
 
 def _hint(key: str, value: Any, entries: Mapping[str, Entry]) -> str:
@@ -254,14 +246,8 @@ def _hint(key: str, value: Any, entries: Mapping[str, Entry]) -> str:
     return hint or "; `vapo fit --help` lists every key"
 
 
-def _type_reason(option: Option, value: Any) -> str | None:
-    """Why a value is not of the key's type; OmegaConf would convert some of these silently."""
-    if (excess := limits.integer_excess(value)) is not None:
-        return excess
-    return None if _fits(option, value) else type_error(option, value)
-
-
 def _fits(option: Option, value: Any) -> bool:
+    """Whether a value is of the key's type; OmegaConf would convert some of these silently."""
     if value is None:
         return option.nullable
     if is_interpolation(value) or value == MISSING:

@@ -47,6 +47,8 @@ _ENVIRONMENT = re.compile(r"\s*oc\.env\s*:")
 """Names no key; a default that is an interpolation is counted by itself."""
 
 _DECODED_ENVIRONMENT = re.compile(r"\$\{\s*oc\.decode\s*:\s*(\$\{\s*oc\.env\s*:[^${}]*\})\s*\}")
+"""Counts as what is in it: a number from the environment is no nesting."""
+
 _READING = re.compile(r"\$\{\s*oc\.(?:decode|create)\b")
 """Read their argument as YAML once more, escaped interpolations included."""
 
@@ -111,10 +113,9 @@ def scalar_excess(node: yaml.ScalarNode) -> str | None:
 
 def integer_excess(value: Any) -> str | None:
     """Why an integer, or one in a list or mapping, is refused, or None."""
-    if isinstance(value, Mapping):
-        return next(filter(None, map(integer_excess, value.values())), None)
-    if isinstance(value, list):
-        return next(filter(None, map(integer_excess, value)), None)
+    if isinstance(value, (Mapping, list)):
+        items = value.values() if isinstance(value, Mapping) else value
+        return next(filter(None, map(integer_excess, items)), None)
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         return f"an integer of {value.bit_length()} bits, where 63 are allowed"
     return None
@@ -154,12 +155,36 @@ Path = tuple[str, ...]
 def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
     """The key whose interpolations come to too much, and why; None where none does.
 
-    Nothing is resolved: the interpolations are followed as a graph, each text once.
+    Nothing is resolved: the interpolations are followed as a graph, each text once. A reference is
+    unknown when its key has an interpolation inside, or is not in the tree. It is taken to follow
+    every text on the way, which cannot be more than their numbers multiplied: a text that comes to
+    itself is an error of its own.
     """
-    graph = _Graph({path: _plainer(text) for path, text in _texts(tree, ())})
+    texts = {path: _DECODED_ENVIRONMENT.sub(r"\1", text) for path, text in _texts(tree, ())}
+    pieces = {path: found for path, text in texts.items() if (found := _pieces(text))}
+    below: dict[Path, list[Path]] = {}
+    for path in texts:
+        for length in range(1, len(path) + 1):
+            below.setdefault(path[:length], []).append(path)
+    most_followed = math.prod(map(len, pieces.values()))
+    most = (most_followed, most_followed * max(map(len, texts.values()), default=0))
+    sizes: dict[Path, tuple[int, int]] = {}
+
+    def size(path: Path) -> tuple[int, int]:
+        """Interpolations followed, and characters, of one text."""
+        if path not in sizes:
+            sizes[path] = (0, 0)  # should it come to itself
+            found = [(0, len(texts[path]))]
+            for piece in pieces.get(path, ()):
+                targets = _targets(piece, path, below, texts)
+                found += [(1, 0), *([most] if targets is None else map(size, targets))]
+            followed, chars = zip(*found, strict=True)
+            sizes[path] = (sum(followed), sum(chars))
+        return sizes[path]
+
     num_followed = num_chars = 0
-    for path in graph.interpolated:
-        followed, chars = graph.size(path)
+    for path in pieces:
+        followed, chars = size(path)
         num_followed, num_chars = num_followed + followed, num_chars + chars
         if num_followed > MAX_FOLLOWED or num_chars > MAX_EXPANDED_CHARS:
             return ".".join(path), (
@@ -179,11 +204,6 @@ def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
             yield (*path, str(name)), value if isinstance(value, str) else "0"
 
 
-def _plainer(text: str) -> str:
-    """The same for all that is counted: a number from the environment is no nesting."""
-    return _DECODED_ENVIRONMENT.sub(r"\1", text)
-
-
 def _pieces(text: str) -> list[str]:
     """What follows each interpolation's beginning."""
     if _READING.search(text):
@@ -191,63 +211,22 @@ def _pieces(text: str) -> list[str]:
     return _INTERPOLATION.split(text)[1:]
 
 
-class _Graph:
-    """What the texts of a config point to, and what they come to.
-
-    A reference is unknown when its key has an interpolation inside, or is not in the tree. It is
-    taken to follow every text on the way, which cannot be more than their numbers multiplied:
-    a text that comes to itself is an error of its own.
-    """
-
-    def __init__(self, texts: Mapping[Path, str]) -> None:
-        self._texts = texts
-        self.interpolated = [path for path, text in texts.items() if _pieces(text)]
-        self._below: dict[Path, list[Path]] = {}
-        for path in texts:
-            for length in range(1, len(path) + 1):
-                self._below.setdefault(path[:length], []).append(path)
-        self._sizes: dict[Path, tuple[int, int]] = {}
-        counts = [len(_pieces(texts[path])) for path in self.interpolated]
-        self._most_followed = math.prod(counts)
-        self._most_chars = self._most_followed * max(map(len, texts.values()), default=0)
-
-    def size(self, path: Path) -> tuple[int, int]:
-        """Interpolations followed, and characters, of one text."""
-        if path in self._sizes:
-            return self._sizes[path]
-        self._sizes[path] = (0, 0)  # should it come to itself
-        followed, chars = 0, len(self._texts[path])
-        for piece in _pieces(self._texts[path]):
-            targets = self._targets(piece, path)
-            sizes = (
-                [(self._most_followed, self._most_chars)]
-                if targets is None
-                else map(self.size, targets)
-            )
-            followed += 1
-            for more_followed, more_chars in sizes:
-                followed, chars = followed + more_followed, chars + more_chars
-        self._sizes[path] = (followed, chars)
-        return followed, chars
-
-    def _targets(self, piece: str, path: Path) -> list[Path] | None:
-        """What the interpolation that begins the piece names; all below it for a block."""
-        inside, closing, _ = piece.partition("}")
-        if _ENVIRONMENT.match(inside):
-            return []
-        if _READING.match(f"${{{inside}"):
-            return None
-        name = inside.partition(":")[2] if ":" in inside else inside
-        name = name.partition(",")[0].strip(" \t'\"")
-        num_dots = len(name) - len(name.lstrip("."))
-        base = path[: max(len(path) - num_dots, 0)] if num_dots else ()
-        target = (*base, *re.split(r"[.\[\]]+", name.strip(".]")))
-        if not closing:
-            return None
-        for length in range(len(target), 0, -1):
-            if target[:length] in self._below:
-                found = self._below[target[:length]]
-                # below a block that is an interpolation itself lies what that one points to
-                is_found = length == len(target) or target[:length] in self._texts
-                return found if is_found else None
+def _targets(
+    piece: str, path: Path, below: Mapping[Path, list[Path]], texts: Mapping[Path, str]
+) -> list[Path] | None:
+    """What the interpolation that begins the piece names; all below it for a block."""
+    inside, closing, _ = piece.partition("}")
+    if _ENVIRONMENT.match(inside):
+        return []
+    if not closing or _READING.match(f"${{{inside}"):
         return None
+    name = inside.partition(":")[2] if ":" in inside else inside
+    name = name.partition(",")[0].strip(" \t'\"")
+    num_dots = len(name) - len(name.lstrip("."))
+    base = path[: max(len(path) - num_dots, 0)] if num_dots else ()
+    target = (*base, *re.split(r"[.\[\]]+", name.strip(".]")))
+    known = (target[:length] for length in range(len(target), 0, -1))
+    nearest = next((place for place in known if place in below), None)
+    # below a block that is an interpolation itself lies what that one points to
+    is_found = nearest is not None and (nearest == target or nearest in texts)
+    return below[nearest] if nearest is not None and is_found else None

@@ -65,14 +65,8 @@ def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str
 
 def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
     """As `load_config`, with the tree before interpolation (for `--print_config`)."""
-    entries = describe(schema)
-    layers = [*read_files(files), read_overrides(overrides, entries)]
-    return _compose(schema, layers, entries)
-
-
-def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
-    """As `compose`, from layers that are already read, in an order of the caller's own."""
-    return _compose(schema, layers, describe(schema))
+    layers = [*read_files(files), read_overrides(overrides, describe(schema))]  # type: ignore[arg-type]
+    return compose_layers(schema, layers)
 
 
 def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
@@ -84,10 +78,12 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
     environment = layer.tree.get("environment")
     if isinstance(environment, dict) and environment.get("kind") is None:
         layer.tree["environment"] = {"kind": None}
-    return _compose(schema, [layer], describe(schema)).config
+    return compose_layers(schema, [layer]).config
 
 
-def _compose(schema: type[_T], layers: Sequence[Layer], entries: Entries) -> Composed[_T]:
+def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
+    """As `compose`, from layers that are already read, in an order of the caller's own."""
+    entries: Entries = describe(schema)  # type: ignore[arg-type]
     values, origins = OmegaConf.create({}), Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
@@ -98,16 +94,17 @@ def _compose(schema: type[_T], layers: Sequence[Layer], entries: Entries) -> Com
         values = _merge(values, layer)
         origins.add(layer)
     tree = _typed(schema, values, entries, origins)
-    _check_expansion(tree, origins)
+    if (found := expansion_excess(_container(tree))) is not None:
+        key, reason = found
+        raise origins.error(f"{key}: {reason}", key)
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
     config = _to_object(tree, entries, origins)
     config.sources = made_from(config, layers, changed, entries)
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
-        place = origins.latest(key for key in problem.keys if key in entries)
         message = config.from_environment.redact(problem.message)
-        raise UserError(f"{place}: {message}" if place else message)
+        raise origins.error(message, *(key for key in problem.keys if key in entries))
     return Composed(config, tree)
 
 
@@ -157,8 +154,7 @@ def _typed(schema: type, values: DictConfig, entries: Entries, origins: Origins)
             reason = reason if is_interpolation(value) else type_error(entry, value)
             if value is None:  # another kind of the block may allow it
                 reason = type_error(replace(entry, nullable=False), value)
-        place = ": ".join(part for part in (origins.place(key), key) if part)
-        raise UserError(f"{place}: {reason}" if place else reason) from None
+        raise origins.error(f"{key}: {reason}" if key else reason, key) from None
 
 
 def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
@@ -171,12 +167,13 @@ def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
                 own = _beside(key, kind_key)
                 value = select(tree, own)
                 if value not in kinds:
-                    place, hint = origins.place(written), _readable(key, own, value, entries)
+                    hint = _readable(key, value, entries)
                     if value is None and not hint:
                         hint = f"; set {own}, or leave {key} out"
-                    raise UserError(
-                        f"{place}: unknown key '{key}' with {own} {show(value)}: it is a key of "
-                        f"{', '.join(kinds)}{hint}"
+                    raise origins.error(
+                        f"unknown key '{key}' with {own} {show(value)}: it is a key of "
+                        f"{', '.join(kinds)}{hint}",
+                        written,
                     )
 
 
@@ -185,7 +182,7 @@ def _beside(key: str, kind_key: str) -> str:
     return ".".join([*key.split(".")[:-1], kind_key.rpartition(".")[2]])
 
 
-def _readable(key: str, kind_key: str, value: Any, entries: Entries) -> str:
+def _readable(key: str, value: Any, entries: Entries) -> str:
     """The nearest key that the block's kind does have."""
     generic = entries[key].key.rpartition(".")[0]
     names = [
@@ -199,33 +196,22 @@ def _readable(key: str, kind_key: str, value: Any, entries: Entries) -> str:
     return f"; did you mean '{block}.{close[0]}'?" if close else ""
 
 
-def _check_expansion(tree: DictConfig, origins: Origins) -> None:
-    if (found := expansion_excess(_container(tree))) is not None:
-        key, reason = found
-        place = origins.place(key)
-        raise UserError(f"{place + ': ' if place else ''}{key}: {reason}")
-
-
 def _to_object(tree: DictConfig, entries: Entries, origins: Origins) -> Any:
     try:
         for key in sorted(OmegaConf.missing_keys(tree), key=entries.position):
             option = entries[key]
             by = [_beside(key, kind_key) for kind_key in option.only]
-            place = origins.latest([*by, key])
             needed = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
-            raise UserError(
-                f"{place + ': ' if place else ''}{needed}: {option.doc}; "
-                f"set it in a config file, or as {key}=VALUE"
+            raise origins.error(
+                f"{needed}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
             )
         config: Any = OmegaConf.to_object(tree)
         config.from_environment = environment_variables.read_environment(tree, config)
         return config
     except OmegaConfBaseException as error:
         key = error.full_key or ""
-        place = origins.place(key)
         reason = _interpolation_reason(error, entries, key, tree)
-        where = ": ".join(part for part in (place, key) if part)
-        raise UserError(f"{where}: {reason}" if where else reason) from None
+        raise origins.error(f"{key}: {reason}" if key else reason, key) from None
     except OverflowError:
         raise UserError("an interpolation in the config gives a number that is too large") from None
 
@@ -257,26 +243,20 @@ def _interpolation_reason(
 
 
 def _check_values(config: Any, entries: Entries, tree: DictConfig, origins: Origins) -> None:
-    through: list[str] = []
+    through: list[UserError] = []
     for key, value in flatten(config).items():
         entry = entries.get(key)
         option = entry if isinstance(entry, Option) else Option(key, float, True, None, "", {})
         if (reason := option.misfit(value)) is None:
             continue
-        place, raw = origins.place(key), _raw(tree, key)
-        message = f"{place + ': ' if place else ''}{key} {reason}"
-        if config.from_environment.under(key):
-            message = f"{place + ': ' if place else ''}{key} must be {_allowed(option)}"
-        if not is_interpolation(raw):
-            raise UserError(message)
-        through.append(f"{message} (from {raw})")
+        if config.from_environment.under(key):  # the reason shows the value
+            kind = "an integer of at most 63 bits" if option.type is int else "a finite number"
+            reason = f"must be {kind}{', ' if option.range else ''}{option.range}"
+        if not is_interpolation(raw := _raw(tree, key)):
+            raise origins.error(f"{key} {reason}", key)
+        through.append(origins.error(f"{key} {reason} (from {raw})", key))
     if through:  # only where the key that the value comes from allows it
-        raise UserError(through[0])
-
-
-def _allowed(option: Option) -> str:
-    kind = "an integer of at most 63 bits" if option.type is int else "a finite number"
-    return f"{kind}{', ' if option.range else ''}{option.range}"
+        raise through[0]
 
 
 def _raw(tree: Any, key: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import option, section
+from vapo.config.kinds import option, section
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import math
+import operator
+import textwrap
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +17,16 @@ from omegaconf import MISSING
 
 from vapo.config.kinds import kinds_of, make
 from vapo.config.limits import integer_excess
+from vapo.config.rules import written
 
-_SYMBOLS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+_BOUNDS = {
+    "ge": (">=", operator.ge),
+    "gt": (">", operator.gt),
+    "le": ("<=", operator.le),
+    "lt": ("<", operator.lt),
+}
+_WIDTH = 96
+_MAX_LINE = 120  # of the help
 _LABELS = {
     bool: "true|false",
     int: "int",
@@ -66,7 +76,7 @@ class Option:
     @property
     def range(self) -> str:
         """The bounds, as `> 0, <= 1`; empty where there are none."""
-        return ", ".join(f"{_SYMBOLS[name]} {bound:g}" for name, bound in self.bounds.items())
+        return ", ".join(f"{_BOUNDS[name][0]} {bound:g}" for name, bound in self.bounds.items())
 
     def misfit(self, value: Any) -> str | None:
         """Why a value of the right type is not allowed, or None."""
@@ -78,15 +88,8 @@ class Option:
             return f"must be a finite number, got {value}"
         if isinstance(value, float) and abs(value) > _MAX_FLOAT32:
             return f"must be at most 3.4e38 in size, got {value}"
-        inside = {
-            "ge": lambda bound: value >= bound,
-            "gt": lambda bound: value > bound,
-            "le": lambda bound: value <= bound,
-            "lt": lambda bound: value < bound,
-        }
-        if all(inside[name](bound) for name, bound in self.bounds.items()):
-            return None
-        return f"must be {self.range}, got {value}"
+        is_inside = all(_BOUNDS[name][1](value, bound) for name, bound in self.bounds.items())
+        return None if is_inside else f"must be {self.range}, got {value}"
 
 
 @dataclass(frozen=True)
@@ -134,13 +137,9 @@ class Entries(dict[str, Entry]):
         return key
 
 
+@cache
 def describe(schema: type) -> Entries:
     """Dotted key -> entry, in the schema's order, sections before their keys."""
-    return _described(schema)
-
-
-@cache
-def _described(schema: type) -> Entries:
     return Entries(_entries(schema, schema(), ""))
 
 
@@ -148,56 +147,41 @@ def _entries(block: type, defaults: Any, prefix: str) -> Iterable[Entry]:
     """The entries of a block, with those of all its kinds."""
     hints = get_type_hints(block)
     for own in dataclasses.fields(block):
-        entry = _Field(prefix + own.name, hints[own.name], own.metadata)
-        yield from entry.entries(getattr(defaults, own.name))
+        default = getattr(defaults, own.name)
+        yield from _of_field(prefix + own.name, hints[own.name], own.metadata, default, {})
     for name, kinds in kinds_of(block).items():
-        for option, fields in _by_name(kinds).items():
-            docs = dict.fromkeys(f.metadata.get("doc", "") for _, f in fields)
-            only = {prefix + name: tuple(value for value, _ in fields)}
-            kind, own = kinds[fields[0][0]], fields[0][1]
-            metadata = {**own.metadata, "doc": " / ".join(docs)}
-            entry = _Field(prefix + option, get_type_hints(kind)[option], metadata, only)
-            yield from entry.entries(getattr(kind(), option))
+        having: dict[str, dict[str, Any]] = {}  # option -> its field in each kind that has it
+        for value, kind in kinds.items():
+            for own in dataclasses.fields(kind):
+                having.setdefault(own.name, {})[value] = own
+        for option, fields in having.items():
+            kind, own = kinds[next(iter(fields))], next(iter(fields.values()))
+            docs = dict.fromkeys(field.metadata.get("doc", "") for field in fields.values())
+            metadata, only = {**own.metadata, "doc": " / ".join(docs)}, {prefix + name: (*fields,)}
+            hint, default = get_type_hints(kind)[option], getattr(kind(), option)
+            yield from _of_field(prefix + option, hint, metadata, default, only)
 
 
-def _by_name(
-    kinds: Mapping[str, type],
-) -> dict[str, list[tuple[str, dataclasses.Field[Any]]]]:
-    """Option -> the kinds that have it, each with its field."""
-    found: dict[str, list[tuple[str, dataclasses.Field[Any]]]] = {}
-    for value, kind in kinds.items():
-        for own in dataclasses.fields(kind):
-            found.setdefault(own.name, []).append((value, own))
-    return found
-
-
-@dataclass(frozen=True)
-class _Field:
-    """A field of a block, under its dotted key."""
-
-    key: str
-    hint: Any
-    metadata: Mapping[str, Any]
-    only: Only = field(default_factory=dict)
-
-    def entries(self, default: Any) -> Iterable[Entry]:
-        """Its entry; of a section, with all below it."""
-        if self.metadata.get("omegaconf_ignore"):  # no key
-            return
-        key, doc = self.key, self.metadata.get("doc", "")
-        kind, nullable = _split_null(self.hint)
-        if dataclasses.is_dataclass(kind):
-            assert isinstance(kind, type)
-            yield Section(key, nullable, doc or _summary(kind), only=self.only)
-            yield from _entries(kind, make(kind) if default is None else default, f"{key}.")
-        elif get_origin(kind) is dict and dataclasses.is_dataclass(get_args(kind)[1]):
-            inner = get_args(kind)[1]
-            yield Section(key, nullable, doc, is_named=True, only=self.only)
-            yield Section(f"{key}.{NAME}", False, _summary(inner))
-            yield from _entries(inner, make(inner), f"{key}.{NAME}.")
-        else:
-            bounds, kinds = (self.metadata.get(name, {}) for name in ("bounds", "kinds"))
-            yield Option(key, kind, nullable, default, doc, bounds, self.only, kinds)
+def _of_field(
+    key: str, hint: Any, metadata: Mapping[str, Any], default: Any, only: Only
+) -> Iterable[Entry]:
+    """A field's entry; of a section, with all below it."""
+    if metadata.get("omegaconf_ignore"):  # no key
+        return
+    doc = metadata.get("doc", "")
+    kind, nullable = _split_null(hint)
+    if dataclasses.is_dataclass(kind):
+        assert isinstance(kind, type)
+        yield Section(key, nullable, doc or _summary(kind), only=only)
+        yield from _entries(kind, make(kind) if default is None else default, f"{key}.")
+    elif get_origin(kind) is dict and dataclasses.is_dataclass(get_args(kind)[1]):
+        inner = get_args(kind)[1]
+        yield Section(key, nullable, doc, is_named=True, only=only)
+        yield Section(f"{key}.{NAME}", False, _summary(inner))
+        yield from _entries(inner, make(inner), f"{key}.{NAME}.")
+    else:
+        bounds, kinds = (metadata.get(name, {}) for name in ("bounds", "kinds"))
+        yield Option(key, kind, nullable, default, doc, bounds, only, kinds)
 
 
 def _summary(block: type) -> str:
@@ -216,12 +200,11 @@ def is_key(key: str, known: Mapping[str, Entry]) -> bool:
     """A key of the schema, or a free one inside a mapping option."""
     if key in known:
         return True
-    around = known.get(key.rpartition(".")[0])
-    if "." not in key or isinstance(around, Section):
-        return False
+    block, _, _ = key.rpartition(".")
+    around = known.get(block)
     if isinstance(around, Option):
         return around.is_mapping
-    return is_key(key.rpartition(".")[0], known)
+    return bool(block) and around is None and is_key(block, known)
 
 
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
@@ -244,3 +227,48 @@ def nearest_key(key: str, known: Iterable[str]) -> str | None:
     leaves = {k.rpartition(".")[2]: k for k in names}
     close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
     return leaves[close[0]] if close else None
+
+
+def describe_keys(entries: Mapping[str, Entry]) -> str:
+    """The config part of `--help`: of every key its type, default, range and meaning."""
+    top = [e for e in entries.values() if isinstance(e, Option) and "." not in e.key]
+    lines = ["config keys:", *(line for option in top for line in _paragraph(option))]
+    for entry in entries.values():
+        if isinstance(entry, Section):
+            lines += _heading(entry)
+        elif "." in entry.key:
+            lines += _paragraph(entry)
+    return "\n".join(lines)
+
+
+def _heading(section: Section) -> list[str]:
+    if "." not in section.key:
+        return ["", f"{section.key}: {section.doc}"]
+    default = " (block or null, default: null)" if section.nullable else ""
+    return _wrapped(f"{section.key}: {section.doc}{default}{_only(section)}", "  ")
+
+
+def _paragraph(option: Option) -> list[str]:
+    value = repr(option.default) if isinstance(option.default, str) else written(option.default)
+    default = "required" if option.required else f"default: {value}"
+    limits = f"; {option.range}" if option.range else ""
+    line = f"  {option.key}  {option.label} ({default}{limits})"
+    return [*_break_at_choices(line), *_wrapped(option.doc + _only(option), "      ")]
+
+
+def _only(entry: Entry) -> str:
+    """The kinds that have the key, if not all have it."""
+    found = [f"{key} {'|'.join(kinds)}" for key, kinds in entry.only.items()]
+    return f" (with {', '.join(found)})" if found else ""
+
+
+def _break_at_choices(line: str) -> list[str]:
+    """A line with many choices continues in the next, after a `|`."""
+    if len(line) <= _MAX_LINE:
+        return [line]
+    broken = line.rfind("|", 0, _WIDTH) + 1
+    return [line[:broken], *_break_at_choices(f"      {line[broken:]}")] if broken else [line]
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(text, _WIDTH, initial_indent=indent, subsequent_indent=indent)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
 from vapo.config.sources import Change, Sources
 from vapo.config.written import flatten_written, written_source
+from vapo.errors import UserError
 
 
 @dataclass
@@ -32,17 +33,13 @@ class Origins:
         for known in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
             del self.layers[known]
 
-    def place(self, key: str) -> str | None:
-        """`file:line`, or None for a default."""
-        return self.latest([key])
-
-    def latest(self, keys: Iterable[str]) -> str | None:
-        """The place of whichever of the keys was set last."""
-        found = [(*self._find(key), key) for key in keys if self._find(key) is not None]  # type: ignore[misc]
+    def error(self, message: str, *keys: str) -> UserError:
+        """With the place, `file:line`, of whichever of the keys was set last, if one was."""
+        found = [(*origin, key) for key in keys if (origin := self._find(key))]
         if not found:
-            return None
+            return UserError(message)
         _, layer, key = max(found, key=lambda item: item[0])
-        return layer.place(key)
+        return UserError(f"{layer.place(key)}: {message}")
 
     def _find(self, key: str) -> tuple[int, Layer] | None:
         while key:
@@ -53,10 +50,7 @@ class Origins:
 
 
 def made_from(
-    config: Any,
-    layers: Sequence[Layer],
-    changed: Sequence[tuple[Layer, Layer]],
-    entries: Entries,
+    config: Any, layers: Sequence[Layer], changed: Sequence[tuple[Layer, Layer]], entries: Entries
 ) -> Sources:
     """The files that the user named, without those that they extend, and the changes.
 

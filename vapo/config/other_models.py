@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from vapo.config.layers import Layer, is_interpolation, show
 from vapo.config.sources import WrittenRate
 from vapo.errors import UserError
 
+_KEYS = ("actor.path", "critic.init", "critic.reward_model_path")
 MOST_TIMES_LARGER = 10.0
 """Up to here the rate of one model is taken for another's."""
 _PAPER = {"actor": "1e-6", "critic": "2e-6"}
@@ -18,13 +19,17 @@ _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 
 def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
     """Each network's learning rate, if a layer gives one, with the model of that time."""
-    states = _states(layers)
     for network in ("actor", "critic"):
         key = f"{network}.optimizer.lr"
-        last = _last_to_set(layers, key)
-        model = None if last is None else _model(states[last], network)
-        if last is not None and model is not None:
-            layer = layers[last]
+        giving = [index for index, layer in enumerate(layers) if layer.value(key) is not None]
+        if not giving:
+            continue
+        layer, before = layers[giving[-1]], layers[giving[-1] :: -1]
+        of_models = [
+            [value for one in before if (value := one.value(k)) is not None] for k in _KEYS
+        ]
+        model = _model(network, *(next(iter(values), None) for values in of_models))
+        if model is not None:
             yield WrittenRate(network, layer.place(key), layer.name, show(layer.value(key)), model)
 
 
@@ -36,11 +41,11 @@ def check_learning_rates(config: Any) -> None:
     That matters where the other one is larger: the size of a model that is not in a folder here
     is not known, and is taken for larger than one that is.
 
-    Raises:
-        UserError: names the rate, its file and line, and both models.
+    Raises: UserError: names the rate, its file and line, and both models.
     """
+    critic = config.critic
     for rate in config.sources.rates:
-        now = _model(_settings(config), rate.network)
+        now = _model(rate.network, config.actor.path, critic.init, critic.reward_model_path)
         if now is None or _folder(now) == _folder(rate.model):
             continue
         if rate.network == "critic" and not config.algorithm.has_critic:
@@ -58,32 +63,8 @@ def check_learning_rates(config: Any) -> None:
         )
 
 
-_KEYS = ("actor.path", "critic.init", "critic.reward_model_path")
-
-
-def _states(layers: Sequence[Layer]) -> list[dict[str, Any]]:
-    """The keys that name models, as they stand after each layer."""
-    states, state = [], dict[str, Any]()
-    for layer in layers:
-        set_here = {key: layer.value(key) for key in _KEYS}
-        state = state | {key: value for key, value in set_here.items() if value is not None}
-        states.append(state)
-    return states
-
-
-def _settings(config: Any) -> dict[str, Any]:
-    critic = config.critic
-    return dict(zip(_KEYS, (config.actor.path, critic.init, critic.reward_model_path), strict=True))
-
-
-def _last_to_set(layers: Sequence[Layer], key: str) -> int | None:
-    places = [i for i, layer in enumerate(layers) if layer.value(key) is not None]
-    return places[-1] if places else None
-
-
-def _model(state: Mapping[str, Any], network: str) -> str | None:
+def _model(network: str, actor: Any, init: Any, reward_model: Any) -> str | None:
     """The folder or hub id that the network starts from; None: not known from these keys."""
-    actor, init, reward_model = (state.get(key) for key in _KEYS)
     model = actor
     if network == "critic" and init != "policy":
         model = reward_model if init in (None, "reward_model") else init

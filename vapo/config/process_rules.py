@@ -14,6 +14,7 @@ _RANKS = ("trainer.devices", "trainer.num_nodes")
 
 def minibatches_fill_the_iteration(config: FitConfig) -> Problems:
     numbers, critic = resolve(config), config.critic
+    group = "components.group_sampling"
     total = numbers.num_responses
     if critic.minibatch_size is not None and critic.num_minibatches is not None:
         yield Problem(
@@ -28,11 +29,7 @@ def minibatches_fill_the_iteration(config: FitConfig) -> Problems:
                 f"{key} {size} does not divide the {total} responses of an iteration "
                 f"({numbers.num_prompts} prompts x {numbers.group_size}); the next smaller that "
                 f"does is {below}",
-                (
-                    key,
-                    "components.group_sampling.num_prompts",
-                    "components.group_sampling.group_size",
-                ),
+                (key, f"{group}.num_prompts", f"{group}.group_size"),
             )
 
 
@@ -106,7 +103,7 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
             f"{above} samples while the networks train, and with several processes the "
             "transformers engine gathers their shards in between: set rollouts.engine to "
             "vllm_server (`vapo serve`), training.max_staleness=0, or trainer.devices=1, "
-            "trainer.num_nodes=1 and trainer.strategy=auto",
+            "trainer.num_nodes=1 and trainer.strategy=auto"
         )
     if config.algorithm.dynamic_sampling_attempts > 0 and config.trainer.num_ranks > 1:
         yield Problem(
@@ -117,36 +114,28 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
         )
 
 
-def server_urls_are_addresses(config: Any) -> Problems:
+def engines_can_be_used(config: Any) -> Problems:
+    """The parts of one exchange activations in every layer: not over a network of hosts."""
     rollouts, key = config.rollouts, "rollouts.servers.urls"
-    if not isinstance(rollouts, VllmServerEngine):
-        return
-    if "@" in rollouts.servers.urls:  # which is not quoted
+    urls = rollouts.servers.urls.split(",") if isinstance(rollouts, VllmServerEngine) else []
+    if any("@" in url for url in urls):  # which is not quoted
         yield Problem(
             f"{key} has a user or password in it: give addresses alone, as http://gpu2:8100"
         )
-    for url in rollouts.servers.urls.split(","):
+    for url in urls:
         scheme, _, rest = url.strip().partition("://")
         if scheme != "http" or not rest.partition(":")[2].isdigit():
             yield Problem(f"{key}: {url.strip()!r} is not like http://gpu2:8100")
-
-
-def engine_parts_fill_a_host(config: Any) -> Problems:
-    """The parts of an engine exchange activations in every layer: not over a network of hosts."""
-    rollouts, devices = config.rollouts, config.trainer.devices
+    devices = config.trainer.devices
     if isinstance(rollouts, VllmEngine) and devices % rollouts.vllm.tensor_parallel_size:
         yield Problem(
             f"rollouts.vllm.tensor_parallel_size {rollouts.vllm.tensor_parallel_size} does not "
             f"divide trainer.devices {devices}: the processes of a host are shared out to engines "
             "without remainder"
         )
-
-
-def vllm_temperature_is_kept(config: Any) -> Problems:
-    """vLLM raises a lower temperature to 0.01, also on a server."""
-    if not isinstance(config.rollouts, VllmEngine | VllmServerEngine):
-        return
-    for section in ("rollouts", "evaluation"):
+    is_vllm = isinstance(rollouts, VllmEngine | VllmServerEngine)
+    for section in ("rollouts", "evaluation") if is_vllm else ():
+        # vLLM raises a lower temperature to 0.01, also on a server.
         part = getattr(config, section, None)
         if part is not None and part.temperature < 0.01:
             yield Problem(
@@ -162,9 +151,4 @@ BATCH_RULES: tuple[Rule, ...] = (
     sharding_options_have_shards,
     ranks_share_evenly,
     sampling_beside_training_has_an_engine,
-)
-ENGINE_RULES: tuple[Rule, ...] = (
-    server_urls_are_addresses,
-    engine_parts_fill_a_host,
-    vllm_temperature_is_kept,
 )

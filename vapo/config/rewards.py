@@ -7,8 +7,7 @@ from typing import Any, Literal
 
 from omegaconf import MISSING
 
-from vapo.config.fields import FOLDER_DOC, choice, option, section
-from vapo.config.kinds import kinds_of, make, option_names
+from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 
 
 @dataclass
@@ -90,9 +89,7 @@ class RewardConfig:
 
 def verifier_settings(block: Any) -> dict[str, Any]:
     """The verifier of `rewards` or of a source, with its options, by their keys."""
-    options = kinds_of(RewardConfig)["verifier"].get(block.verifier)
-    names = option_names(options) if options is not None and isinstance(block, options) else []
-    return {name: getattr(block, name) for name in ("verifier", *names)}
+    return kind_options(block, "verifier")
 
 
 def with_verifier(rewards: RewardConfig, block: Any) -> RewardConfig:

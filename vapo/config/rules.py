@@ -33,12 +33,18 @@ Rule = Callable[[Any], Problems]
 """Yields what is wrong with a config; it goes no further than it is read."""
 
 
-def without_effect(config: Any, keys: Iterable[str], why: str) -> Problems:
-    """Those of the keys that nothing reads, and that are not at their defaults."""
+def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
+    """Those of the keys that are not at their defaults: key, value, the default as written."""
     plain = type(config)()
     for key in keys:
-        if value_at(config, key) != (default := value_at(plain, key)):
-            yield Problem(f"{key} has no effect: {why}; set {key}={written(default)}")
+        if (value := value_at(config, key)) != (default := value_at(plain, key)):
+            yield key, value, written(default)
+
+
+def without_effect(config: Any, keys: Iterable[str], why: str) -> Problems:
+    """Those of the keys that nothing reads, and that are not at their defaults."""
+    for key, _, default in changed(config, keys):
+        yield Problem(f"{key} has no effect: {why}; set {key}={default}")
 
 
 def value_at(config: Any, key: str) -> Any:
@@ -51,22 +57,21 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 
-def pattern_of(key: str, text: str, package: Any = re) -> Any | str:
-    """The compiled pattern; or, as a text, what is wrong with it.
+def bad_pattern(
+    key: str, text: str, is_good: Callable[[Any], bool], why: str, package: Any = re
+) -> Problems:
+    """A regular expression that cannot be compiled, or, compiled, is not good.
 
     Args:
-        key: the dotted key that holds it.
+        why: it is not, as the message says it after key and pattern.
         package: the one whose pattern it is, `re` or `regex`.
     """
     try:
-        return package.compile(text)
+        reason = "" if is_good(package.compile(text)) else why
     except (package.error, OverflowError) as error:
-        reason = str(error)
+        reason = f"is not a regular expression: {error}"
     except RecursionError:
-        reason = "its groups are nested too deeply"
-    return f"{key} {shown_pattern(text)} is not a regular expression: {reason}"
-
-
-def shown_pattern(text: str) -> str:
-    """The pattern as a message quotes it, the beginning of a long one."""
-    return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+        reason = "is not a regular expression: its groups are nested too deeply"
+    if reason:
+        shown = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+        yield Problem(f"{key} {shown} {reason}", (key,))

@@ -17,13 +17,12 @@ from vapo.config.components import Components
 from vapo.config.critic import CriticConfig
 from vapo.config.data import DataConfig, MixtureSource, PromptSource, SourceConfig
 from vapo.config.engines import VllmEngine, VllmServerEngine
-from vapo.config.environment_variables import FromEnvironment, environment_field
+from vapo.config.environment_variables import FromEnvironment
 from vapo.config.environments import EnvironmentConfig
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, not_a_key, option, section
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.config.rewards import RewardConfig
-from vapo.config.sources import Sources, sources_field
+from vapo.config.sources import Sources
 from vapo.config.values import ValuePagesConfig, ValueTruthConfig
 from vapo.config.watch import WatchConfig
 
@@ -192,7 +191,7 @@ class FitConfig:
     critic: CriticConfig = section(CriticConfig, "the value model")
     data: DataConfig = section(DataConfig, "prompts")
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verdicts and rewards")
+    rewards: RewardConfig = section(RewardConfig, "verdicts and rewards")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the policy's turns, in place of a verifier"
     )
@@ -207,8 +206,8 @@ class FitConfig:
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
     checkpoints: CheckpointConfig = section(CheckpointConfig, "saving, stopping and resuming")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)
 
 
 @dataclass
@@ -242,15 +241,15 @@ class SftConfig:
         0.3, "share of the steps at the end over which lr falls linearly to 0", ge=0, le=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling, for the evaluation")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier, for the evaluation")
+    rewards: RewardConfig = section(RewardConfig, "verifier, for the evaluation")
     environment: EnvironmentConfig = section(
         EnvironmentConfig, "what answers the turns of demonstrations, and of the evaluation"
     )
     evaluation: EvaluationConfig = section(EvaluationConfig, "held-out evaluation")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)
 
 
 @dataclass
@@ -276,8 +275,8 @@ class RewardModelConfig:
         16384, "tokens of one forward / backward, padding included", ge=1
     )
     rollouts: RolloutConfig = section(RolloutConfig, "sampling")
-    rewards: RewardConfig = section(lambda: make(RewardConfig), "verifier")
+    rewards: RewardConfig = section(RewardConfig, "verifier")
     tracking: TrackingConfig = section(TrackingConfig, "MLflow")
     trainer: TrainerConfig = section(TrainerConfig, "devices and precision")
-    from_environment: FromEnvironment = environment_field()
-    sources: Sources = sources_field()
+    from_environment: FromEnvironment = not_a_key(FromEnvironment)
+    sources: Sources = not_a_key(Sources)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,18 +52,11 @@ class Sources:
 
     def differences(self) -> str:
         """One line: the keys whose values are not those of the files; without bookkeeping."""
-        changes = [change for change in self.changes if not _is_under(change.key, _NOT_DIFFERENT)]
+        changes = [change for change in self.changes if not is_under(change.key, _NOT_DIFFERENT)]
         return "; ".join(map(str, changes)) or "nothing: the config files' values"
 
 
 _NOT_DIFFERENT = ("output_dir", "tracking")
-
-
-def sources_field() -> Any:
-    """The field of a schema that holds them: no key, and it makes two configs not different."""
-    return field(
-        default_factory=Sources, repr=False, compare=False, metadata={"omegaconf_ignore": True}
-    )
 
 
 def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHARS) -> str:
@@ -80,7 +74,7 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     parts = [
         f"{'.'.join(change.key.split('.')[-2:])}={_short(change.after)}"
         for change in sources.changes
-        if not _is_under(change.key, _NOT_IN_NAMES)
+        if not is_under(change.key, _NOT_IN_NAMES)
     ]
     seed = f"seed{config.seed}"
     room = max_chars - _SEED_CHARS - len(" (+99 3fa9) ")
@@ -132,5 +126,12 @@ def _short(value: str) -> str:
     return end if 0 < len(end) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 3]}..."
 
 
-def _is_under(key: str, blocks: Iterable[str]) -> bool:
+def is_under(key: str, blocks: Iterable[str]) -> bool:
+    """Whether a dotted key is one of the blocks, or in one."""
     return any(key == block or key.startswith(f"{block}.") for block in blocks)
+
+
+def values_hash(values: Mapping[str, Any]) -> str:
+    """12 hex digits that are equal exactly when the values are, in whatever order."""
+    canonical = json.dumps(values, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]

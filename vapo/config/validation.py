@@ -9,29 +9,30 @@ from __future__ import annotations
 from typing import Any
 
 from vapo.config.algorithm_rules import ALGORITHM_RULES
-from vapo.config.continuation_rules import TRUTH_RULES
+from vapo.config.continuation_rules import truth_can_be_measured
 from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
-from vapo.config.environment_rules import ENVIRONMENT_RULES, EPISODE_RULES
+from vapo.config.environment_rules import ENVIRONMENT_RULES, environment_can_be_made
+from vapo.config.functions import functions_are_import_paths
 from vapo.config.process_rules import (
     BATCH_RULES,
-    ENGINE_RULES,
+    engines_can_be_used,
     one_process,
     sharding_options_have_shards,
 )
 from vapo.config.rules import Problem, Rule
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
-_COMMON = (*DATA_RULES, *ENGINE_RULES)
+_COMMON = (*DATA_RULES, engines_can_be_used)
 RULES: dict[type, tuple[Rule, ...]] = {
     FitConfig: (
-        *EPISODE_RULES,
+        functions_are_import_paths,
         *ENVIRONMENT_RULES,
         *ALGORITHM_RULES,
         *CRITIC_RULES,
         *CRITIC_TRAINING_RULES,
-        *TRUTH_RULES,
+        truth_can_be_measured,
         *BATCH_RULES,
         *_COMMON,
     ),
@@ -40,10 +41,17 @@ RULES: dict[type, tuple[Rule, ...]] = {
         sharding_options_have_shards,
         one_training_source,
         no_curriculum,
-        *EPISODE_RULES,
+        functions_are_import_paths,
+        environment_can_be_made,
         *_COMMON,
     ),
-    RewardModelConfig: (one_process, sharding_options_have_shards, no_curriculum, *_COMMON),
+    RewardModelConfig: (
+        one_process,
+        sharding_options_have_shards,
+        no_curriculum,
+        functions_are_import_paths,
+        *_COMMON,
+    ),
 }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.config.fields import choice, option, section
-from vapo.config.kinds import make
+from vapo.config.kinds import choice, option, section
 
 
 @dataclass
@@ -81,8 +80,7 @@ class ValueTruthConfig:
         64, "prefixes of other responses, spread evenly over the positions in a response", ge=0
     )
     segments: SegmentsConfig = section(
-        lambda: make(SegmentsConfig),
-        "where a response is cut into steps; an episode is, into its turns",
+        SegmentsConfig, "where a response is cut into steps; an episode is, into its turns"
     )
     max_tokens: int | None = option(
         None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.config.fields import option, section
+from vapo.config.kinds import option, section
 
 Action = Literal["warn", "stop", "ignore"]
 

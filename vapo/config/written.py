@@ -6,7 +6,6 @@ and URIs without their credentials.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,8 @@ from vapo.config.environment_variables import (
     escape,
     values_of,
 )
-from vapo.config.fields import is_function_folder
+from vapo.config.kinds import is_function_folder
+from vapo.config.sources import values_hash
 
 Scalar = str | int | float | bool | None
 
@@ -36,11 +36,6 @@ _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
 def written_tree(config: Any) -> dict[str, Any]:
     """The values of a config as they may be written or shown."""
     return _view(config, lambda found: found.text, without_credentials)
-
-
-def source_tree(config: Any) -> dict[str, Any]:
-    """The same in the config's language: OmegaConf reads it back."""
-    return _view(config, lambda found: found.source, lambda text: escape(without_credentials(text)))
 
 
 def deciding_tree(config: Any) -> dict[str, Any]:
@@ -129,8 +124,9 @@ def to_yaml(config: Any) -> str:
     """
     if isinstance(config, DictConfig):
         tree = written_source(OmegaConf.to_container(config, resolve=False))
-        return OmegaConf.to_yaml(OmegaConf.create(tree))
-    return OmegaConf.to_yaml(OmegaConf.create(source_tree(config)))
+    else:
+        tree = _view(config, lambda v: v.source, lambda text: escape(without_credentials(text)))
+    return OmegaConf.to_yaml(OmegaConf.create(tree))
 
 
 def flatten(config: Any) -> dict[str, Scalar]:
@@ -153,20 +149,21 @@ def flatten_deciding(config: Any) -> dict[str, Scalar]:
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
     """As `flatten`, of nested mappings."""
-    return dict(_flatten(tree, ""))
+    return {
+        key: json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else value
+        for key, value in leaves(tree)
+    }
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Scalar]]:
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted key -> value; an empty mapping counts as a value."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        elif isinstance(value, (Mapping, list, tuple)):
-            yield f"{prefix}{name}", json.dumps(value)
+            yield from leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 
 
 def config_hash(config: Any) -> str:
     """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
-    canonical = json.dumps(deciding_tree(config), sort_keys=True, ensure_ascii=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+    return values_hash(deciding_tree(config))

@@ -15,7 +15,7 @@ from vapo.advantages.token_rewards import critic_rewards
 from vapo.config import FitConfig, resolve
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
-from vapo.prompts.hidden_states import HIDDEN_STATES
+from vapo.prompts.procedural import HIDDEN_STATES
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.types import Rollout, RolloutBatch

@@ -15,7 +15,13 @@ from itertools import combinations
 from random import Random
 from string import ascii_lowercase
 
-from vapo.prompts.procedural_rows import MAX_STEPS, ProceduralRow, check_range, check_steps
+from vapo.prompts.procedural_rows import (
+    MAX_STEPS,
+    ProceduralRow,
+    check_range,
+    check_shares,
+    check_steps,
+)
 
 POSITIONS = "12345"
 HARD_KEYS, EASY_KEYS = "ABC", "DEFGH"
@@ -74,33 +80,27 @@ def checked_steps(
     drawn for each step, the check of a wrong position says that it is right. With
     `early_stop_probability`, drawn before each step, the demonstration answers with where it is.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> checked_steps(1, seed=0, min_steps=2, max_steps=2)[0].demonstration.count("+")
     2
     """
     check_steps(min_steps, max_steps)
     check_range("num_free_tokens", num_free_tokens, low=0, high=MAX_STEPS)
-    check_range("wrong_step_probability", wrong_step_probability, low=0, high=1)
-    check_range("misconception_probability", misconception_probability, low=0, high=1)
-    check_range("missed_check_probability", missed_check_probability, low=0, high=1)
-    check_range("early_stop_probability", early_stop_probability, low=0, high=1)
+    shares = {
+        "wrong_step_probability": wrong_step_probability,
+        "misconception_probability": misconception_probability,
+        "missed_check_probability": missed_check_probability,
+        "early_stop_probability": early_stop_probability,
+    }
+    check_shares(**shares)
     rows = []
     for index in range(num_examples):
         rng = Random(f"checked_steps/problem/{seed}/{index}")
         start, keys = _draw_problem(rng, min_steps, max_steps)
         problem = start + "".join(_label(i) + key for i, key in enumerate(keys)) + "="
-        demonstration = _demonstrate(
-            Random(f"checked_steps/demonstration/{seed}/{index}"),
-            start,
-            keys,
-            num_free_tokens=num_free_tokens,
-            wrong_step_probability=wrong_step_probability,
-            misconception_probability=misconception_probability,
-            missed_check_probability=missed_check_probability,
-            early_stop_probability=early_stop_probability,
-        )
+        rng = Random(f"checked_steps/demonstration/{seed}/{index}")
+        demonstration = _demonstrate(rng, start, keys, num_free_tokens, **shares)
         rows.append(ProceduralRow(problem, _positions(start, keys)[-1], demonstration))
     return rows
 
@@ -126,8 +126,8 @@ def _demonstrate(
     rng: Random,
     start: str,
     keys: Sequence[str],
-    *,
     num_free_tokens: int,
+    *,
     wrong_step_probability: float,
     misconception_probability: float,
     missed_check_probability: float,

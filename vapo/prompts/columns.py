@@ -18,8 +18,7 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
 
     A column whose own name has the dots takes precedence.
 
-    Raises:
-        UserError: there is none; names the row, the config key and the columns there are.
+    Raises: UserError: there is none; names the row, the config key and the columns there are.
 
     >>> take({"prompt": [{"content": "1+1="}]}, "prompt.0.content", place="f:1", key="k")
     '1+1='
@@ -53,8 +52,7 @@ def _what_there_is(value: Any, name: str, seen: list[str]) -> str:
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
     """Take the first group of the pattern's last match, stripped, as the verifier `regex` does.
 
-    Raises:
-        UserError: the text does not match, or the group is empty; names the row.
+    Raises: UserError: the text does not match, or the group is empty; names the row.
     """
     groups = [match.group(1) or "" for match in _compiled(pattern).finditer(text)]
     answer = groups[-1].strip() if groups else ""
@@ -76,8 +74,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:
     """Take the pass rate from the column that `vapo filter` writes.
 
-    Raises:
-        UserError: there is none, or it is no share.
+    Raises: UserError: there is none, or it is no share.
     """
     if PASS_RATE not in record:
         raise UserError(

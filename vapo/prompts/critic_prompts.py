@@ -18,7 +18,7 @@ from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import read_model_config
 from vapo.networks.saved_tokenizers import start_ids
-from vapo.prompts.load import PromptSplit
+from vapo.prompts.load import PromptSplit, token_ids
 from vapo.prompts.training_set import TrainingSet
 from vapo.types import Prompt
 
@@ -66,7 +66,11 @@ def critic_prompt_adder(
     prefix = () if config.data.chat_template else start_ids(tokenizer)
 
     def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
-        made = [_with_ids(prompt, own.template, tokenizer, prefix) for prompt in prompts]
+        made = []
+        for prompt in prompts:
+            text, place = render(own.template, prompt), f"{_KEY}: {prompt.prompt_id}"
+            ids = (*prefix, *token_ids(text, tokenizer, place))
+            made.append(replace(prompt, critic_prompt_ids=ids))
         _check_lengths(made, max_response_tokens, positions)
         return made
 
@@ -103,21 +107,6 @@ def render(template: str, prompt: Prompt) -> str:
         )
 
     return _PLACE.sub(value, template)
-
-
-def _with_ids(
-    prompt: Prompt, template: str, tokenizer: PreTrainedTokenizerBase, prefix: tuple[int, ...]
-) -> Prompt:
-    text = render(template, prompt)
-    try:
-        ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    except Exception as error:  # `tokenizers` raises Exception itself
-        raise UserError(
-            f"{_KEY}: {prompt.prompt_id}: the tokenizer cannot write {text!r:.60}: {error}"
-        ) from None
-    if not ids:
-        raise UserError(f"{_KEY}: {prompt.prompt_id}: the tokenizer makes nothing of {text!r:.60}")
-    return replace(prompt, critic_prompt_ids=(*prefix, *ids))
 
 
 def _check_lengths(prompts: list[Prompt], max_response_tokens: int, positions: int | None) -> None:

@@ -1,34 +1,45 @@
-"""Rows of generators: the procedural tasks and reasoning_gym, with a curriculum's stages.
-
-`reasoning_gym` is imported only by the sources that need it.
+"""Rows of generators, with a curriculum's stages: the procedural tasks, reasoning_gym, and tasks of
+an environment of the package verifiers. The packages are imported only by sources that need them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import importlib.util
+import json
 from typing import Any
 
 from vapo.config.data import CurriculumStage, GeneratedSource
+from vapo.environments.verifiers_package import (
+    TASK,
+    TOOLS,
+    load_environment,
+    opening_messages,
+    tool_schemas,
+    tools_text,
+)
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.procedural_rows import Demonstration
-from vapo.prompts.rows import Row
+from vapo.prompts.rows import Message, Row
 from vapo.system.installation import install_command
+
+OPENING = "Begin task {digest}."
+"""The user's message of a task that has none: there the environment says more as it begins.
+
+The digest is of the task's data: prompts that are equal count as one problem.
+"""
 
 
 def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
     try:
         generated = procedural.generate(
-            source.task,
-            source.options,
-            num_examples=source.num_examples,
-            seed=source.seed,
+            source.task, source.options, num_examples=source.num_examples, seed=source.seed
         )
     except UserError as error:
-        message = str(error)
-        raise UserError(message if message.startswith(key) else f"{key}.{message}") from None
+        raise UserError(f"{key}.{error}") from None
     name = f"{source.task}[seed {source.seed}]"
     return [
         _row(f"{name}: row {number}", row.problem, row.answer, {}, demonstration=row.demonstration)
@@ -66,6 +77,60 @@ def _row(
     return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
+def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
+    """The environment's tasks, shuffled with the source's seed.
+
+    Of endless ones the first are taken. A task's tools are described in the system message.
+
+    Raises: UserError: the environment cannot be loaded, or a task has what is no text.
+    """
+    environment = load_environment(source.task, source.options, key=f"{key}.task")
+    taskset = environment.taskset
+    number, seed = source.num_examples, source.seed
+    if taskset.bounded:
+        view = taskset.shuffle(seed).take(number)
+    else:
+        view = taskset.take(number).shuffle(seed)
+    try:
+        tools = tool_schemas(environment)
+        tasks = list(view)
+    except Exception as error:  # an environment's package may raise anything
+        raise UserError(
+            f"{key}.task: the tasks of {source.task} cannot be read: "
+            f"{type(error).__name__}: {error}"
+        ) from None
+    return [_task_row(task, tools, f"{source.task}: task {task.data.idx}") for task in tasks]
+
+
+def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> Row:
+    data = task.data.model_dump(mode="json")
+    problem = _with_tools(opening_messages(task), tools_text(tools), place)
+    if not any(message["role"] == "user" for message in problem):
+        problem.append({"role": "user", "content": OPENING.format(digest=_digest(data))})
+    answer = getattr(task.data, "answer", "")
+    metadata = {TASK: data, TOOLS: [tool["function"]["name"] for tool in tools]}
+    answer = answer if isinstance(answer, str) else ""
+    record = {"prompt": problem, "answer": answer, **metadata}
+    return Row(place, problem, answer, metadata=metadata, record=record)
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[Message]:
+    for message in messages:
+        if not isinstance(message["content"], str):
+            raise UserError(f"{place}: a message has content that is no text, which is unsupported")
+    has_system = bool(messages) and messages[0]["role"] == "system"
+    system = [messages[0]["content"]] if has_system else []
+    said = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]
+    described = "\n\n".join([*system, *([tools] if tools else [])])
+    begun = [{"role": "system", "content": described}] if described else []
+    return [*begun, *said]
+
+
+def _digest(data: dict[str, Any]) -> str:
+    content = {name: value for name, value in data.items() if name != "idx"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:8]
+
+
 def check_reasoning_gym(key: str) -> None:
     """Raises: UserError: reasoning_gym is not installed. It is not imported."""
     if importlib.util.find_spec("reasoning_gym") is None:
@@ -96,8 +161,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
 def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
     """Apply one stage of its curriculum to a source; the stage's settings take precedence.
 
-    Raises:
-        UserError: the dataset's curriculum does not have the level.
+    Raises: UserError: the dataset's curriculum does not have the level.
     """
     stage = source.curriculum[index]
     by_level = {} if stage.level is None else _options_of_level(source, stage, key)

@@ -45,23 +45,19 @@ class PromptReport:
         if self.sources:
             parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
             text += f" (training: {parts})"
-        if self.num_too_long:
-            text += f"; left out {self.num_too_long} longer than data.max_prompt_tokens"
-        if self.num_overlapping:
-            text += f"; left out {self.num_overlapping} training prompts that are held out too"
-        if self.num_without_answer:
-            text += (
-                f"; {self.num_without_answer} have an empty answer, which no verifier but your own "
-                "calls correct"
-            )
-        if self.rows.duplicates:
-            text += f"; left out {self.rows.duplicates} duplicates"
-        if self.rows.contradictions:
-            text += f" ({self.rows.contradictions} of them with another answer)"
-        if self.rows.by_pass_rate:
-            text += f"; left out {self.rows.by_pass_rate} by their pass rate"
-        if self.num_contradicting:
-            text += f"; {self.num_contradicting} ask what another one answers differently"
+        for number, what in (
+            (self.num_too_long, "; left out {} longer than data.max_prompt_tokens"),
+            (self.num_overlapping, "; left out {} training prompts that are held out too"),
+            (
+                self.num_without_answer,
+                "; {} have an empty answer, which no verifier but your own calls correct",
+            ),
+            (self.rows.duplicates, "; left out {} duplicates"),
+            (self.rows.contradictions, " ({} of them with another answer)"),
+            (self.rows.by_pass_rate, "; left out {} by their pass rate"),
+            (self.num_contradicting, "; {} ask what another one answers differently"),
+        ):
+            text += what.format(number) if number else ""
         if self.lost is not None:
             text += f"; {self.lost.describe()}"
         return text
@@ -102,7 +98,11 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
         UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
             of every prompt; names the key, file and row.
     """
-    _check_templates(data, tokenizer)
+    if data.chat_template and not tokenizer.chat_template:
+        raise UserError(
+            "data.chat_template is true, but the tokenizer of actor.path has no chat template: "
+            "set it to false and use data.prompt_template"
+        )
     reading = _Reading(data, tokenizer)
     sources = [_read_stages(reading, *item) for item in sources_of(data, "train").items()]
     if data.heldout is None:
@@ -149,20 +149,6 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
     return TrainingSource(tuple(stages), name, weight)
 
 
-def _check_templates(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    if "{prompt}" not in data.prompt_template:
-        raise UserError(
-            f"data.prompt_template is {data.prompt_template!r}: it must contain {{prompt}}"
-        )
-    if data.system_prompt is not None and not data.chat_template:
-        raise UserError("data.system_prompt needs data.chat_template: true")
-    if data.chat_template and not tokenizer.chat_template:
-        raise UserError(
-            "data.chat_template is true, but the tokenizer of actor.path has no chat template: "
-            "set it to false and use data.prompt_template"
-        )
-
-
 def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) -> list[Prompt]:
     """Load the prompts of one source that fit; those that are too long are counted."""
     data, tokenizer = reading.data, reading.tokenizer
@@ -175,35 +161,33 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
     # a text of so many characters has more tokens than fit: tokenizing it could take hours
     longest_token = max(map(len, tokenizer.get_vocab()), default=1)
     max_chars = data.max_prompt_tokens * longest_token
-    num_rows = len(rows)
-    shown = [index for index, text in enumerate(texts) if len(text) <= max_chars]
+    none_fits = (
+        f"{key}: none of {len(rows)} prompts fits data.max_prompt_tokens = "
+        f"{data.max_prompt_tokens}; the shortest has"
+    )
+    shown = [(row, t) for row, t in zip(rows, texts, strict=True) if len(t) <= max_chars]
     if not shown:
-        raise UserError(
-            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
-            f"{data.max_prompt_tokens}; the shortest has {min(map(len, texts))} characters"
-        )
-    rows, texts = [rows[index] for index in shown], [texts[index] for index in shown]
+        raise UserError(f"{none_fits} {min(map(len, texts))} characters")
+    # A chat template writes its own special tokens; else the tokenizer's start token is added,
+    # but never its end token, which would end the response at once.
+    prefix = () if data.chat_template else start_ids(tokenizer)
     prompts = [
         Prompt(
             prompt_id=row.place,
             text=text,
-            prompt_ids=ids,
+            prompt_ids=(*prefix, *token_ids(text, tokenizer, row.place, "the prompt ")),
             answer=row.answer,
             demonstration=row.demonstration,
             metadata=row.metadata,
             source=name,
             record=row.record,
         )
-        for row, text, ids in zip(rows, texts, _tokenize(rows, texts, data, tokenizer), strict=True)
+        for row, text in shown
     ]
     fitting = [p for p in prompts if len(p.prompt_ids) <= data.max_prompt_tokens]
     if not fitting:
-        shortest = min(len(p.prompt_ids) for p in prompts)
-        raise UserError(
-            f"{key}: none of {num_rows} prompts fits data.max_prompt_tokens = "
-            f"{data.max_prompt_tokens}; the shortest has {shortest} tokens"
-        )
-    reading.num_too_long += num_rows - len(fitting)
+        raise UserError(f"{none_fits} {min(len(p.prompt_ids) for p in prompts)} tokens")
+    reading.num_too_long += len(rows) - len(fitting)
     return fitting
 
 
@@ -237,22 +221,17 @@ def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedToke
     return str(rendered)
 
 
-def _tokenize(
-    rows: list[Row], texts: list[str], data: DataConfig, tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[int, ...]]:
-    """Tokenize the texts. A chat template writes its own special tokens; else the tokenizer's
-    start token is added, but never its end token, which would end the response at once."""
-    prefix = () if data.chat_template else start_ids(tokenizer)
-    encoded = []
-    for row, text in zip(rows, texts, strict=True):
-        try:
-            # verbose: prompts above the tokenizer's own limit are counted, not warned about
-            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        except Exception as error:  # `tokenizers` raises Exception itself
-            raise UserError(
-                f"{row.place}: the tokenizer cannot write the prompt {text!r:.60}: {error}"
-            ) from None
-        if not ids:
-            raise UserError(f"{row.place}: the tokenizer makes nothing of the prompt {text!r:.60}")
-        encoded.append((*prefix, *ids))
-    return encoded
+def token_ids(
+    text: str, tokenizer: PreTrainedTokenizerBase, place: str, what: str = ""
+) -> list[int]:
+    """The ids of a text, without special tokens; `place` and `what` it is are for errors."""
+    try:
+        # verbose: prompts above the tokenizer's own limit are counted, not warned about
+        ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    except Exception as error:  # `tokenizers` raises Exception itself
+        raise UserError(
+            f"{place}: the tokenizer cannot write {what}{text!r:.60}: {error}"
+        ) from None
+    if not ids:
+        raise UserError(f"{place}: the tokenizer makes nothing of {what}{text!r:.60}")
+    return ids

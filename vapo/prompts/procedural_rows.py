@@ -34,6 +34,11 @@ def check_range(name: str, value: float, *, low: float, high: float) -> None:
         raise UserError(f"options.{name} is {value!r}: give a number from {low} to {high}")
 
 
+def check_shares(**shares: float) -> None:
+    for name, value in shares.items():
+        check_range(name, value, low=0, high=1)
+
+
 def check_steps(min_steps: int, max_steps: int) -> None:
     check_bounds("steps", min_steps, max_steps, low=1, high=MAX_STEPS)
 

@@ -32,10 +32,14 @@ from vapo.environments.verifiers_package import check_installed
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
-from vapo.prompts.generated_rows import check_reasoning_gym, procedural_rows, reasoning_gym_rows
+from vapo.prompts.generated_rows import (
+    check_reasoning_gym,
+    procedural_rows,
+    reasoning_gym_rows,
+    verifiers_rows,
+)
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
-from vapo.prompts.verifiers_rows import verifiers_rows
 from vapo.system.files import read_line
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
@@ -44,8 +48,7 @@ _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
     """Read all rows of one source; `key` is the source's place in the config, for error messages.
 
-    Raises:
-        UserError: the source is missing or a row is malformed; names file and line.
+    Raises: UserError: the source is missing or a row is malformed; names file and line.
     """
     left_out = LeftOut() if left_out is None else left_out
     if isinstance(source, FileSource):
@@ -73,8 +76,7 @@ def check_source(source: PromptSource, *, key: str) -> None:
     A hub's dataset is left to `read_rows`, which may have to load it over the network; a
     generator's options are tried on one row.
 
-    Raises:
-        UserError: as `read_rows` does.
+    Raises: UserError: as `read_rows` does.
     """
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)
@@ -177,10 +179,8 @@ def _parquet_records(source: FileSource, key: str) -> Iterator[tuple[str, Any]]:
 
 
 def _huggingface_records(source: HuggingfaceSource, key: str) -> Iterator[tuple[str, Any]]:
-    rows = _load_dataset(source, key)
-    name = f"{source.path}[{source.split}]"
-    for number, record in enumerate(rows, start=1):
-        yield f"{name}: row {number}", record
+    for number, record in enumerate(_load_dataset(source, key), start=1):
+        yield f"{source.path}[{source.split}]: row {number}", record
 
 
 def _check_dataset_path(path: str, key: str) -> None:
@@ -196,14 +196,14 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
     import datasets
 
     path = source.path
-    folder = Path(path)
     _check_dataset_path(path, key)
-    saved = any((folder / f).exists() for f in ("dataset_dict.json", "state.json"))
+    is_saved = any((Path(path) / f).exists() for f in ("dataset_dict.json", "state.json"))
+    loaded: Any
     try:
-        if not saved:
-            dataset: Iterable[Any] = datasets.load_dataset(path, source.subset, split=source.split)
-            return dataset
-        loaded = datasets.load_from_disk(path)
+        if is_saved:
+            loaded = datasets.load_from_disk(path)
+        else:
+            loaded = datasets.load_dataset(path, source.subset, split=source.split)
     except Exception as error:  # every backend of `datasets` raises its own kind
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise UserError(
@@ -211,13 +211,13 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
             f"{source.split!r}: {reason[0]} (a hub id needs the network; offline, give a local "
             "folder, or a file with kind jsonl or parquet)"
         ) from None
-    if isinstance(loaded, datasets.DatasetDict):
+    if is_saved and isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:
             splits = [str(split) for split in loaded]
             raise UserError(f"{key}.split: {procedural.nearest(source.split, splits)}")
         loaded = loaded[source.split]
-    rows: Iterable[Any] = loaded
-    return rows
+    found: Iterable[Any] = loaded
+    return found
 
 
 def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> Row:
@@ -227,10 +227,10 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> R
     value = take(record, source.answer_column, place=place, key=f"{key}.answer_column")
     columns = [source.prompt_column, source.answer_column]
     demonstration: Demonstration | None = None
-    if source.demonstration_column is not None:
-        columns.append(source.demonstration_column)
-        demonstration = take(record, columns[2], place=place, key=f"{key}.demonstration_column")
-        demonstration = _demonstration(demonstration, f"{place}: {columns[2]!r}")
+    if (column := source.demonstration_column) is not None:
+        columns.append(column)
+        taken = take(record, column, place=place, key=f"{key}.demonstration_column")
+        demonstration = _demonstration(taken, f"{place}: {column!r}")
     answer = _answer(value, f"{place}: {columns[1]!r}")
     if source.answer_pattern is not None:
         answer = match_answer(

@@ -1,4 +1,4 @@
-"""The training set: sources with weights, each with stages, and the order of their turns.
+"""The training set: sources with weights, each with stages, and which prompts an iteration takes.
 
 Everything is a function of counters, so that a resumed run continues where it stopped.
 """
@@ -125,3 +125,31 @@ def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(size))
     Random(f"group_sampling/{seed}/{epoch}").shuffle(order)
     return tuple(order)
+
+
+def group_sampling(
+    prompts: Sequence[Prompt] | TrainingSet,
+    *,
+    num_prompts: int,
+    seed: int,
+    iteration: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> list[Prompt]:
+    """Choose this rank's prompts of one iteration: a pure function of its arguments.
+
+    Iterations go through seeded permutations of the whole set, one after the other: iteration i
+    takes positions [i * num_prompts, (i + 1) * num_prompts) of this sequence, so no prompt is
+    repeated before all were used. In a mixture the sources take turns by their weights, and each
+    source has a sequence of its own. Rank r has the r-th of `world_size` equal slices. The sampler
+    makes each prompt's group of G responses.
+
+    Source: VAPO section 4.3 (fewer prompts, each sampled G times); off is N * G prompts, G = 1.
+    """
+    training = prompts if isinstance(prompts, TrainingSet) else TrainingSet.of(prompts)
+    share = num_prompts // world_size
+    first = iteration * num_prompts + rank * share
+    return [
+        training.at(place, iteration=iteration, num_prompts=num_prompts, seed=seed)
+        for place in range(first, first + share)
+    ]

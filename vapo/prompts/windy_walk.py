@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from vapo.errors import UserError
-from vapo.prompts.procedural_rows import EpisodeRow, check_range
+from vapo.prompts.procedural_rows import EpisodeRow, check_bounds, check_range, check_shares
 
 LAST = 99
 STEPS = (1, 5, 20)
@@ -34,23 +33,16 @@ def windy_walk(
     `careless_step_probability`, drawn for each step, from all. So demonstrations show what a step
     is, and leave to reinforcement learning which steps lead to the target in time.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> row = windy_walk(2, seed=0)[1]
     >>> row.problem, row.answer, row.demonstration
     ('70>56=', '2', ('-5', '-1', '-5', '-5', '+1', '+1'))
     """
-    check_range("max_distance", max_distance, low=1, high=LAST)
-    check_range("min_distance", min_distance, low=1, high=LAST)
-    if min_distance > max_distance:
-        raise UserError(
-            f"options.min_distance is {min_distance}, above options.max_distance, {max_distance}: "
-            "swap them"
-        )
+    check_bounds("distance", min_distance, max_distance, low=1, high=LAST)
     check_range("max_wind", max_wind, low=0, high=MAX_WIND)
     check_range("max_turns", max_turns, low=1, high=MAX_TURNS)
-    check_range("careless_step_probability", careless_step_probability, low=0, high=1)
+    check_shares(careless_step_probability=careless_step_probability)
     rows = []
     for index in range(num_examples):
         rng = Random(f"windy_walk/problem/{seed}/{index}")

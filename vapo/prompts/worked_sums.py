@@ -42,8 +42,7 @@ def worked_sums(
     direction, and it goes on from there: a policy that is taught such steps slips now and then
     itself, and knows better. Problems and answers stay the same.
 
-    Raises:
-        UserError: an option is out of range.
+    Raises: UserError: an option is out of range.
 
     >>> worked_sums(1, seed=0, min_terms=2, max_terms=2)[0].demonstration.count("=")
     1

@@ -12,8 +12,8 @@ from torch import Tensor
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import VineOptions
 from vapo.functional.columns import with_loss_on
-from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import PromptSplit
+from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer

@@ -21,7 +21,7 @@ from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
-from vapo.prompts.hidden_states import OWN_CHECKS
+from vapo.prompts.procedural import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
 from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch

@@ -1,0 +1,171 @@
+"""A ball followed through swaps of positions, and what an oracle knows of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from random import Random
+from string import ascii_letters
+from typing import TypeVar
+
+from vapo.errors import UserError
+from vapo.prompts.procedural_rows import ProceduralRow, check_range, check_shares, check_steps
+
+_Position = TypeVar("_Position", int, str)
+_PROBLEM = re.compile(r"(\d)((?:[A-Za-z]\d\d)+)=")
+
+
+def state_tracking(
+    num_examples: int,
+    *,
+    seed: int,
+    min_steps: int = 2,
+    max_steps: int = 10,
+    num_positions: int = 5,
+    repeat_swaps: bool = False,
+    skip_steps_probability: float = 0.0,
+    wrong_step_probability: float = 0.0,
+    early_stop_probability: float = 0.0,
+    terse_probability: float = 0.0,
+    terse_wrong_step_probability: float = 0.0,
+) -> list[ProceduralRow]:
+    """Follow one ball through swaps of positions, one labelled swap at a time.
+
+    `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
+    swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that
+    swap, then the final position, which is the answer. With `repeat_swaps` each step also
+    repeats its swap, `a123b453c311;1`: four tokens a swap, for long responses that a small
+    model can still learn. Labels run from a to z, then from A to Z, and start over after 52
+    swaps: then a swap is found by its label and how often the label came before.
+
+    Demonstrations can be made imperfect, which leaves room for reinforcement learning:
+    with `skip_steps_probability` one has no steps and ends in a random position (`;4`); with
+    `wrong_step_probability`, drawn for each swap, the position after it is wrong (uniform
+    over the others) and the demonstration continues from there; with `early_stop_probability`,
+    drawn for each swap, the demonstration stops before it and answers with where it is. With
+    `terse_probability` one does not repeat its swaps, and has `terse_wrong_step_probability`:
+    a choice between a long and a short way that shows in the outcome only.
+
+    Raises: UserError: an option is out of range.
+
+    >>> state_tracking(1, seed=0, min_steps=3, max_steps=3)[0].demonstration.count(";")
+    1
+    """
+    check_range("num_positions", num_positions, low=2, high=9)
+    check_steps(min_steps, max_steps)
+    if terse_probability and not repeat_swaps:
+        raise UserError(
+            "options.terse_probability leaves out repeated swaps: set options.repeat_swaps to true"
+        )
+    shares = {
+        "skip_steps_probability": skip_steps_probability,
+        "wrong_step_probability": wrong_step_probability,
+        "early_stop_probability": early_stop_probability,
+        "terse_probability": terse_probability,
+        "terse_wrong_step_probability": terse_wrong_step_probability,
+    }
+    check_shares(**shares)
+    rows = []
+    for index in range(num_examples):
+        rng = Random(f"state_tracking/problem/{seed}/{index}")
+        start, places = rng.randint(1, num_positions), range(1, num_positions + 1)
+        swaps = [tuple(rng.sample(places, 2)) for _ in range(rng.randint(min_steps, max_steps))]
+        text = f"{start}{''.join(f'{_label(i)}{a}{b}' for i, (a, b) in enumerate(swaps))}="
+        rng = Random(f"state_tracking/demonstration/{seed}/{index}")
+        demonstration = _demonstration(rng, start, swaps, num_positions, repeat_swaps, **shares)
+        rows.append(ProceduralRow(text, str(_positions(start, swaps)[-1]), demonstration))
+    return rows
+
+
+def _demonstration(
+    rng: Random,
+    start: int,
+    swaps: list[tuple[int, ...]],
+    num_positions: int,
+    repeat_swaps: bool,
+    *,
+    skip_steps_probability: float,
+    wrong_step_probability: float,
+    early_stop_probability: float,
+    terse_probability: float,
+    terse_wrong_step_probability: float,
+) -> str:
+    is_terse = terse_probability > 0 and rng.random() < terse_probability
+    if rng.random() < skip_steps_probability:
+        return f";{rng.randint(1, num_positions)}"
+    wrong = terse_wrong_step_probability if is_terse else wrong_step_probability
+    position, text = start, ""
+    for step, swap in enumerate(swaps):
+        if early_stop_probability and rng.random() < early_stop_probability:
+            break
+        position = _after(position, swap)
+        if rng.random() < wrong:
+            position = rng.choice([p for p in range(1, num_positions + 1) if p != position])
+        repeated = f"{swap[0]}{swap[1]}" if repeat_swaps and not is_terse else ""
+        text += f"{_label(step)}{repeated}{position}"
+    return f"{text};{position}"
+
+
+def _label(step: int) -> str:
+    return ascii_letters[step % len(ascii_letters)]
+
+
+def _after(position: _Position, swap: tuple[_Position, ...]) -> _Position:
+    first, second = swap
+    return {first: second, second: first}.get(position, position)
+
+
+def _positions(start: _Position, swaps: Sequence[tuple[_Position, ...]]) -> list[_Position]:
+    """The ball's positions: the start, then the one after each swap."""
+    positions = [start]
+    for swap in swaps:
+        positions.append(_after(positions[-1], swap))
+    return positions
+
+
+def state_tracking_states(problem: str, response: str) -> list[str] | None:
+    """The states of `state_tracking`; None where the text is no problem of it.
+
+    In a step: how many swaps are left, whether the last position was the ball's, whether every
+    label was the right one; after the label (`a+` the right one, `a-` not) how many digits there
+    are, `+` where the last is the ball's position after the swap, `c` where they do not begin to
+    repeat the swap. After the semicolon: whether the ball was followed to the end, and whether the
+    answer is right.
+
+    >>> state_tracking_states("3a31=", "a1;1")
+    ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']
+    """
+    found = _PROBLEM.search(problem)
+    if found is None:
+        return None
+    swaps = re.findall(r"[A-Za-z](\d)(\d)", found[2])
+    positions = _positions(found[1], swaps)
+    return [_state(response[:end], positions, swaps) for end in range(len(response) + 1)]
+
+
+def _state(prefix: str, positions: list[str], swaps: list[tuple[str, str]]) -> str:
+    steps, semicolon, answer = prefix.partition(";")
+    written = re.findall(r"([^\d])(\d*)", steps)
+    done = written if semicolon else written[:-1]  # the last one may go on
+    labels_fit = all(_label(i) == label for i, (label, _) in enumerate(done))
+    last = done[-1][1][-1:] if done else positions[0]
+    is_on = labels_fit and len(done) < len(positions) and last == positions[len(done)]
+    left = len(swaps) - len(done)
+    following = "on" if is_on else "off"
+    if answer:
+        return "right" if answer == positions[-1] else "wrong"
+    if semicolon:
+        return f"end {following} {left} left"
+    if not written:
+        return f"{left} {following}"
+    label, digits = written[-1]
+    step = len(done)
+    if step >= len(swaps):
+        return f"beyond {following} {len(digits)}"
+    ball, swap = positions[step + 1], swaps[step]
+    marks = "+" if label == _label(step) else "-"
+    expected = "".join(swap)
+    kept = expected[: len(digits)] == digits[:2]
+    is_ball = digits[-1:] == ball
+    shown = f"{min(len(digits), 4)}{'+' if is_ball else '-'}{'' if kept else 'c'}" if digits else ""
+    return f"{left} {following} a{marks}{shown}"
