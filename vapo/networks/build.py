@@ -24,7 +24,6 @@ from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
-from vapo.networks.trained_weights import choose_trained, freeze
 from vapo.networks.value_head import HEAD_LAYERS, has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
 from vapo.system.process import derive_seed
