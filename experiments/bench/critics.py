@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.value_range import check_value_targets
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.build import make_critic

@@ -12,8 +12,15 @@ from torch import Tensor
 
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
-from vapo.advantages.credit import achieved_returns, advantages_and_targets, num_steps, value_places
-from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
+from vapo.advantages.credit import (
+    achieved_returns,
+    advantages_and_targets,
+    bootstrapped,
+    critic_rewards,
+    num_steps,
+    token_rewards,
+    value_places,
+)
 from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished

@@ -1,21 +1,24 @@
-"""What the critic's loss is on: which tokens of a response, and how much the response weighs."""
+"""What the critic's loss is on: which tokens, how much a response weighs, targets in range."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import critic_rewards
 from vapo.config import FitConfig
 from vapo.config.components import ValuePretraining
-from vapo.config.critic_rules import critic_is_punished
-from vapo.config.schema import CriticConfig
+from vapo.config.critic import CriticConfig
+from vapo.config.critic_rules import critic_is_punished, value_range
+from vapo.errors import UserError
 from vapo.functional.advantages import anchor_mask
 from vapo.functional.baselines import prompt_noise_weights
 from vapo.functional.measured_targets import measured_targets
-from vapo.system.distributed import sum_over_ranks
-from vapo.types import EvaluatedBatch
+from vapo.system.distributed import max_over_ranks, sum_over_ranks
+from vapo.types import EvaluatedBatch, TrainingBatch
 
 
 def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
@@ -76,3 +79,30 @@ def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]
         late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
         kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
     return kept & batch.value_mask
+
+
+def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
+    """Compare before the update; nothing to do for a head without a range. All ranks call it.
+
+    Verifiers that give rewards of their own are known only now.
+
+    Raises: UserError on all ranks, naming the targets' range and the head's.
+    """
+    ends = value_range(critic)
+    if ends is None or batch.value_targets is None:
+        return
+    targets = batch.value_targets
+    counted = targets[batch.value_mask & torch.isfinite(targets)]
+    found = torch.tensor([-math.inf, -math.inf])
+    if len(counted):
+        found = torch.stack([-counted.min(), counted.max()]).float().cpu()
+    negative_low, high = max_over_ranks(found).tolist()
+    low = -negative_low
+    if low > high or ends.holds(low, high):
+        return
+    raise UserError(
+        f"the value targets of this batch reach from {low:g} to {high:g}, and the "
+        f"{critic.head.kind} head learns values from {ends.low:g} to {ends.high:g}: widen "
+        "critic.head.low and critic.head.high (targets beyond them would count as the nearer end), "
+        "or set critic.head.kind=scalar"
+    )

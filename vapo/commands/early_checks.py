@@ -39,7 +39,7 @@ from vapo.prompts.sources import check_source
 from vapo.rewards.math_verify_package import check_math_verify
 from vapo.rewards.own_function import check_parameters
 from vapo.rewards.verifiers import make_reasoning_gym
-from vapo.rollouts.engines.vllm.installed import check_installed
+from vapo.rollouts.engines.vllm.engine_args import check_installed
 from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
 from vapo.runs.summary import check_output_dir
 from vapo.system.function_files import check_function

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import critic_rewards
 from vapo.commands.command_rules import check_measuring
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.segments import step_starts
-from vapo.rollouts.stored_truth import returns_settings
+from vapo.rollouts.stored_columns import returns_settings
 from vapo.types import Rollout
 
 

@@ -26,11 +26,11 @@ from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.group_sampling import group_sampling
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import TrainingSet
-from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler, sampling_config
 from vapo.rollouts.player import Player
+from vapo.rollouts.segments import with_response
 from vapo.system.devices import pick_device, set_threads
 from vapo.system.progress import Stage
 from vapo.system.quiet import quiet_libraries

@@ -19,7 +19,7 @@ from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import ActorAccess, make_sampler
 from vapo.rollouts.player import Player
-from vapo.rollouts.turn_texts import shown_turns, shows_turns
+from vapo.rollouts.segments import shown_turns, shows_turns
 from vapo.system.quiet import quiet_libraries
 from vapo.system.seeding import derive_seed
 from vapo.types import Prompt, Rollout

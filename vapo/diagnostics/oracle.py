@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import achieved_returns, value_places
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import achieved_returns, critic_rewards, value_places
 from vapo.config import FitConfig, resolve
 from vapo.config.data import GeneratedSource
 from vapo.functional.columns import placed_rewards

@@ -15,8 +15,7 @@ from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.episode import Episode
-from vapo.rollouts.episodes import EpisodeLoop, played
+from vapo.rollouts.episodes import Episode, EpisodeLoop, played
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import FinishReason, Prompt, Rollout
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
-from vapo.rollouts.stored_truth import truth_columns
-from vapo.rollouts.stored_turns import turn_columns
+from vapo.rollouts.stored_columns import truth_columns, turn_columns
 from vapo.system.atomic_files import write_whole
 
 if TYPE_CHECKING:

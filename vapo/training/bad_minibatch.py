@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vapo.functional.columns import float_columns
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.rollouts.bad_rows import BadRollouts
 from vapo.system.distributed import sum_over_ranks
 from vapo.training.minibatches import Microbatch
 from vapo.types import Rollout

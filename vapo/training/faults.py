@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vapo.errors import StoppedRun
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.rollouts.bad_rows import BadRollouts
 from vapo.runs.summary import FAILED_EPISODES
 from vapo.system.distributed import max_over_ranks
 

@@ -38,9 +38,8 @@ from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.ensemble import members_of
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.packed_attention import choose_layout
-from vapo.rollouts.bad_rows import CheckedBatch, check_batch
+from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.runs.checkpoints import Checkpoint
 from vapo.runs.compatibility import check_count, check_value_head, value_head_options
 from vapo.system.atomic_files import write_text

@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.rollouts.turn_texts import shows_turns
+from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
 _MAX_CHARS = 4000  # of an observation

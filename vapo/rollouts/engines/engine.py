@@ -1,12 +1,14 @@
-"""What the sampler needs of a vLLM engine, wherever it runs."""
+"""What the sampler needs of a vLLM engine, wherever it runs, and what engines share."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -24,19 +26,38 @@ class EngineError(UserError):
 class Request:
     """One response to sample. Equal requests give equal responses, whatever else is sampled.
 
-    Requests with the same `episode` are turns of one: the engine may keep what it computed for
-    one until the next.
+    It ends with one of `end_ids`, or when its tokens are used up: `max_tokens`, or the settings' if
+    those are fewer. Requests with the same `episode` are turns of one: the engine may keep what it
+    computed for one until the next.
     """
 
     prompt_ids: tuple[int, ...]
     seed: int
+    settings: SamplingSettings
+    end_ids: frozenset[int] = frozenset()
     max_tokens: int | None = None
     episode: str | None = None
 
-    def budget(self, settings: SamplingSettings) -> int:
-        """How many tokens may be sampled; `max_tokens` None, or more than the settings': theirs."""
-        most = settings.max_response_tokens
+    @property
+    def budget(self) -> int:
+        """How many tokens may be sampled."""
+        most = self.settings.max_response_tokens
         return most if self.max_tokens is None else min(self.max_tokens, most)
+
+    def parameters(self) -> dict[str, Any]:
+        """It as vLLM's sampling parameters."""
+        settings, greedy = self.settings, self.settings.greedy
+        return {
+            "max_tokens": self.budget,
+            "temperature": 0.0 if greedy else settings.temperature,
+            "top_p": 1.0 if greedy else settings.top_p,
+            "top_k": 0 if greedy else settings.top_k,
+            "seed": None if greedy else self.seed,
+            "stop_token_ids": sorted(self.end_ids),
+            "ignore_eos": True,  # the end tokens are those named above, no others
+            "logprobs": 0,  # the sampled token's own
+            "detokenize": False,
+        }
 
 
 @dataclass(frozen=True)
@@ -71,13 +92,7 @@ class Engine(Protocol):
         all of them have nothing under way (`leave`)."""
         ...
 
-    def submit(
-        self,
-        requests: Mapping[str, Request],
-        settings: SamplingSettings,
-        *,
-        end_ids: frozenset[int],
-    ) -> None:
+    def submit(self, requests: Mapping[str, Request]) -> None:
         """Begin requests. Their names are the caller's, of which no other is under way."""
         ...
 
@@ -110,19 +125,13 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sampled(
-    engine: Engine,
-    requests: Sequence[Request],
-    settings: SamplingSettings,
-    *,
-    end_ids: frozenset[int],
-) -> list[Generated]:
+def sampled(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
     """Sample all of these, in the requests' order; fails as a whole with an `EngineError`."""
     batch = f"batch {secrets.token_hex(8)}"
     named = {f"{batch}, {place}": request for place, request in enumerate(requests)}
     left, found = set(named), dict[str, Generated]()
     try:
-        engine.submit(named, settings, end_ids=end_ids)
+        engine.submit(named)
         while left:
             done = engine.results(left)
             found.update(done)
@@ -133,3 +142,58 @@ def sampled(
         raise
     engine.leave()
     return [found[name] for name in named]
+
+
+class SteppedEngine(ABC):
+    """The `Engine` over an engine's own steps: requests at any time, results as they come.
+
+    Several callers may have requests under way, also in several threads: a step that one of them
+    makes samples for all, and each takes its own results.
+    """
+
+    is_shared = False
+
+    def __init__(self) -> None:
+        self._results: dict[str, Generated] = {}
+        self._in_use = threading.RLock()
+        self._next = threading.Lock()  # who has it is next to use the engine
+
+    @abstractmethod
+    def _begin(self, requests: Mapping[str, Request]) -> None:
+        """Take in requests, by name."""
+
+    @abstractmethod
+    def _step(self) -> Mapping[str, Generated]:
+        """Sample on for a short while; the results that are new."""
+
+    @abstractmethod
+    def _drop(self, names: Collection[str]) -> None:
+        """Forget requests that may be under way."""
+
+    def submit(self, requests: Mapping[str, Request]) -> None:
+        with self._turn():
+            self._begin(requests)
+
+    def results(self, names: Collection[str]) -> dict[str, Generated]:
+        with self._turn():
+            if not any(name in names for name in self._results):
+                self._results.update(self._step())
+            ready = [name for name in self._results if name in names]
+            return {name: self._results.pop(name) for name in ready}
+
+    def abort(self, names: Collection[str]) -> None:
+        with self._turn():
+            self._drop([name for name in names if self._results.pop(name, None) is None])
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Around each use of the engine: a thread that waits is before the one that steps on."""
+        with self._next:
+            self._in_use.acquire()
+        try:
+            yield
+        finally:
+            self._in_use.release()
+
+    def leave(self) -> None:
+        return  # nobody else waits for its steps

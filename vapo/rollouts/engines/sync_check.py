@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.contract import NonFiniteLogitsError, SamplingSettings
 from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, sampled
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 
 # Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
@@ -64,11 +64,11 @@ class SyncCheck:
         draw = random.Random(0)
         num_tokens = min(_NUM_TOKENS, max_tokens // 2)
         length = min(_PROMPT_TOKENS, max_tokens - num_tokens)
+        settings = SamplingSettings(max_response_tokens=num_tokens, greedy=True)
         self._requests = [
-            Request(tuple(draw.randrange(vocab_size) for _ in range(length)), seed=0)
+            Request(tuple(draw.randrange(vocab_size) for _ in range(length)), 0, settings)
             for _ in range(_NUM_PROMPTS)
         ]
-        self._settings = SamplingSettings(max_response_tokens=num_tokens, greedy=True)
         self._score = score
         self._limit = max_logprob_gap
         self._last: tuple[tuple[int, ...], list[Generated]] | None = None
@@ -80,23 +80,26 @@ class SyncCheck:
             EngineError: the engine does not have the weights.
             NonFiniteLogitsError: the trainer's own log-probs are not finite.
         """
-        written = sampled(engine, self._requests, self._settings, end_ids=frozenset())
+        written = sampled(engine, self._requests)
         scores = self._score(
             [(r.prompt_ids, g.ids) for r, g in zip(self._requests, written, strict=True)]
         )
         if not all(math.isfinite(score) for row in scores for score in row):
             raise NonFiniteLogitsError("of the sync's probe")
-        gap = _mean_gap(written, scores)
+        gap = statistics.fmean(
+            abs(mine - theirs)
+            for generated, row in zip(written, scores, strict=True)
+            for mine, theirs in zip(generated.logprobs, row, strict=True)
+        )
         last, self._last = self._last, (sums, written)
         if not sums:
             raise EngineError("the engine took no weights: the sync was skipped")
         if not gap <= self._limit:
             raise EngineError(
                 f"after a weight sync the engine's log-probs differ from the trainer's by "
-                f"{gap:.3g} nats on average, more than max_logprob_gap "
-                f"{self._limit:g} (a key of rollouts.vllm and rollouts.servers): it does not have "
-                "the trainer's weights (or rounds more; "
-                "docs/rollouts.md)"
+                f"{gap:.3g} nats on average, more than max_logprob_gap {self._limit:g} (a key of "
+                "rollouts.vllm and rollouts.servers): it does not have the trainer's weights (or "
+                "rounds more; docs/rollouts.md)"
             )
         if last is not None and last[0] != sums and last[1] == written:
             raise EngineError(
@@ -104,12 +107,3 @@ class SyncCheck:
                 "log-probs have not, in any bit"
             )
         return gap
-
-
-def _mean_gap(written: Sequence[Generated], scores: Sequence[Sequence[float]]) -> float:
-    gaps = [
-        abs(mine - theirs)
-        for generated, row in zip(written, scores, strict=True)
-        for mine, theirs in zip(generated.logprobs, row, strict=True)
-    ]
-    return sum(gaps) / len(gaps)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 from torch import Tensor
 
-from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Engine, Generated, Request
 
 
@@ -16,9 +15,7 @@ from vapo.rollouts.engines.engine import Engine, Generated, Request
 class _Asked:
     """What a rank asks of its group before a step; `leaves`: it has nothing under way."""
 
-    requests: list[tuple[dict[str, Request], SamplingSettings, frozenset[int]]] = field(
-        default_factory=list
-    )
+    requests: dict[str, Request] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
     leaves: bool = False
 
@@ -53,15 +50,9 @@ class TensorParallelEngine:
     def has_weights(self) -> bool:
         return self._part.has_weights
 
-    def submit(
-        self,
-        requests: Mapping[str, Request],
-        settings: SamplingSettings,
-        *,
-        end_ids: frozenset[int],
-    ) -> None:
+    def submit(self, requests: Mapping[str, Request]) -> None:
         """See `Engine.submit`; the next step takes them."""
-        self._asked.requests.append((dict(requests), settings, end_ids))
+        self._asked.requests |= requests
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
         """See `Engine.results`: one step of the group, whatever is under way here."""
@@ -95,9 +86,8 @@ class TensorParallelEngine:
             if dropped:
                 self._part.abort(dropped)
                 self._under_way -= dropped
-            for requests, settings, end_ids in asked.requests:
-                named = {f"{place}: {name}": request for name, request in requests.items()}
-                self._part.submit(named, settings, end_ids=end_ids)
+            if named := {f"{place}: {name}": one for name, one in asked.requests.items()}:
+                self._part.submit(named)
                 self._under_way |= named.keys()
         return all(asked.leaves for asked in of_ranks)
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
-from vapo.rollouts.engines.engine import EngineError
+from vapo.rollouts.engines.engine import EngineError, Request
 
 _NO_LOGPROB = -9999.0  # what vLLM sends for one that is not finite
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """Sampled tokens, an end token included, their log-probs, and the weights that sampled them.
 
     `versions` are (version, number of tokens), in order; a log-prob that is not finite is NaN.
@@ -25,23 +23,17 @@ class Answer:
     versions: tuple[tuple[str, int], ...]
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What was asked for: by it an answer is checked."""
-
-    name: str
-    max_tokens: int
-    end_ids: frozenset[int]
-    vocab_size: int
-
-
-def read_answer(record: Any, wanted: Wanted, url: str) -> Answer:
+def read_answer(record: Any, name: str, request: Request, vocab_size: int, url: str) -> Answer:
     """The answer of `/inference/v1/generate`, held to what was asked for.
 
     Raises: EngineError: it is wrong; the message names the server and what is wrong.
     """
     try:
-        return _read(record, wanted)
+        choice = _choice(record, name)
+        ids = _ids(choice.get("token_ids"), request, vocab_size)
+        _check_end(ids, choice.get("finish_reason"), request)
+        versions = _versions(choice.get("weight_versions"), len(ids))
+        return Answer(ids, _logprobs(choice, ids), versions)
     except _WrongError as wrong:
         raise EngineError(f"the rollout server {url} gave a wrong answer: {wrong}") from None
 
@@ -57,40 +49,37 @@ class _WrongError(Exception):
     """What is wrong with an answer."""
 
 
-def _read(record: Any, wanted: Wanted) -> Answer:
+def _choice(record: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(record, dict):
         raise _WrongError("it is no JSON object")
-    name = record.get("request_id")
-    if not isinstance(name, str) or not name.endswith(wanted.name):
-        raise _WrongError(f"it is for the request {str(name)[:80]!r}, not {wanted.name!r}")
+    found = record.get("request_id")
+    if not isinstance(found, str) or not found.endswith(name):
+        raise _WrongError(f"it is for the request {str(found)[:80]!r}, not {name!r}")
     choices = record.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise _WrongError("it has not just one response")
-    (choice,) = choices
-    ids = _ids(choice.get("token_ids"), wanted)
-    _check_end(ids, choice.get("finish_reason"), wanted)
-    return Answer(ids, _logprobs(choice, ids), _versions(choice.get("weight_versions"), len(ids)))
+    return choices[0]
 
 
-def _ids(found: Any, wanted: Wanted) -> tuple[int, ...]:
+def _ids(found: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
     if not isinstance(found, list) or not found or not all(type(x) is int for x in found):
         raise _WrongError("token_ids are not one or more whole numbers")
-    if len(found) > wanted.max_tokens:
-        raise _WrongError(f"it has {len(found)} tokens, and at most {wanted.max_tokens} were asked")
-    strange = next((x for x in found if not 0 <= x < wanted.vocab_size), None)
+    if len(found) > request.budget:
+        raise _WrongError(f"it has {len(found)} tokens, and at most {request.budget} were asked")
+    strange = next((x for x in found if not 0 <= x < vocab_size), None)
     if strange is not None:
-        raise _WrongError(f"token {strange} is not in the vocabulary of {wanted.vocab_size}")
+        raise _WrongError(f"token {strange} is not in the vocabulary of {vocab_size}")
     return tuple(found)
 
 
-def _check_end(ids: tuple[int, ...], reason: Any, wanted: Wanted) -> None:
+def _check_end(ids: tuple[int, ...], reason: Any, request: Request) -> None:
     """A response ends with its first end token, or when its tokens are used up."""
-    place = next((i for i, x in enumerate(ids) if x in wanted.end_ids), None)
+    place = next((i for i, x in enumerate(ids) if x in request.end_ids), None)
     if place is not None and place + 1 < len(ids):
         raise _WrongError(f"it goes on after the end token {ids[place]}")
-    if place is None and len(ids) < wanted.max_tokens:
+    if place is None and len(ids) < request.budget:
         raise _WrongError(
-            f"it ends after {len(ids)} of {wanted.max_tokens} tokens without an end token "
+            f"it ends after {len(ids)} of {request.budget} tokens without an end token "
             f"(finish_reason {str(reason)[:80]!r})"
         )
 
@@ -107,9 +96,7 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
         value = entry.get("logprob")  # JSON has no NaN: null
         if value is not None and type(value) not in (int, float):
             raise _WrongError(f"the log-prob of token {token} is no number")
-        value = math.nan if value is None else float(value)
-        if value <= _NO_LOGPROB:
-            value = math.nan
+        value = math.nan if value is None or value <= _NO_LOGPROB else float(value)
         if value > 1e-3:
             raise _WrongError(f"the log-prob of token {token} is {value:g}, above 0")
         found.append(value)

@@ -10,14 +10,8 @@ from typing import Any
 
 import aiohttp
 
-from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Request
-from vapo.rollouts.engines.vllm_server.answers import (
-    Answer,
-    Wanted,
-    is_aborted,
-    read_answer,
-)
+from vapo.rollouts.engines.vllm_server.answers import Answer, is_aborted, read_answer
 
 HOW = "start it with `vapo serve`"
 _GENERATE = "/inference/v1/generate"
@@ -55,9 +49,7 @@ class VllmServer:
         self._requests: set[asyncio.Task[Any]] = set()
         self._num_answers = 0
 
-    async def generate(
-        self, name: str, request: Request, settings: SamplingSettings, wanted: Wanted
-    ) -> Answer:
+    async def generate(self, name: str, request: Request, vocab_size: int) -> Answer:
         """Sample one response.
 
         Raises:
@@ -67,17 +59,7 @@ class VllmServer:
         body = {
             "request_id": name,
             "token_ids": request.prompt_ids,
-            "sampling_params": {
-                "max_tokens": wanted.max_tokens,
-                "temperature": 0.0 if settings.greedy else settings.temperature,
-                "top_p": 1.0 if settings.greedy else settings.top_p,
-                "top_k": 0 if settings.greedy else settings.top_k,
-                "seed": None if settings.greedy else request.seed,
-                "stop_token_ids": sorted(wanted.end_ids),
-                "ignore_eos": True,  # the end tokens are those named above, no others
-                "logprobs": 0,  # the sampled token's own
-                "detokenize": False,
-            },
+            "sampling_params": request.parameters(),
         }
         if self.is_lost:
             raise LostServerError(f"the rollout server {self.url} is lost")
@@ -89,7 +71,10 @@ class VllmServer:
         except asyncio.CancelledError:
             own = asyncio.current_task()
             if self.is_lost and task.cancelled() and not (own and own.cancelling()):
-                raise self._hung() from None
+                raise LostServerError(
+                    f"the rollout server {self.url} has given no token for {self._timeout_s:g} s "
+                    f"(rollouts.servers.timeout_s) and counts as hung; {RESUME_HINT}"
+                ) from None
             raise
         finally:
             task.cancel()
@@ -98,7 +83,7 @@ class VllmServer:
         self._num_answers += 1
         if is_aborted(record):
             raise LostServerError(f"the rollout server {self.url} has been stopped")
-        return read_answer(record, wanted, self.url)
+        return read_answer(record, name, request, vocab_size, self.url)
 
     async def watch(self) -> None:
         """Lose the server once it counts as hung; return when it is lost."""
@@ -127,12 +112,6 @@ class VllmServer:
         except (TimeoutError, aiohttp.ClientError, OSError):
             return None
         return "".join(line for line in text.splitlines() if line.startswith(_COUNTER))
-
-    def _hung(self) -> LostServerError:
-        return LostServerError(
-            f"the rollout server {self.url} has given no token for {self._timeout_s:g} s "
-            f"(rollouts.servers.timeout_s) and counts as hung; {RESUME_HINT}"
-        )
 
     async def max_tokens(self) -> int:
         """The most tokens of prompt and response together.
