@@ -7,7 +7,6 @@ a forward pass to every gradient. So the row is removed from the batch, not only
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -15,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from vapo.functional.columns import Batch, bad_inputs, float_columns, select_rows
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, Rollout, RolloutBatch
 
+FOLDER = "bad_rollouts"
+_MAX_BYTES = 64 * 2**20
+_NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _FAILED = "the environment failed"
 _MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it too few are left, and none is trained on
 
@@ -78,28 +79,25 @@ def check_batch(
     All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
     has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
-    found = bad_inputs(batch)
-    is_bad = torch.stack(list(found.values())).any(dim=0)
+    numbers = bad_inputs(batch)
+    found = {f"{name} not finite": rows for name, rows in numbers.items()}
     found[_FAILED] = batch.is_failed
-    goes = torch.stack(list(found.values())).any(dim=0)
-    has_bad_number = is_bad
+    is_bad = torch.stack(list(numbers.values())).any(dim=0)
+    goes, has_bad_number = is_bad | batch.is_failed, is_bad
     if by_group:
-        goes, has_bad_number = (_whole_groups(rows, batch) for rows in (goes, is_bad))
+        goes, has_bad_number = (
+            rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
+            for rows in (goes, is_bad)
+        )
     failed = (goes & ~has_bad_number).sum()
     counts = [goes.sum(), failed, torch.tensor(len(batch)), *(r.sum() for r in found.values())]
     num_left_out, num_failed, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
     left_out = {"num_left_out": num_left_out, "num_failed": num_failed}
     if not num_left_out:
         return CheckedBatch(batch, len(batch), range(len(batch)))
-    numbers = {name: rows for name, rows in found.items() if name != _FAILED}
     records.save(_describe(batch, numbers, is_bad, place))
-    reason = ", ".join(
-        f"{name} in {number} of {num_all}"
-        if name == _FAILED
-        else f"{name} not finite in {number} of {num_all}"
-        for name, number in zip(found, bad, strict=True)
-        if number
-    )
+    counted = zip(found, bad, strict=True)
+    reason = ", ".join(f"{name} in {number} of {num_all}" for name, number in counted if number)
     fewest = -int(max_over_ranks(-(~goes).sum()))
     num_rows = fewest // num_minibatches * num_minibatches
     if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
@@ -109,11 +107,6 @@ def check_batch(
     return CheckedBatch(select_rows(batch, left), num_rows, left, reason=reason, **left_out)
 
 
-def _whole_groups(rows: Bool[Tensor, " B"], batch: EvaluatedBatch) -> Bool[Tensor, " B"]:
-    """The rows with all members of their groups."""
-    return rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
-
-
 def first_rows(batch: Batch, num_rows: int) -> Batch:
     return batch if num_rows == len(batch) else select_rows(batch, range(num_rows))
 
@@ -121,25 +114,13 @@ def first_rows(batch: Batch, num_rows: int) -> Batch:
 def _describe(
     batch: RolloutBatch, found: dict[str, Tensor], is_bad: Tensor, place: str
 ) -> list[tuple[Any, dict[str, Any]]]:
-    return [
-        (
-            batch.rollouts[row],
-            {
-                "where": place,
-                "not_finite": [name for name, rows in found.items() if rows[row]],
-                **{
-                    name: value[row]
-                    for name, value in float_columns(batch).items()
-                    if name != "rollout_logprobs"
-                },
-            },
-        )
-        for row in is_bad.nonzero().flatten().tolist()
-    ]
-
-
-FOLDER = "bad_rollouts"
-_MAX_BYTES = 64 * 2**20
+    described = []
+    for row in is_bad.nonzero().flatten().tolist():
+        known: dict[str, Any] = {name: value[row] for name, value in float_columns(batch).items()}
+        del known["rollout_logprobs"]  # they are the rollout's
+        bad = [name for name, rows in found.items() if rows[row]]
+        described.append((batch.rollouts[row], {"where": place, "not_finite": bad, **known}))
+    return described
 
 
 class BadRollouts:
@@ -168,7 +149,9 @@ class BadRollouts:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
             for rollout, known in rollouts[: self._left]:
-                line = json.dumps(_as_json(_record(rollout, known)), allow_nan=False) + "\n"
+                text = json.dumps(_record(rollout, known), default=Tensor.tolist)
+                finite = json.loads(text, parse_constant=_NOT_FINITE.__getitem__)
+                line = json.dumps(finite, allow_nan=False) + "\n"
                 self._left_bytes -= len(line.encode())
                 if self._left_bytes < 0:
                     self._left = 0
@@ -184,7 +167,7 @@ class BadRollouts:
 def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
     length = len(rollout.response_ids)
     per_token = {
-        name: value[:length].tolist() if isinstance(value, Tensor) and value.dim() else value
+        name: value[:length] if isinstance(value, Tensor) and value.dim() else value
         for name, value in known.items()
         if value is not None
     }
@@ -200,15 +183,3 @@ def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
         "turns": [asdict(turn) for turn in rollout.turns],
         **per_token,
     }
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        value = value.item()
-    if isinstance(value, dict):
-        return {key: _as_json(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_as_json(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -1,8 +1,9 @@
-"""The steps of a response: the tokens before which one begins."""
+"""Parts of a response: its steps, the turns that it goes on from, and their texts for people."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -106,17 +107,14 @@ def places_of(
     The text of a token depends on those before it, so the text of the tokens before a place is
     decoded, log2(length) times a place.
     """
-    ids = list(rollout.response_ids)
-    found, first = [], 0
+    ids, found = list(rollout.response_ids), [0]
+
+    def length(num_tokens: int) -> int:
+        return len(str(tokenizer.decode(ids[:num_tokens], skip_special_tokens=True)))
+
     for number in characters:
-        low, high = first, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            text = str(tokenizer.decode(ids[:middle], skip_special_tokens=True))
-            low, high = (low, middle) if len(text) >= number else (middle + 1, high)
-        found.append(low)
-        first = low
-    return found
+        found.append(bisect_left(range(len(ids)), number, lo=found[-1], key=length))
+    return found[1:]
 
 
 def with_response(
@@ -155,12 +153,14 @@ def shows_turns(rollout: Rollout) -> bool:
 
 def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
     """The texts of the turns, each decoded by itself."""
-    ids = rollout.response_ids
+
+    def decoded(begin: int, end: int) -> str:
+        ids = list(rollout.response_ids[begin:end])
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
     return [
-        TurnText(_decoded(ids[begin:first], tokenizer), _decoded(ids[first:end], tokenizer), reward)
-        for (begin, first, end), reward in zip(
-            rollout.turn_spans, (turn.reward for turn in rollout.turns), strict=True
-        )
+        TurnText(decoded(begin, first), decoded(first, end), turn.reward)
+        for (begin, first, end), turn in zip(rollout.turn_spans, rollout.turns, strict=True)
     ]
 
 
@@ -172,9 +172,3 @@ def shown_turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
             parts.append(f"[environment, before turn {number}]\n{turn.observed}")
         parts.append(f"[policy, turn {number}, reward {turn.reward:g}]\n{turn.sampled}")
     return "\n".join(parts)
-
-
-def _decoded(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase) -> str:
-    return str(
-        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    )

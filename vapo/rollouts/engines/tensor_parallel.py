@@ -32,7 +32,7 @@ class TensorParallelEngine:
 
     def __init__(self, part: Engine, num_parts: int) -> None:
         """Every rank must call this at the same time, with a part of its own."""
-        self._part = part
+        self._part, self.max_tokens = part, part.max_tokens
         for first in range(0, dist.get_world_size(), num_parts):
             ranks = range(first, first + num_parts)
             group = dist.new_group(list(ranks))  # every rank takes part in making each group
@@ -41,10 +41,6 @@ class TensorParallelEngine:
         self._num_parts = num_parts
         self._asked = _Asked()
         self._under_way: set[str] = set()  # of all ranks, each name with its rank's place
-
-    @property
-    def max_tokens(self) -> int:
-        return self._part.max_tokens
 
     @property
     def has_weights(self) -> bool:

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, SteppedEngine
-from vapo.rollouts.engines.vllm_server.answers import Answer
-from vapo.rollouts.engines.vllm_server.server import LostServerError, VllmServer
+from vapo.rollouts.engines.vllm_server.server import Answer, LostServerError, VllmServer
 from vapo.rollouts.engines.vllm_server.weights import WeightTransfer
 from vapo.system.distributed import gather_objects, rank, world_size
 from vapo.system.shown_text import say

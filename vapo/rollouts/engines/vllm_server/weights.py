@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import socket
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -68,8 +69,7 @@ class FolderTransfer:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
         if rank() != 0:
-            for _ in weights:  # gathering a shard takes all ranks
-                pass
+            deque(weights, maxlen=0)  # gathering a shard takes all ranks
             return
         folder = self._folder / version
         try:
@@ -145,15 +145,23 @@ class NcclTransfer:
         self._engine = WeightTransferTrainerFactory.trainer_init(
             NCCLTrainerInitInfo(self._host, port, 1 + sum(world_sizes), rank=0),
             client=SyncClient(tell, world_sizes),
-            source=_source(self._metadata, self._pairs),
+            source=self._source(),
         )
 
-    def _metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        return self._shapes
+    def _source(self) -> Any:
+        """The weights as vLLM's `WeightSource`."""
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    def _pairs(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._weights:
-            yield name, self._cast(tensor)
+        ours = self
+
+        class Source(WeightSource):
+            def metadata(self) -> list[Any]:
+                return [ParamMeta(*known) for known in ours._shapes]
+
+            def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+                return ((name, ours._cast(tensor)) for name, tensor in ours._weights)
+
+        return Source()
 
     def _cast(self, tensor: Tensor) -> Tensor:
         own = tensor.detach()
@@ -161,8 +169,7 @@ class NcclTransfer:
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
         if rank() != 0:
-            for _ in weights:
-                pass
+            deque(weights, maxlen=0)
             return
         self._weights = weights
         self._engine.send_weights()
@@ -173,20 +180,6 @@ class NcclTransfer:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
-
-
-def _source(metadata: Callable[[], Any], pairs: Callable[[], Iterator[Any]]) -> Any:
-    """vLLM's `WeightSource` over these two."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    class Source(WeightSource):
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(*known) for known in metadata()]
-
-        def __iter__(self) -> Iterator[Any]:
-            return pairs()
-
-    return Source()
 
 
 class SyncClient:
