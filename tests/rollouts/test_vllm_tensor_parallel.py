@@ -14,8 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request, sampled
-from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
+from vapo.rollouts.engines.engine import Generated, Request, TensorParallelEngine, sampled
 
 SETTINGS = SamplingSettings(4)
 OF_RANKS = {

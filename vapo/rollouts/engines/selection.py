@@ -18,9 +18,8 @@ from vapo.networks.actor import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
-from vapo.rollouts.engines.engine import Engine
+from vapo.rollouts.engines.engine import Engine, TensorParallelEngine
 from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
-from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options

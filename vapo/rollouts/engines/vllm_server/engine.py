@@ -7,6 +7,7 @@ import queue
 import secrets
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -108,6 +109,7 @@ class ServedEngine(SteppedEngine):
 
     async def _sample(self, name: str, request: Request, push: int, server: VllmServer) -> None:
         """Sample a response, on another server if this one is lost; `push` was the last before."""
+        found: Generated | Exception
         try:
             while True:
                 self._remember(request, server)
@@ -119,9 +121,8 @@ class ServedEngine(SteppedEngine):
                     self._lose(server, error)
                     server = min(self._living(), key=lambda server: server.num_open)
         except Exception as error:  # it is the caller's to handle
-            self._ended.put((name, error))
-        else:
-            self._ended.put((name, found))
+            found = error
+        self._ended.put((name, found))
 
     def _generated(self, answer: Answer, before: int, server: VllmServer) -> Generated:
         """Raises: LostServerError, EngineError: weights sampled it that this run has not sent."""
@@ -208,13 +209,11 @@ class ServedEngine(SteppedEngine):
         try:
             if rank() == 0:
                 receivers = self._send(left)
-            else:
-                self._transfer.send(left, "", lambda path, body: None)
+            deque(left, maxlen=0)  # gathering a shard takes all ranks
         except Exception as error:  # the other ranks must hear of it
             problem = error
         finally:
-            for _ in left:  # they gather their shards with this one
-                pass
+            deque(left, maxlen=0)
             for server in self._all:
                 server.is_paused = False
         why = "" if problem is None else str(problem) or type(problem).__name__
@@ -224,9 +223,6 @@ class ServedEngine(SteppedEngine):
         self._push += 1
         self._in_loop(self._agree(receivers))
         self.has_weights = True
-
-    def _version(self, push: int) -> str:
-        return f"{self._run}-{push}"
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> list[int]:
         """The places of the servers that have taken the weights."""
@@ -242,7 +238,7 @@ class ServedEngine(SteppedEngine):
             tell("/pause?mode=keep")
             if self._receivers != receivers:
                 self._transfer.begin(tell, self._in_loop(self._world_sizes(receivers)))
-            self._transfer.send(weights, self._version(self._push + 1), tell)
+            self._transfer.send(weights, f"{self._run}-{self._push + 1}", tell)
             self._receivers = list(receivers)
         finally:
             self._in_loop(self._resume())
@@ -258,20 +254,16 @@ class ServedEngine(SteppedEngine):
 
     async def _reachable(self) -> list[VllmServer]:
         """The servers that are not lost, and those that are back."""
-        known = [server.weight_version() for server in self._all]
-        versions = await asyncio.gather(*known)
+        versions = await asyncio.gather(*(server.weight_version() for server in self._all))
         for server, version in zip(self._all, versions, strict=True):
             if version is None:
                 self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
-            elif version != self._version(self._push) and server in self._receivers:
+            elif version != f"{self._run}-{self._push}" and server in self._receivers:
                 self._receivers.remove(server)  # it was started again
         return [s for s, version in zip(self._all, versions, strict=True) if version is not None]
 
     async def _told(
-        self,
-        servers: Sequence[VllmServer],
-        path: str,
-        body: Callable[[int], Mapping[str, Any]],
+        self, servers: Sequence[VllmServer], path: str, body: Callable[[int], Mapping[str, Any]]
     ) -> list[VllmServer]:
         """Tell all of them at once; those that are lost. Raises: EngineError: one refuses.
 

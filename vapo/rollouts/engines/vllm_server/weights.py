@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import socket
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -42,7 +41,7 @@ class WeightTransfer(Protocol):
         ...
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        """Bring the weights to the servers. Every rank must call this; rank 0 alone tells."""
+        """Bring the weights to the servers, on rank 0. The other ranks iterate over theirs."""
         ...
 
     def close(self) -> None: ...
@@ -68,9 +67,6 @@ class FolderTransfer:
         tell("/init_weight_transfer_engine", lambda place: {"init_info": {}})
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        if rank() != 0:
-            deque(weights, maxlen=0)  # gathering a shard takes all ranks
-            return
         folder = self._folder / version
         try:
             self.close()  # those of the last push, or of a run that was killed
@@ -168,9 +164,6 @@ class NcclTransfer:
         return own.to(self._dtype) if own.is_floating_point() else own
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        if rank() != 0:
-            deque(weights, maxlen=0)
-            return
         self._weights = weights
         self._engine.send_weights()
         tell("/update_weight_version", lambda place: {"new_version": version})
