@@ -11,11 +11,7 @@ from torch import Tensor
 
 from vapo.config.algorithm import BaselineConfig, Evpo, LinearMix, Tether
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.baselines import (
-    group_mean_advantages,
-    leave_one_out_advantages,
-    tether_fit,
-)
+from vapo.functional.baselines import group_mean_advantages, leave_one_out_advantages, tether_fit
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
     explained_variance_gate,

@@ -19,9 +19,7 @@ from vapo.types import EvaluatedBatch, RolloutBatch
 
 
 def token_rewards(
-    batch: EvaluatedBatch,
-    algorithm: AlgorithmConfig,
-    rewards: Float[Tensor, " B"] | None = None,
+    batch: EvaluatedBatch, algorithm: AlgorithmConfig, rewards: Float[Tensor, " B"] | None = None
 ) -> Float[Tensor, "B T"]:
     """The rewards on their tokens, less the KL penalty if it goes there.
 

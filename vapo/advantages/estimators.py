@@ -153,10 +153,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 
 
 def estimate_advantages(
-    batch: EvaluatedBatch,
-    phase: Phase,
-    config: FitConfig,
-    baseline: CriticBaseline | None = None,
+    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: CriticBaseline | None = None
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 

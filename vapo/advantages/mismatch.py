@@ -18,11 +18,7 @@ from torch import Tensor
 
 from vapo.config.schema import MismatchConfig
 from vapo.functional.masking import lowest_share_mask
-from vapo.functional.mismatch import (
-    mismatch,
-    responses_in_range,
-    truncated_importance_weights,
-)
+from vapo.functional.mismatch import mismatch, responses_in_range, truncated_importance_weights
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, TrainingBatch
 

@@ -65,12 +65,7 @@ class CheckedBatch:
 
 
 def check_batch(
-    batch: EvaluatedBatch,
-    *,
-    num_minibatches: int,
-    by_group: bool,
-    records: BadRollouts,
-    place: str,
+    batch: EvaluatedBatch, *, num_minibatches: int, by_group: bool, records: BadRollouts, place: str
 ) -> CheckedBatch:
     """Remove and save the rows with a number that is not finite. Every rank must call this.
 

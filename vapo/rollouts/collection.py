@@ -107,12 +107,7 @@ class RolloutCollection:
     """
 
     def __init__(
-        self,
-        config: FitConfig,
-        *,
-        prompts: PromptSplit,
-        player: Player,
-        progress: Progress,
+        self, config: FitConfig, *, prompts: PromptSplit, player: Player, progress: Progress
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)

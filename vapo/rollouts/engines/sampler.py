@@ -83,12 +83,7 @@ class EngineTurns:
     """A `TurnStream` of requests to an engine, which decides what it keeps of ended turns."""
 
     def __init__(
-        self,
-        engine: Engine,
-        settings: SamplingSettings,
-        *,
-        seed: int,
-        end_ids: frozenset[int],
+        self, engine: Engine, settings: SamplingSettings, *, seed: int, end_ids: frozenset[int]
     ) -> None:
         self._engine, self._settings, self._seed = engine, settings, seed
         self._end_ids = end_ids
@@ -182,12 +177,7 @@ class SyncCheck:
     """
 
     def __init__(
-        self,
-        score: Score,
-        *,
-        vocab_size: int,
-        max_tokens: int,
-        max_logprob_gap: float,
+        self, score: Score, *, vocab_size: int, max_tokens: int, max_logprob_gap: float
     ) -> None:
         draw = random.Random(0)
         num_tokens = min(_NUM_TOKENS, max_tokens // 2)

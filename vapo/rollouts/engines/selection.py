@@ -26,11 +26,7 @@ from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
-from vapo.rollouts.engines.vllm_server.weights import (
-    FolderTransfer,
-    NcclTransfer,
-    WeightTransfer,
-)
+from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, NcclTransfer, WeightTransfer
 
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 

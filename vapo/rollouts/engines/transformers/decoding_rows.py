@@ -106,11 +106,7 @@ class DecodingRows:
         return self.draws.gather(1, self.counts[:, None]).squeeze(1)
 
     def record(
-        self,
-        ids: Int[Tensor, " R"],
-        logprobs: Float[Tensor, " R"],
-        *,
-        stop_ids: Int[Tensor, " _"],
+        self, ids: Int[Tensor, " R"], logprobs: Float[Tensor, " R"], *, stop_ids: Int[Tensor, " _"]
     ) -> list[int]:
         """Record one more token of every live row, and return the rows that finished with it.
 
