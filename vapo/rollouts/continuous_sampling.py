@@ -170,7 +170,7 @@ class ContinuousSampling:
         number = found.index * max(1, filling.max_attempts) + filling.attempts
         found.rows = ask(
             loop,
-            [(prompt, None) for prompt in prompts],
+            prompts,
             group_size=self._collection.hyperparameters.group_size,
             first=number * len(prompts),
         )
