@@ -15,13 +15,15 @@ from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.advantages.credit import (
     achieved_returns,
     advantages_and_targets,
+    anchored,
     bootstrapped,
     critic_rewards,
     num_steps,
+    taught,
     token_rewards,
     value_places,
+    value_weights,
 )
-from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig

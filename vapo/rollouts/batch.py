@@ -1,4 +1,4 @@
-"""Judged rollouts to tensors: the rollout batch."""
+"""Judged rollouts to tensors, the rollout batch, and the metrics of how it came about."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.system.distributed import gather_over_ranks, max_over_ranks, sum_over_ranks
 from vapo.types import FinishReason, Rollout, RolloutBatch
+
+FAILURES = ("timeout", "crash", "error", "garbled")
 
 
 def make_rollout_batch(
@@ -97,9 +99,6 @@ def turn_columns(
             elif turn.reward:
                 raise ValueError(f"a turn of row {row} has a reward, and no token was sampled")
     return {"turn_rewards": rewards, "turn_starts": starts}
-
-
-FAILURES = ("timeout", "crash", "error", "garbled")
 
 
 def source_metrics(

@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor
 
 from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.credit import check_value_targets
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import (
     correct_mismatch,
@@ -16,7 +17,6 @@ from vapo.advantages.mismatch import (
     mask_agreement,
     mask_disagreement,
 )
-from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
