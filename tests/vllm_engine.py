@@ -23,8 +23,7 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.sampler import EngineSampler
-from vapo.rollouts.engines.sync_check import Score, SyncCheck
+from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize

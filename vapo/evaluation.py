@@ -23,7 +23,7 @@ from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
-from vapo.rollouts.turn_texts import shown_turns, shows_turns
+from vapo.rollouts.segments import shown_turns, shows_turns
 from vapo.system.distributed import rank, sum_over_ranks, world_size
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress

@@ -43,7 +43,7 @@ class SlowSampler(TransformersSampler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._stop_ids = frozenset({-1})
+        self.end_ids = frozenset({-1})
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[Any]:

@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
 
     def endless(module: VapoModule) -> Any:
         sampler: Any = make_sampler(config, actor_access(module), tokenizer)
-        sampler._stop_ids = frozenset({-1})
+        sampler.end_ids = frozenset({-1})
         return sampler
 
     found: list[dict[str, float]] = []

@@ -41,7 +41,7 @@ class EndlessSampler(TransformersSampler):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._stop_ids = frozenset({-1})
+        self.end_ids = frozenset({-1})
 
 
 class TurnTakingSource(RolloutSource):

@@ -30,9 +30,8 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_tokenizer
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.engines.sampler import EngineSampler
+from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.selection import ActorAccess, score_with
-from vapo.rollouts.engines.sync_check import Score, SyncCheck
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads

@@ -24,7 +24,7 @@ from tests.integration.test_stored_pretraining import (
     where,
 )
 from vapo.commands import rollouts
-from vapo.rollouts.stored_truth import COLUMNS
+from vapo.rollouts.stored_columns import TRUTH_COLUMNS
 
 __all__ = ["data"]
 STEPS = ("value_truth.segments.kind=tokens", "value_truth.segments.num_tokens=5")
@@ -44,7 +44,7 @@ def test_the_file_has_what_was_measured(truth: tuple[Path, str], data: Path) -> 
     path, out = truth
     table = pyarrow.parquet.read_table(path)
     plain = pyarrow.parquet.read_table(data)
-    kept = [name for name in table.column_names if name not in COLUMNS]
+    kept = [name for name in table.column_names if name not in TRUTH_COLUMNS]
     assert table.select(kept).equals(plain.select(kept)), "the rollouts are those without it"
     assert plain.column("truth_tokens").null_count == NUM
     rows = table.to_pylist()
@@ -57,7 +57,7 @@ def test_the_file_has_what_was_measured(truth: tuple[Path, str], data: Path) -> 
     found: dict[Any, float] = {}
     for row in rows:
         if row["truth_tokens"] is None:
-            assert [row[name] for name in COLUMNS] == [None] * 5
+            assert [row[name] for name in TRUTH_COLUMNS] == [None] * 5
             continue
         assert row["truth_tokens"] == list(range(0, len(row["response_ids"]), 5))
         assert row["truth_continuations"] == 2

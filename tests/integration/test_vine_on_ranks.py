@@ -20,7 +20,7 @@ from tests.integration.recorded_iterations import (
     rollouts_of,
 )
 from tests.systems import estimated, system_config
-from vapo.rollouts.step_values import with_step_values
+from vapo.rollouts.continuations import with_step_values
 from vapo.system.process import derive_seed
 from vapo.types import EvaluatedBatch, RolloutBatch
 

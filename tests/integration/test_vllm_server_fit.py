@@ -29,7 +29,6 @@ from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-NO_END = frozenset[int]()
 
 
 def free_port() -> int:
@@ -91,9 +90,9 @@ def test_each_part_of_an_open_request_has_its_weights_log_probs(
     engine = connect(ports, tmp_path)
     try:
         engine.load(models[0].state_dict().items())
-        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(12)}
         settings = SamplingSettings(MAX_TOKENS - 2)
-        engine.submit(requests, settings, end_ids=NO_END)
+        requests = {f"r{i}": Request((2 + i, 3), i, settings) for i in range(12)}
+        engine.submit(requests)
         for model in models[1:]:
             time.sleep(0.15)
             engine.load(model.state_dict().items())
@@ -121,8 +120,8 @@ def test_two_runs_on_one_server(ports: tuple[int, int], tmp_path: Path) -> None:
         for engine in (one, other):
             engine.load(vllm_model().state_dict().items())
         with pytest.raises(EngineError, match="another run uses it"):
-            sampled(one, [Request((2, 3), 0)], SamplingSettings(8), end_ids=NO_END)
-        sampled(other, [Request((2, 3), 0)], SamplingSettings(8), end_ids=NO_END)
+            sampled(one, [Request((2, 3), 0, SamplingSettings(8))])
+        sampled(other, [Request((2, 3), 0, SamplingSettings(8))])
     finally:
         one.close()
         other.close()

@@ -27,7 +27,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_truth import StoredTruth, with_truth
+from vapo.rollouts.stored_columns import StoredTruth, with_truth
 from vapo.system.distributed import rank, world_size
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.types import Phase

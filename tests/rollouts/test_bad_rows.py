@@ -14,9 +14,8 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import estimated, system_config
 from vapo.functional.columns import bad_inputs, float_columns, select_rows
-from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
+from vapo.rollouts.bad_rows import FOLDER, BadRollouts, CheckedBatch, check_batch, first_rows
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.saved_bad_rollouts import FOLDER, BadRollouts
 from vapo.runs.summary import FAILED_EPISODES
 from vapo.training.faults import Faults
 from vapo.types import EvaluatedBatch
@@ -214,7 +213,7 @@ def test_no_more_rollouts_are_written_than_allowed(tmp_path: Path) -> None:
 def test_no_more_bytes_are_written_than_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vapo.rollouts.saved_bad_rollouts._MAX_BYTES", 1000)
+    monkeypatch.setattr("vapo.rollouts.bad_rows._MAX_BYTES", 1000)
     rollouts, _ = make_rollouts(9, vocab_size=30)
     records = BadRollouts(100)
     records.open(tmp_path, 0)

@@ -11,7 +11,7 @@ from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.functional.columns import placed_rewards, without_failed
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.dynamic_sampling import is_mixed
+from vapo.rollouts.collection import is_mixed
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Turn
 
 SAMPLED = Rollout(

@@ -17,8 +17,8 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.packed_attention import enable_packing
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.transformers.decoding_attention import decoding_attention, decoding_sdpa
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
+from vapo.rollouts.engines.transformers.kv_cache import decoding_attention, decoding_sdpa
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.system.private_attributes import attention_implementation, cpu_has_bfloat16_products

@@ -15,9 +15,8 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.environments.contract import Verdict
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rollouts import dynamic_sampling
-from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.dynamic_sampling import Filling, Group, is_mixed
+from vapo.rollouts import collection as collection_module
+from vapo.rollouts.collection import Filling, Group, RolloutCollection, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
@@ -86,7 +85,7 @@ def test_a_rank_samples_as_long_as_any_rank_misses_groups(monkeypatch: Any) -> N
     """Ranks gather the weights together in each attempt, so none may stop alone."""
     others_miss = iter([2, 1, 0])
     monkeypatch.setattr(
-        dynamic_sampling,
+        collection_module,
         "max_over_ranks",
         lambda missing: torch.maximum(missing, torch.tensor(next(others_miss))),
     )

@@ -7,9 +7,8 @@ import threading
 from typing import Any
 
 from tests.rollouts.turns_contract import SETTINGS, first_requests
-from vapo.rollouts.engines import engine_turns
-from vapo.rollouts.engines.engine import Generated, Request
-from vapo.rollouts.engines.stepped import SteppedEngine
+from vapo.rollouts.engines import sampler
+from vapo.rollouts.engines.engine import Generated, Request, SteppedEngine
 
 
 class FakeEngine(SteppedEngine):
@@ -21,7 +20,7 @@ class FakeEngine(SteppedEngine):
         super().__init__()
         self.open: dict[str, Request] = {}
 
-    def _begin(self, requests: Any, settings: Any, end_ids: Any) -> None:
+    def _begin(self, requests: Any) -> None:
         self.open.update(requests)
 
     def _step(self) -> dict[str, Generated]:
@@ -43,7 +42,7 @@ def test_streams_of_several_processes_name_their_episodes_differently() -> None:
     engine = FakeEngine()
     names: list[str | None] = []
     for _ in range(2):  # the module as each of two processes has it
-        spec = importlib.util.find_spec(engine_turns.__name__)
+        spec = importlib.util.find_spec(sampler.__name__)
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
@@ -65,7 +64,7 @@ def test_a_thread_that_submits_is_before_the_next_step_of_another() -> None:
     threads: list[threading.Thread] = []
 
     def submit() -> None:
-        engine.submit({str(len(threads)): Request((2,), 1)}, SETTINGS, end_ids=frozenset())
+        engine.submit({str(len(threads)): Request((2,), 1, SETTINGS)})
 
     def step() -> dict[str, Generated]:
         nonlocal num_late

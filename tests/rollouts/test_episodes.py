@@ -369,7 +369,7 @@ def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_tu
     assert tuple(over) == episode.turns[:num_turns]
     assert begun_turn == replace(episode.turns[num_turns], num_sampled=0, reward=0.0)
     settings = SamplingSettings(max_response_tokens=60)
-    again = player.play_on([start], group_size=2, settings=settings, seed=3)
+    again = player.play([start], group_size=2, settings=settings, seed=3)
     assert again == [episode, episode]
     engine: Any = player.sampler
     asked = [r for r in engine.stream.requests[3:] if r.key == KEY]
@@ -387,7 +387,7 @@ def test_an_environment_that_answers_differently_is_found_out() -> None:
     player, episode = begun()
     other = replace(episode, response_ids=(*ids("o9"), *episode.response_ids[2:]))
     settings = SamplingSettings(max_response_tokens=60)
-    (failed,) = player.play_on([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
+    (failed,) = player.play([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
     assert failed.failure is not None
     with pytest.raises(UserError, match="could not begin"):
         check_replayed([failed])

@@ -80,7 +80,7 @@ def test_a_continued_response_is_judged_as_a_whole() -> None:
     prompt = Prompt("p", "", (2, 3), "1")
     start = Rollout(prompt, ids, "xy", (-1.0, -1.0), FinishReason.LENGTH, (Turn(0, 2),))
     engine = ScriptedEngine(ScriptedStream(text))
-    found = player_of(engine, Judge()).play_on([start], group_size=2, settings=SETTINGS, seed=0)
+    found = player_of(engine, Judge()).play([start], group_size=2, settings=SETTINGS, seed=0)
     assert [(r.response_text, r.finish_reason) for r in found] == [("xyab", FinishReason.STOP)] * 2
     assert [r.is_correct for r in found] == [True, True]
     assert found[0].rollout_logprobs == (-1.0, -1.0, -0.5, -0.5, -0.5)

@@ -13,8 +13,7 @@ from vapo.config.schema import EvaluationConfig, RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.evaluation import evaluate
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
-from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.sampling_metrics import source_metrics
+from vapo.rollouts.batch import make_rollout_batch, source_metrics
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 

@@ -18,15 +18,14 @@ from vapo.environments.contract import Verdict
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rollouts import step_values
+from vapo.rollouts import continuations
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
 from vapo.rollouts.engines.sampler import EngineSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.step_values import with_step_values
 from vapo.system.progress import Progress
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
@@ -50,7 +49,7 @@ class ScriptedEngine:
 
     is_shared = False
 
-    def submit(self, requests: Mapping[str, Request], settings: Any, *, end_ids: Any) -> None:
+    def submit(self, requests: Mapping[str, Request]) -> None:
         self.open |= requests
 
     def results(self, names: Any) -> dict[str, Generated]:
@@ -207,7 +206,7 @@ def test_a_failure_counts_for_every_step_that_has_its_continuation(sampler: Samp
 def test_metrics_are_of_all_ranks(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
     config = vine_config()
     other = torch.tensor([100, 3, 1, 6, 40, 9, 4], dtype=torch.double)
-    monkeypatch.setattr(step_values, "sum_over_ranks", lambda counts: counts + other)
+    monkeypatch.setattr(continuations, "sum_over_ranks", lambda counts: counts + other)
     _, metrics = continued(batch_of(config, rollout("a;b;1.")), config, sampler)
     assert metrics == {
         "vine/continuation_tokens": 118.0,

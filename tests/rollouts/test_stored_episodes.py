@@ -17,10 +17,10 @@ from vapo.commands.rollouts import summary_metrics
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import _table
+from vapo.rollouts.bad_rows import BadRollouts
 from vapo.rollouts.rollout_file import rollout_table, write_table
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.rollouts.segments import shown_turns, turn_texts
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
-from vapo.rollouts.turn_texts import shown_turns, turn_texts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 __all__ = ["policy"]

@@ -21,8 +21,8 @@ from tests.rollouts.test_stored_rollouts import (
 from vapo.errors import UserError
 from vapo.rollouts.continuations import MeasuredState
 from vapo.rollouts.rollout_file import one_table, read_metadata, rollout_table, write_table
+from vapo.rollouts.stored_columns import TRUTH_COLUMNS, StoredTruth
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
-from vapo.rollouts.stored_truth import COLUMNS, StoredTruth
 
 __all__ = ["policy"]
 TRUTH = "components.value_pretraining.targets=truth"
@@ -65,7 +65,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     rows, _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
     first, second = StoredTruth(0, 0.5, 4 / 3), StoredTruth(1, -1.0, 4.0)
     assert [row.truth for row in rows] == [(first,), (), (first, second)]
-    assert [table.column(name).to_pylist()[2] for name in COLUMNS] == [
+    assert [table.column(name).to_pylist()[2] for name in TRUTH_COLUMNS] == [
         [0, 1], [0.5, -1.0], [0.25, 0.0], 4, [3, 1]
     ]  # fmt: skip
 
@@ -75,7 +75,7 @@ def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy:
     state = MeasuredState(0, 0, (1.0, -1.0))
     new = rollout_table(judged(rollouts, verdicts), range(2), [None] * 2, [[state], []])
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
-    write_table(paths[0], new.drop_columns(list(COLUMNS)), {"schema_version": 1})
+    write_table(paths[0], new.drop_columns(list(TRUTH_COLUMNS)), {"schema_version": 1})
     write_table(paths[1], new, {"schema_version": 2})
     rows, _ = read_rollouts(config_of(tmp_path, policy), paths[0], TOKENIZER)
     assert [row.truth for row in rows] == [(), ()]

@@ -8,9 +8,8 @@ import torch
 from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import SamplerContract, ids_of
 from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
-from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.contract import NonFiniteLogitsError, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 
 
 @pytest.fixture(scope="module")

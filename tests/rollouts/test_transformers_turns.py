@@ -29,11 +29,10 @@ from tests.rollouts.turns_contract import (
 from tests.tiny_model import tiny_model, tiny_tokenizer
 from vapo.config.schema import TrainerConfig
 from vapo.networks.actor_critic import Actor
-from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
+from vapo.rollouts.engines.contract import NonFiniteLogitsError, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.kv_cache import RoomyLayer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 from vapo.system.distributed import gathered, shard
 
 

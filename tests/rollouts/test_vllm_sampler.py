@@ -19,9 +19,8 @@ from tests.tiny_model import ragged_prompts
 from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_check, make_engine, make_vllm_sampler, vllm_model
 from vapo.errors import UserError
-from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.rollouts.engines.contract import NonFiniteLogitsError, SamplingSettings
 from vapo.rollouts.engines.engine import EngineError, Request, sampled
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 
 pytestmark = pytest.mark.vllm
@@ -88,9 +87,10 @@ def test_vllms_own_n_is_the_same_requests_with_seeds_counted_up(engine, model):
     prompt = ragged_prompts(1)[0]
     ours = sampled(
         engine,
-        [Request(prompt.prompt_ids, seed=40 + j) for j in range(4)],
-        SamplingSettings(16),
-        end_ids=frozenset([1]),
+        [
+            Request(prompt.prompt_ids, 40 + j, SamplingSettings(16), frozenset([1]))
+            for j in range(4)
+        ],
     )
     llm = engine._engine
     llm.add_request(
@@ -122,12 +122,7 @@ def test_a_groups_prompt_is_computed_once(engine, model):
 
     scheduler.schedule = counting
     try:
-        sampled(
-            engine,
-            [Request(prompt, seed=j) for j in range(8)],
-            SamplingSettings(1),
-            end_ids=frozenset(),
-        )
+        sampled(engine, [Request(prompt, j, SamplingSettings(1)) for j in range(8)])
     finally:
         del scheduler.schedule
     assert sum(computed) == 100 + 7 * (100 - 96)
@@ -138,9 +133,10 @@ def test_more_prompt_tokens_than_one_step_takes(engine, model):
     make_vllm_sampler(engine, model)
     draw = random.Random(0)
     requests = [
-        Request(tuple(draw.randrange(2, 38) for _ in range(100)), seed) for seed in range(64)
+        Request(tuple(draw.randrange(2, 38) for _ in range(100)), seed, SamplingSettings(4))
+        for seed in range(64)
     ]
-    generated = sampled(engine, requests, SamplingSettings(4), end_ids=frozenset())
+    generated = sampled(engine, requests)
     assert [len(result.ids) for result in generated] == [4] * 64
 
 

@@ -23,18 +23,20 @@ from tests.rollouts.turns_contract import ids_of as turn_ids
 from tests.tiny_model import tiny_model, tiny_tokenizer
 from tests.vllm_engine import make_vllm_sampler
 from vapo.errors import UserError
-from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.engines.contract import (
+    NonFiniteLogitsError,
+    SampledTurn,
+    SamplingSettings,
+    TurnRequest,
+)
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
-from vapo.rollouts.engines.engine_turns import EngineTurns
-from vapo.rollouts.engines.sampler import EngineSampler
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError
+from vapo.rollouts.engines.sampler import EngineSampler, EngineTurns
 from vapo.rollouts.engines.vllm_server import engine as engine_module
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient, chunks
 
 VOCABULARY = len(tiny_tokenizer())
 LONG = SamplingSettings(max_response_tokens=60)
-NO_END = frozenset[int]()
 
 
 def connect(servers: list[StandInServer], folder: Path, *, timeout_s: float = 20) -> ServedEngine:
@@ -60,8 +62,7 @@ def connected(
 def generate(
     engine: ServedEngine, num: int = 8, settings: SamplingSettings = LONG
 ) -> list[Generated]:
-    requests = [Request((2 + seed, 3), seed) for seed in range(num)]
-    return sampled(engine, requests, settings, end_ids=NO_END)
+    return sampled(engine, [Request((2 + seed, 3), seed, settings) for seed in range(num)])
 
 
 def other_model(scale: float = -1.0) -> Any:
@@ -156,8 +157,8 @@ def test_each_token_has_the_version_of_its_weights(tmp_path: Path) -> None:
     """Three pushes while requests are open; each part has the log-probs of its own weights."""
     models = [tiny_model(), other_model(), other_model(-0.5), other_model(0.5)]
     with stand_ins(2) as servers, connected(servers, tmp_path, model=models[0]) as engine:
-        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(6)}
-        engine.submit(requests, SamplingSettings(120), end_ids=NO_END)
+        requests = {f"r{i}": Request((2 + i, 3), i, SamplingSettings(120)) for i in range(6)}
+        engine.submit(requests)
         for number, model in enumerate(models[1:], start=1):
             while sum(server.num_tokens for server in servers) < 120 * number:
                 time.sleep(0.005)
@@ -211,8 +212,8 @@ def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
     first, second = tiny_model(), other_model()
     with stand_ins(2) as servers, connected(servers, tmp_path, model=first) as engine:
         expected = generate(engine)
-        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(8)}
-        engine.submit(requests, LONG, end_ids=NO_END)
+        requests = {f"r{i}": Request((2 + i, 3), i, LONG) for i in range(8)}
+        engine.submit(requests)
         while not servers[0].num_tokens:
             time.sleep(0.005)
         servers[0].stop()
@@ -287,7 +288,7 @@ def test_two_runs_on_one_server(tmp_path: Path) -> None:
 
 def test_dropped_requests_end_on_the_server(tmp_path: Path) -> None:
     with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
-        engine.submit({"a": Request((2, 3), 0)}, SamplingSettings(120), end_ids=NO_END)
+        engine.submit({"a": Request((2, 3), 0, SamplingSettings(120))})
         while not servers[0].num_tokens:
             time.sleep(0.005)
         engine.abort(["a"])
@@ -302,7 +303,7 @@ def test_tokens_beyond_the_vocabulary_are_not_sent(tmp_path: Path) -> None:
         connected(servers, tmp_path, model=tiny_model()) as engine,
         pytest.raises(UserError, match="beyond the policy's vocabulary"),
     ):
-        sampled(engine, [Request((VOCABULARY,), 0)], LONG, end_ids=NO_END)
+        sampled(engine, [Request((VOCABULARY,), 0, LONG)])
 
 
 def test_a_server_whose_last_update_never_ended_is_lost(
@@ -345,8 +346,8 @@ def test_control_does_not_wait_for_requests(
         connected(servers, tmp_path, model=tiny_model(), timeout_s=3) as engine,
     ):
         servers[0].seconds_per_token = 0.05
-        requests = {f"r{i}": Request((2 + i, 3), i) for i in range(6)}
-        engine.submit(requests, SamplingSettings(40), end_ids=NO_END)
+        requests = {f"r{i}": Request((2 + i, 3), i, SamplingSettings(40)) for i in range(6)}
+        engine.submit(requests)
         while not servers[0].num_tokens:
             time.sleep(0.005)
         started = time.monotonic()
@@ -468,7 +469,7 @@ def test_it_goes_on_after_an_end_token(tmp_path: Path) -> None:
         servers[0].change = in_choice(lambda c: c["token_ids"].append(4))
         end_ids = frozenset(range(VOCABULARY))
         with pytest.raises(EngineError, match="goes on after the end token"):
-            sampled(engine, [Request((2, 3), 0)], LONG, end_ids=end_ids)
+            sampled(engine, [Request((2, 3), 0, LONG, end_ids)])
 
 
 # ---- NCCL -------------------------------------------------------------------------------------

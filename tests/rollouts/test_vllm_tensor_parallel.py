@@ -14,16 +14,15 @@ import pytest
 import torch.distributed as dist
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request, sampled
-from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
+from vapo.rollouts.engines.engine import Generated, Request, TensorParallelEngine, sampled
 
+SETTINGS = SamplingSettings(4)
 OF_RANKS = {
-    0: [Request((9,), 100)],
+    0: [Request((9,), 100, SETTINGS)],
     1: [],
-    2: [Request((2,), 0), Request((3,), 1)],
-    3: [Request((4,), 2), Request((5,), 3), Request((6,), 4)],
+    2: [Request((2,), 0, SETTINGS), Request((3,), 1, SETTINGS)],
+    3: [Request((4,), 2, SETTINGS), Request((5,), 3, SETTINGS), Request((6,), 4, SETTINGS)],
 }
-SETTINGS, NONE = SamplingSettings(4), frozenset[int]()
 
 
 class Part:
@@ -36,7 +35,7 @@ class Part:
         self.open: dict[str, Request] = {}
         self.asked: list[set[str]] = []
 
-    def submit(self, requests: Mapping[str, Request], settings: Any, *, end_ids: Any) -> None:
+    def submit(self, requests: Mapping[str, Request]) -> None:
         self.seen += requests.values()
         self.open |= requests
 
@@ -84,7 +83,7 @@ def test_a_rank_keeps_its_own_responses(monkeypatch: pytest.MonkeyPatch) -> None
     """Ranks with fewer requests, or none, step on until the others of their group leave."""
     found, parts = on_ranks(
         monkeypatch,
-        lambda rank, engine: sampled(engine, OF_RANKS[rank], SETTINGS, end_ids=NONE),
+        lambda rank, engine: sampled(engine, OF_RANKS[rank]),
     )
     for rank, part in enumerate(parts):
         assert [result.ids for result in found[rank]] == [(r.seed,) for r in OF_RANKS[rank]]
@@ -99,12 +98,12 @@ def test_requests_come_and_go_while_others_are_under_way(monkeypatch: pytest.Mon
 
     def work(rank: int, engine: TensorParallelEngine) -> list[tuple[int, ...]]:
         found: dict[str, Generated] = {}
-        engine.submit({"first": Request((2,), rank)}, SETTINGS, end_ids=NONE)
-        engine.submit({"dropped": Request((3,), 50 + rank)}, SETTINGS, end_ids=NONE)
+        engine.submit({"first": Request((2,), rank, SETTINGS)})
+        engine.submit({"dropped": Request((3,), 50 + rank, SETTINGS)})
         while "first" not in found:
             found |= engine.results(["first"])
         engine.abort(["dropped"])
-        engine.submit({"second": Request((4,), 10 + rank)}, SETTINGS, end_ids=NONE)
+        engine.submit({"second": Request((4,), 10 + rank, SETTINGS)})
         while "second" not in found:
             found |= engine.results(["second"])
         engine.leave()

@@ -6,16 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config.algorithm import BaselineConfig, Evpo, LinearMix, Tether
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.baselines import (
-    group_mean_advantages,
-    leave_one_out_advantages,
-    tether_fit,
-)
+from vapo.functional.baselines import group_mean_advantages, leave_one_out_advantages, tether_fit
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
     explained_variance_gate,
@@ -72,12 +68,10 @@ class CriticBaseline:
         rewards = token_rewards.sum(dim=1)
         self.metrics = {}
         if isinstance(config, LinearMix):
-            advantages = linear_mix(
-                advantages,
-                _group_advantages(rewards, batch.group_size, config.group_baseline)[:, None],
-                mask,
-                rho=config.weight,
-            )
+            is_mean = config.group_baseline == "mean"
+            of_groups = group_mean_advantages if is_mean else leave_one_out_advantages
+            others = of_groups(rewards, group_size=batch.group_size)[:, None]
+            advantages = linear_mix(advantages, others, mask, rho=config.weight)
             self.metrics["baseline/critic_weight"] = config.weight
         elif isinstance(config, Tether):
             advantages = self._tethered(advantages, batch, rewards, config)
@@ -142,18 +136,4 @@ class CriticBaseline:
             return advantages
         if config.fallback == "group_mean":
             from_batch = group_mean_advantages(rewards, group_size=batch.group_size)
-        return _on_tokens(from_batch, mask)
-
-
-def _group_advantages(
-    rewards: Float[Tensor, " B"], group_size: int, kind: str
-) -> Float[Tensor, " B"]:
-    if kind == "mean":
-        return group_mean_advantages(rewards, group_size=group_size)
-    return leave_one_out_advantages(rewards, group_size=group_size)
-
-
-def _on_tokens(
-    per_response: Float[Tensor, " B"], mask: Bool[Tensor, "B T"]
-) -> Float[Tensor, "B T"]:
-    return zero_outside(per_response[:, None].expand(mask.shape), mask)
+        return zero_outside(from_batch[:, None].expand(mask.shape), mask)

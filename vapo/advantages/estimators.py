@@ -12,9 +12,18 @@ from torch import Tensor
 
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
-from vapo.advantages.credit import achieved_returns, advantages_and_targets, num_steps, value_places
-from vapo.advantages.token_rewards import bootstrapped, critic_rewards, token_rewards
-from vapo.advantages.value_loss_columns import anchored, taught, value_weights
+from vapo.advantages.credit import (
+    achieved_returns,
+    advantages_and_targets,
+    anchored,
+    bootstrapped,
+    critic_rewards,
+    num_steps,
+    taught,
+    token_rewards,
+    value_places,
+    value_weights,
+)
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
@@ -146,10 +155,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 
 
 def estimate_advantages(
-    batch: EvaluatedBatch,
-    phase: Phase,
-    config: FitConfig,
-    baseline: CriticBaseline | None = None,
+    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: CriticBaseline | None = None
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 

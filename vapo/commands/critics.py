@@ -24,8 +24,8 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_columns import check_truth
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
-from vapo.rollouts.stored_truth import check_truth
 from vapo.studies.critics.comparison import train_critic
 from vapo.studies.critics.report import (
     Curve,

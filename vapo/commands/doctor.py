@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from vapo.errors import UserError
-from vapo.rollouts.engines.vllm.installed import INSTALL
+from vapo.rollouts.engines.vllm.engine_args import INSTALL
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 from vapo.sweep.launch import num_cores
 from vapo.system.shown_text import say

@@ -24,10 +24,10 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_mod
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import group_sampling
-from vapo.rollouts.changed_responses import with_response
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to
+from vapo.rollouts.segments import with_response
 from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
 from vapo.system.shown_text import say

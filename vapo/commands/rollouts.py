@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import critic_rewards
 from vapo.commands.filter import Parts, chunk_prompts, settings_of
 from vapo.commands.sampling import read_inputs, recorded
 from vapo.config import FitConfig, resolve
@@ -38,7 +38,7 @@ from vapo.rollouts.rollout_file import (
     write_table,
 )
 from vapo.rollouts.segments import step_starts
-from vapo.rollouts.stored_truth import returns_settings
+from vapo.rollouts.stored_columns import returns_settings
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say

@@ -16,7 +16,7 @@ from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.turn_texts import shown_turns, shows_turns
+from vapo.rollouts.segments import shown_turns, shows_turns
 from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
 from vapo.types import Rollout

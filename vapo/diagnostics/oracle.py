@@ -10,8 +10,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import achieved_returns, value_places
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import achieved_returns, critic_rewards, value_places
 from vapo.config import FitConfig, resolve
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance

@@ -6,20 +6,23 @@ a forward pass to every gradient. So the row is removed from the batch, not only
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from vapo.functional.columns import Batch, bad_inputs, float_columns, select_rows
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import EvaluatedBatch, RolloutBatch
+from vapo.types import EvaluatedBatch, Rollout, RolloutBatch
 
+FOLDER = "bad_rollouts"
+_MAX_BYTES = 64 * 2**20
+_NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _FAILED = "the environment failed"
 _MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it too few are left, and none is trained on
 
@@ -62,12 +65,7 @@ class CheckedBatch:
 
 
 def check_batch(
-    batch: EvaluatedBatch,
-    *,
-    num_minibatches: int,
-    by_group: bool,
-    records: BadRollouts,
-    place: str,
+    batch: EvaluatedBatch, *, num_minibatches: int, by_group: bool, records: BadRollouts, place: str
 ) -> CheckedBatch:
     """Remove and save the rows with a number that is not finite. Every rank must call this.
 
@@ -76,28 +74,25 @@ def check_batch(
     All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
     has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
-    found = bad_inputs(batch)
-    is_bad = torch.stack(list(found.values())).any(dim=0)
+    numbers = bad_inputs(batch)
+    found = {f"{name} not finite": rows for name, rows in numbers.items()}
     found[_FAILED] = batch.is_failed
-    goes = torch.stack(list(found.values())).any(dim=0)
-    has_bad_number = is_bad
+    is_bad = torch.stack(list(numbers.values())).any(dim=0)
+    goes, has_bad_number = is_bad | batch.is_failed, is_bad
     if by_group:
-        goes, has_bad_number = (_whole_groups(rows, batch) for rows in (goes, is_bad))
+        goes, has_bad_number = (
+            rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
+            for rows in (goes, is_bad)
+        )
     failed = (goes & ~has_bad_number).sum()
     counts = [goes.sum(), failed, torch.tensor(len(batch)), *(r.sum() for r in found.values())]
     num_left_out, num_failed, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
     left_out = {"num_left_out": num_left_out, "num_failed": num_failed}
     if not num_left_out:
         return CheckedBatch(batch, len(batch), range(len(batch)))
-    numbers = {name: rows for name, rows in found.items() if name != _FAILED}
     records.save(_describe(batch, numbers, is_bad, place))
-    reason = ", ".join(
-        f"{name} in {number} of {num_all}"
-        if name == _FAILED
-        else f"{name} not finite in {number} of {num_all}"
-        for name, number in zip(found, bad, strict=True)
-        if number
-    )
+    counted = zip(found, bad, strict=True)
+    reason = ", ".join(f"{name} in {number} of {num_all}" for name, number in counted if number)
     fewest = -int(max_over_ranks(-(~goes).sum()))
     num_rows = fewest // num_minibatches * num_minibatches
     if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
@@ -107,11 +102,6 @@ def check_batch(
     return CheckedBatch(select_rows(batch, left), num_rows, left, reason=reason, **left_out)
 
 
-def _whole_groups(rows: Bool[Tensor, " B"], batch: EvaluatedBatch) -> Bool[Tensor, " B"]:
-    """The rows with all members of their groups."""
-    return rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
-
-
 def first_rows(batch: Batch, num_rows: int) -> Batch:
     return batch if num_rows == len(batch) else select_rows(batch, range(num_rows))
 
@@ -119,18 +109,72 @@ def first_rows(batch: Batch, num_rows: int) -> Batch:
 def _describe(
     batch: RolloutBatch, found: dict[str, Tensor], is_bad: Tensor, place: str
 ) -> list[tuple[Any, dict[str, Any]]]:
-    return [
-        (
-            batch.rollouts[row],
-            {
-                "where": place,
-                "not_finite": [name for name, rows in found.items() if rows[row]],
-                **{
-                    name: value[row]
-                    for name, value in float_columns(batch).items()
-                    if name != "rollout_logprobs"
-                },
-            },
-        )
-        for row in is_bad.nonzero().flatten().tolist()
-    ]
+    described = []
+    for row in is_bad.nonzero().flatten().tolist():
+        known: dict[str, Any] = {name: value[row] for name, value in float_columns(batch).items()}
+        del known["rollout_logprobs"]  # they are the rollout's
+        bad = [name for name, rows in found.items() if rows[row]]
+        described.append((batch.rollouts[row], {"where": place, "not_finite": bad, **known}))
+    return described
+
+
+class BadRollouts:
+    """Writes `bad_rollouts/rank0.jsonl`: a limited number of rollouts, and 64 MiB, a process.
+
+    JSON has no nan: a number that is not finite is written as the text "nan", "inf" or "-inf".
+    Nothing is written before `open`.
+    """
+
+    def __init__(self, max_rollouts: int) -> None:
+        self._left, self._left_bytes = max_rollouts, _MAX_BYTES
+        self._path: Path | None = None
+
+    def open(self, run_dir: Path, rank: int) -> None:
+        """Start writing into the run's folder. Rollouts from before a resume count."""
+        self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
+        if self._path.exists():
+            self._left_bytes -= self._path.stat().st_size
+            with self._path.open() as file:
+                self._left -= sum(1 for _ in file)
+
+    def save(self, rollouts: Sequence[tuple[Rollout, Mapping[str, Any]]]) -> None:
+        """Save each rollout with its known numbers, tensors of its response tokens included."""
+        if self._path is None or self._left <= 0 or not rollouts:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a", encoding="utf-8") as file:
+            for rollout, known in rollouts[: self._left]:
+                text = json.dumps(_record(rollout, known), default=Tensor.tolist)
+                finite = json.loads(text, parse_constant=_NOT_FINITE.__getitem__)
+                line = json.dumps(finite, allow_nan=False) + "\n"
+                self._left_bytes -= len(line.encode())
+                if self._left_bytes < 0:
+                    self._left = 0
+                    return
+                file.write(line)
+                self._left -= 1
+
+    def describe(self) -> str:
+        """Where the saved rollouts are, as the end of a sentence."""
+        return "" if self._path is None else f"; rollouts: {self._path.parent}"
+
+
+def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
+    length = len(rollout.response_ids)
+    per_token = {
+        name: value[:length] if isinstance(value, Tensor) and value.dim() else value
+        for name, value in known.items()
+        if value is not None
+    }
+    return {
+        "prompt_id": rollout.prompt.prompt_id,
+        "prompt": rollout.prompt.text,
+        "answer": rollout.prompt.answer,
+        "response": rollout.response_text,
+        "finish_reason": rollout.finish_reason.value,
+        "prompt_ids": list(rollout.prompt.prompt_ids),
+        "response_ids": list(rollout.response_ids),
+        "rollout_logprobs": list(rollout.rollout_logprobs),
+        "turns": [asdict(turn) for turn in rollout.turns],
+        **per_token,
+    }

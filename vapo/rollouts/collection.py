@@ -15,18 +15,89 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
-from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer
-from vapo.rollouts.dynamic_sampling import Filling, Group
+from vapo.rollouts.batch import failure_metrics, make_rollout_batch, source_metrics
+from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
 from vapo.rollouts.player import Player
-from vapo.rollouts.sampling_metrics import failure_metrics, source_metrics
-from vapo.rollouts.step_values import with_step_values
-from vapo.system.distributed import gather_over_ranks, rank, world_size
+from vapo.system.distributed import (
+    gather_over_ranks,
+    max_over_ranks,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress, Stage
 from vapo.types import Phase, Prompt, Rollout, RolloutBatch
+
+Group = list[Rollout]
+"""All responses to one prompt."""
+
+
+def is_mixed(group: Group) -> bool:
+    """Whether verdicts (not shaped rewards) are neither all right nor all wrong.
+
+    A group that lost an episode to its environment is not trained on.
+    """
+    if any(rollout.is_lost for rollout in group):
+        return False
+    return len({rollout.is_correct for rollout in group}) == 2
+
+
+class Filling:
+    """Groups for a batch, added attempt by attempt until there are enough mixed ones.
+
+    DAPO's dynamic sampling: prompts whose responses are all right or all wrong give no gradient,
+    as the advantages of such a group are 0, so other prompts are sampled in their place.
+    Mixed groups beyond `num_groups` are left out. What is missing after the last attempt is filled
+    with dropped groups, the earliest first: every rank keeps its number of rows, hence of
+    minibatches, and as fillers carry no loss the gradient is that of the smaller batch.
+
+    Source: DAPO (2503.14476), section 3.2.
+
+    Args:
+        num_groups: of this rank; so many groups has an attempt at least.
+        max_attempts: 0: all groups are taken, mixed or not, and one attempt has them.
+    """
+
+    def __init__(self, *, num_groups: int, max_attempts: int) -> None:
+        self.num_groups, self.max_attempts = num_groups, max_attempts
+        self.attempts = 0
+        self.sampled: list[Group] = []
+        self.groups: list[Group] = []  # the batch's: those that are wanted, then the fillers
+        self.fillers: list[Group] = []  # those of them that carry no loss
+        self.is_full = False
+        """Whether no attempt is needed, or allowed, any more: on all ranks after as many."""
+
+    def add(self, groups: list[Group]) -> None:
+        """Add an attempt's groups. Every rank must call this where there may be several attempts:
+        all go on as long as any of them misses groups."""
+        self.sampled += groups
+        self.attempts += 1
+        wanted, dropped = list[Group](), list[Group]()
+        for group in self.sampled:
+            (wanted if self.max_attempts == 0 or is_mixed(group) else dropped).append(group)
+        num_missing = max(0, self.num_groups - len(wanted))
+        self.fillers = dropped[:num_missing]
+        self.groups = [*wanted[: self.num_groups], *self.fillers]
+        is_last = self.attempts >= self.max_attempts
+        self.is_full = is_last or int(max_over_ranks(torch.tensor(num_missing))) <= 0
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics of dynamic sampling, over all ranks; none without it."""
+        if self.max_attempts == 0:
+            return {}
+        is_correct = [bool(rollout.is_correct) for group in self.sampled for rollout in group]
+        num_dropped = sum(not is_mixed(group) for group in self.sampled)
+        counts = [num_dropped, len(self.fillers), sum(is_correct), len(is_correct)]
+        num_dropped, num_fillers, num_correct, num = sum_over_ranks(torch.tensor(counts)).tolist()
+        return {
+            "rollout/dynamic_sampling_attempts": float(self.attempts),
+            "rollout/dropped_groups": float(num_dropped),
+            "rollout/filler_groups": float(num_fillers),
+            "rollout/sampled_accuracy": num_correct / num,
+        }
 
 
 class RolloutCollection:
@@ -36,12 +107,7 @@ class RolloutCollection:
     """
 
     def __init__(
-        self,
-        config: FitConfig,
-        *,
-        prompts: PromptSplit,
-        player: Player,
-        progress: Progress,
+        self, config: FitConfig, *, prompts: PromptSplit, player: Player, progress: Progress
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
@@ -80,7 +146,7 @@ class RolloutCollection:
 
         Every rank must call this.
         """
-        batch = self.rollout_batch(
+        batch = self._rollout_batch(
             [rollout for group in filling.groups for rollout in group],
             group_size=self.hyperparameters.group_size,
         )
@@ -151,10 +217,9 @@ class RolloutCollection:
         algorithm, metrics = self.config.algorithm, {}
         if algorithm.needs_greedy_baseline:
             prompts = [rollout.prompt for rollout in batch.rollouts[:: batch.group_size]]
-            baseline = self.greedy_rewards(prompts, iteration)
+            baseline = self._greedy_rewards(prompts, iteration)
             batch = replace(batch, baseline_rewards=baseline.repeat_interleave(batch.group_size))
-            mean = gather_over_ranks(baseline).mean()
-            metrics["rollout/greedy_reward_mean"] = float(mean)
+            metrics["rollout/greedy_reward_mean"] = float(gather_over_ranks(baseline).mean())
         if isinstance(algorithm, VineOptions):
             seed = derive_seed(self.config.seed, "continuations", iteration, rank())
             batch, found = with_step_values(batch, self.continuer(settings), seed=seed)
@@ -165,19 +230,18 @@ class RolloutCollection:
         """What samples on from prefixes of responses that were sampled by `settings`."""
         return Continuer(self.config, settings, self.player, self.progress.stage)
 
-    def greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
+    def _greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
         """The reward of one greedy response to each prompt, shaped like the others'."""
-        seed = self.config.seed
         rollouts = sample_and_score(
             prompts,
             self.player,
             self.progress.stage,
             group_size=1,
             settings=replace(self.settings, greedy=True),
-            seed=derive_seed(seed, "greedy rollouts", iteration, rank()),
+            seed=derive_seed(self.config.seed, "greedy rollouts", iteration, rank()),
         )
         dealt = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())
-        return self.rollout_batch(dealt, group_size=1).rewards
+        return self._rollout_batch(dealt, group_size=1).rewards
 
     def _shuffled(self, rollouts: list[Rollout], *keys: str | int) -> list[Rollout]:
         """The rollouts with each other's verdicts where `rewards.shuffle` says so."""
@@ -185,7 +249,7 @@ class RolloutCollection:
             return rollouts
         return with_shuffled_verdicts(rollouts, derive_seed(self.config.seed, *keys))
 
-    def rollout_batch(self, rollouts: list[Rollout], *, group_size: int) -> RolloutBatch:
+    def _rollout_batch(self, rollouts: list[Rollout], *, group_size: int) -> RolloutBatch:
         return make_rollout_batch(
             rollouts,
             group_size=group_size,

@@ -8,10 +8,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import FitConfig
+from vapo.config.algorithm import VineOptions
 from vapo.errors import UserError
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.columns import placed_rewards
@@ -19,7 +21,8 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
 from vapo.rollouts.player import Player
-from vapo.rollouts.segments import begun_turns
+from vapo.rollouts.segments import begun_turns, step_starts
+from vapo.system.distributed import sum_over_ranks
 from vapo.system.progress import Stage
 from vapo.types import Rollout, RolloutBatch
 
@@ -164,7 +167,7 @@ class Continuer:
         starts = [first_tokens(rollouts[first.row], first.num_tokens) for first, *_ in states]
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
-            whole = self.player.play_on(
+            whole = self.player.play(
                 starts,
                 group_size=num_continuations,
                 settings=self.settings,
@@ -207,3 +210,64 @@ def check_replayed(rollouts: Sequence[Rollout]) -> None:
             f"{failed[0].prompt.prompt_id}): {failed[0].failure}; draw numbers from "
             "random.Random(row['seed']), or switch off what continues responses (value_truth)"
         )
+
+
+def with_step_values(
+    batch: RolloutBatch, continuer: Continuer, *, seed: int
+) -> tuple[RolloutBatch, dict[str, float]]:
+    """The batch with the value of each step's start, and what the continuations cost.
+
+        V(s) = mean reward of K continuations from s, shaped as the batch's rewards are
+
+    The responses are continued by the settings that sampled them. Those that carry no loss are
+    not: every step's value is the response's own reward, so that its advantages are 0. Every rank
+    must call this, with its own rows.
+
+    Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
+    """
+    options = continuer.config.algorithm
+    assert isinstance(options, VineOptions)
+    tokenizer = continuer.player.tokenizer
+    starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
+    rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
+    places = [Place(row, start) for row in rows for start in starts[row]]
+    made = continuer.sample(
+        batch.rollouts,
+        places or [Place(0, 0)],  # an engine may gather the actor's shards: all ranks must call
+        num_continuations=options.vine_continuations,
+        seed=seed,
+    )
+    measured = made.measured(made.batch.rewards, gamma=1.0)
+    is_start = torch.zeros_like(batch.response_mask)
+    for row, own in enumerate(starts):
+        is_start[row, own] = True
+    values = batch.rewards[:, None].repeat(1, batch.response_mask.shape[1])
+    for place in places:
+        values[place.row, place.num_tokens :] = measured[place].mean
+    values = torch.where(batch.response_mask, values, 0.0)
+    batch = replace(batch, step_starts=is_start, step_values=values)
+    return batch, _metrics(made, batch)
+
+
+def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
+    assert batch.step_starts is not None
+    are_failed = [  # those of a state that steps of several responses share count for each
+        rollout.failure is not None
+        for places, group in zip(made.states, made.groups, strict=True)
+        for rollout in group * len(places)
+    ]
+    counts = torch.tensor(
+        [
+            *(made.num_sampled_tokens, len(made.states), sum(are_failed), len(are_failed)),
+            *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
+        ],
+        dtype=torch.double,
+    )
+    tokens, prefixes, failed, judged, own, steps, responses = sum_over_ranks(counts).tolist()
+    return {
+        "vine/continuation_tokens": tokens,
+        "vine/token_ratio": tokens / own,
+        "vine/num_prefixes": prefixes,
+        "vine/steps_mean": steps / responses,
+        "vine/verifier_failure_share": failed / judged,
+    }

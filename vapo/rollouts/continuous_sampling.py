@@ -18,10 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.dynamic_sampling import Filling
-from vapo.rollouts.episode import Episode, Key
-from vapo.rollouts.episodes import EpisodeLoop
+from vapo.rollouts.collection import Filling, RolloutCollection
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key
 from vapo.rollouts.player import ask
 from vapo.types import Phase
 
@@ -172,7 +170,7 @@ class ContinuousSampling:
         number = found.index * max(1, filling.max_attempts) + filling.attempts
         found.rows = ask(
             loop,
-            [(prompt, None) for prompt in prompts],
+            prompts,
             group_size=self._collection.hyperparameters.group_size,
             first=number * len(prompts),
         )

@@ -15,8 +15,7 @@ from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.episode import Episode
-from vapo.rollouts.episodes import EpisodeLoop, played
+from vapo.rollouts.episodes import Episode, EpisodeLoop, played
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -30,20 +29,17 @@ class DemonstratedTurns:
 
     @property
     def num_open(self) -> int:
-        """See `TurnStream.num_open`."""
         return len(self._requests)
 
     def submit(self, request: TurnRequest) -> None:
-        """See `TurnStream.submit`."""
         self._requests.append(request)
 
     def step(self) -> list[SampledTurn]:
-        """See `TurnStream.step`. A turn that the demonstration does not have is empty."""
+        """A turn that the demonstration does not have is empty."""
         requests, self._requests = self._requests, deque()
         return [self._turn(request) for request in requests]
 
     def forget(self, key: tuple[int, int]) -> None:
-        """See `TurnStream.forget`."""
         self._requests = deque(request for request in self._requests if request.key != key)
 
     def _turn(self, request: TurnRequest) -> SampledTurn:

@@ -9,23 +9,24 @@ takes long keeps its own episode back and no other.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EpisodeOptions
-from vapo.environments.contract import Environments, Reply
+from vapo.environments.contract import Environments, Reply, Verdict
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
-from vapo.rollouts.environment_inputs import replay_of
-from vapo.rollouts.episode import Episode, Key
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.process_protocol import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 REPLAY = "replay"
 """What the failure of an episode begins with that could not be continued."""
 
 _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
+
+Key = tuple[int, int]
 
 Version = Callable[[], int | None]
 """How often the engine's weights have been updated."""
@@ -33,6 +34,99 @@ Version = Callable[[], int | None]
 
 def uncounted() -> None:
     """Nobody counts the updates."""
+
+
+@dataclass
+class Episode:
+    """One episode under way: sample j of prompt i by its `key`.
+
+    `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
+    one, or `num_begun` of a turn that is continued. `text` is that of the last turn. `replay` is
+    what its environment has still to be told again of an episode that is continued: the tokens of
+    an observation that must come, the sampled token before it, and what the policy said to it. The
+    last one's turn is under way.
+    """
+
+    prompt: Prompt
+    key: Key
+    is_response: bool = False
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    num_observed: int = 0
+    num_begun: int = 0
+    text: str = ""
+    replay: deque[tuple[tuple[int, ...], int | None, str]] = field(default_factory=deque)
+    version: int | None = None
+    finish_reason: FinishReason = FinishReason.LENGTH
+    is_correct: bool | None = None
+    extracted: str | None = None
+    failure: str | None = None
+
+    @property
+    def last_id(self) -> int | None:
+        """The last sampled token; None before the first turn."""
+        return self.ids[-1] if self.turns else None
+
+    def go_on_from(self, start: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Continue this rollout, whose last turn is under way."""
+        self.ids, self.logprobs = list(start.response_ids), list(start.rollout_logprobs)
+        *self.turns, begun = start.turns
+        self.num_observed, self.num_begun = begun.num_observed, begun.num_sampled
+        ids, last_id = start.response_ids, None
+        *over, last = start.turn_spans
+        for begin, first, end in over:
+            self.replay.append((ids[begin:first], last_id, turn_text(ids[first:end], tokenizer)))
+            last_id = ids[end - 1]
+        self.replay.append((ids[last.begin : last.first], last_id, ""))
+
+    def observe(self, ids: Sequence[int]) -> None:
+        self.ids.extend(ids)
+        self.logprobs.extend([0.0] * len(ids))
+        self.num_observed += len(ids)
+
+    def act(self, turn: SampledTurn, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.ids.extend(turn.ids)
+        self.logprobs.extend(turn.logprobs)
+        num_sampled = self.num_begun + len(turn.ids)
+        updates = () if self.num_begun else turn.updates
+        self.turns.append(
+            Turn(self.num_observed, num_sampled, version=self.version, updates=updates)
+        )
+        self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
+        self.num_observed = self.num_begun = 0
+
+    def earn(self, reward: float) -> None:
+        """Put a reward on the last turn."""
+        self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
+
+    def judge(self, verdict: Verdict) -> None:
+        """Take what a verifier says of the response."""
+        self.earn(verdict.reward)
+        self.is_correct, self.extracted = verdict.is_correct, verdict.extracted
+        self.failure = verdict.failure
+
+    def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
+        """The episode as it ended, without what was observed after its last turn."""
+        ids = self.ids[: len(self.ids) - self.num_observed]
+        is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
+        return Rollout(
+            prompt=self.prompt,
+            response_ids=tuple(ids),
+            response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
+            rollout_logprobs=tuple(self.logprobs[: len(ids)]),
+            finish_reason=self.finish_reason,
+            turns=tuple(self.turns),
+            is_correct=self.is_correct,
+            extracted=self.extracted,
+            failure=self.failure,
+            in_environment=not self.is_response,
+        )
+
+
+def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
+    """What an environment is given of a turn: its text, without special tokens."""
+    return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if ids else ""
 
 
 class EpisodeLoop:
@@ -82,10 +176,7 @@ class EpisodeLoop:
         """
         episode = Episode(prompt, key, is_response=self._environments.gives_verdicts)
         if start is not None:
-            episode.ids, episode.logprobs = list(start.response_ids), list(start.rollout_logprobs)
-            *episode.turns, begun = start.turns
-            episode.num_observed, episode.num_begun = begun.num_observed, begun.num_sampled
-            episode.replay = replay_of(start, self._tokenizer)
+            episode.go_on_from(start, self._tokenizer)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
@@ -121,24 +212,13 @@ class EpisodeLoop:
         if reply.verdict is not None:
             episode.judge(reply.verdict)
             self._end(episode, episode.finish_reason)
-            return
-        if reply.failure is not None:
+        elif reply.failure is not None:
             self._fail(episode, reply.failure)
-            return
-        if episode.replay:
+        elif episode.replay:
             self._go_on_replaying(episode, reply)
-            return
-        if episode.turns:
-            episode.earn(reply.reward)
-            if not fits_float32(sum(abs(turn.reward) for turn in episode.turns)):
-                why = "error: the rewards of its turns add up to more than float32 holds"
-                self._fail(episode, why)
-                return
-        elif reply.reward or reply.observation is None:
-            why = "error: reset gave a reward, or ended the episode, before any turn"
-            self._fail(episode, why)
-            return
-        if reply.observation is None:
+        elif (problem := self._earn(episode, reply)) is not None:
+            self._fail(episode, problem)
+        elif reply.observation is None:
             self._end(episode, FinishReason.STOP)
         elif len(episode.turns) == self._config.max_turns:
             self._end(episode, FinishReason.TURNS)
@@ -146,19 +226,29 @@ class EpisodeLoop:
             episode.observe(self._tokens(reply.observation, episode.last_id))
             self._ask_engine(episode)
 
+    def _earn(self, episode: Episode, reply: Reply) -> str | None:
+        """Put the reward on the last turn; what is wrong with it."""
+        if episode.turns:
+            episode.earn(reply.reward)
+            if not fits_float32(sum(abs(turn.reward) for turn in episode.turns)):
+                return "error: the rewards of its turns add up to more than float32 holds"
+        elif reply.reward or reply.observation is None:
+            return "error: reset gave a reward, or ended the episode, before any turn"
+        return None
+
     def _go_on_replaying(self, episode: Episode, reply: Reply) -> None:
-        expected = episode.replay.popleft()
-        ids = self._tokens(reply.observation or "", expected.last_id)
-        if reply.observation is None or ids != expected.ids:
+        expected_ids, last_id, text = episode.replay.popleft()
+        ids = self._tokens(reply.observation or "", last_id)
+        if reply.observation is None or ids != expected_ids:
             self._fail(
                 episode,
                 f"{REPLAY}: the environment answered the same turns differently; it must be a "
                 "function of the row and the turns",
             )
-        elif expected.text is None:
-            self._ask_engine(episode)
+        elif episode.replay:
+            self._environments.step(episode.key, text)
         else:
-            self._environments.step(episode.key, expected.text)
+            self._ask_engine(episode)
 
     def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
         if not observation and last_id is None:  # the prompt says it all
@@ -216,15 +306,11 @@ class EpisodeLoop:
         del self._open[episode.key]
         self._stream.forget(episode.key)
         self._environments.end(episode.key)
-        if episode.is_correct is None:
-            episode.is_correct = self._earned_enough(episode)
+        if episode.is_correct is None:  # its environment ended it, with enough
+            has_ended = episode.failure is None and reason is FinishReason.STOP
+            earned = sum(turn.reward for turn in episode.turns)
+            episode.is_correct = has_ended and earned > self._config.correct_above
         self._ended.append(episode)
-
-    def _earned_enough(self, episode: Episode) -> bool:
-        """Whether the environment ended it with more than `environment.correct_above`."""
-        has_ended = episode.failure is None and episode.finish_reason is FinishReason.STOP
-        earned = sum(turn.reward for turn in episode.turns)
-        return has_ended and earned > self._config.correct_above
 
 
 def played(loop: EpisodeLoop) -> Iterator[Episode]:

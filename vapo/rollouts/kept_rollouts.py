@@ -21,6 +21,7 @@ from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 _FORMAT = 4  # of the file; rollouts in another one are sampled again
+_PLAIN = ("is_correct", "extracted", "failure", "in_environment")  # of a rollout, as JSON has them
 
 
 @dataclass(frozen=True)
@@ -118,17 +119,16 @@ class KeptRollouts:
 
     def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> SampledRollouts | None:
         contents = json.loads(text)
-        prompts = [self.prompts.get(row["prompt_id"]) for row in contents["rollouts"]]
-        known = [prompt for prompt in prompts if prompt is not None]
-        if len(known) < len(prompts) or _prompts_digest(known) != contents["prompts"]:
+        rows = contents["rollouts"]
+        prompts = [self.prompts[r["prompt_id"]] for r in rows if r["prompt_id"] in self.prompts]
+        if len(prompts) < len(rows) or _prompts_digest(prompts) != contents["prompts"]:
             return None  # the data has changed
-        lengths = [row["num_tokens"] for row in contents["rollouts"]]
-        ids = [row[:n] for row, n in zip(tensors["response_ids"], lengths, strict=True)]
+        lengths = [row["num_tokens"] for row in rows]
         logprobs = tensors["logprobs_exact"].split(lengths)
         rollouts = [
             Rollout(
                 prompt=prompt,
-                response_ids=tuple(ids[i].tolist()),
+                response_ids=tuple(tensors["response_ids"][i, : lengths[i]].tolist()),
                 response_text=row["text"],
                 rollout_logprobs=tuple(logprobs[i].tolist()),
                 finish_reason=FinishReason(row["finish_reason"]),
@@ -136,12 +136,9 @@ class KeptRollouts:
                     Turn(**turn | {"updates": tuple(map(tuple, turn["updates"]))})
                     for turn in row["turns"]
                 ),
-                is_correct=row["is_correct"],
-                extracted=row["extracted"],
-                failure=row["failure"],
-                in_environment=row["in_environment"],
+                **{name: row[name] for name in _PLAIN},
             )
-            for i, (prompt, row) in enumerate(zip(known, contents["rollouts"], strict=True))
+            for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
         ]
         batch = RolloutBatch(
             rollouts=rollouts,
@@ -171,10 +168,7 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "finish_reason": rollout.finish_reason.value,
                 "num_tokens": len(rollout.response_ids),
                 "turns": [asdict(turn) for turn in rollout.turns],
-                "is_correct": rollout.is_correct,
-                "extracted": rollout.extracted,
-                "failure": rollout.failure,
-                "in_environment": rollout.in_environment,
+                **{name: getattr(rollout, name) for name in _PLAIN},
             }
             for rollout in batch.rollouts
         ],

@@ -12,11 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
 from vapo.errors import UserError
-from vapo.prompts.characters import (
-    dropped_characters,
-    listed_characters,
-    without_special_tokens,
-)
+from vapo.prompts.characters import dropped_characters, listed_characters, without_special_tokens
 
 logger = logging.getLogger(__name__)
 

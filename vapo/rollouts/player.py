@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
-from vapo.environments.contract import Environments
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.episode import Episode, Key
-from vapo.rollouts.episodes import EpisodeLoop, Version, played, uncounted
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
@@ -43,7 +41,7 @@ class Player:
 
     def play(
         self,
-        prompts: Sequence[Prompt],
+        asked: Sequence[Prompt] | Sequence[Rollout],
         *,
         group_size: int,
         settings: SamplingSettings,
@@ -51,7 +49,10 @@ class Player:
         advance: Callable[[int], None] = lambda n: None,
         first: int = 0,
     ) -> list[Rollout]:
-        """Play `group_size` rollouts of each prompt; groups contiguous, in the prompts' order.
+        """Play `group_size` rollouts of each prompt, or on from each beginning of a rollout.
+
+        Groups are contiguous, in the order of `asked`. A beginning's last turn is under way; of an
+        episode it has whole turns, which its environment is told again.
 
         The tokens of (prompt i, sample j) depend on the weights, the prompt, `settings`, what the
         environment answers and (seed, first + i, j) only, not on how rows are batched (up to
@@ -63,37 +64,8 @@ class Player:
             EngineError: the engine failed; there is no partial result.
             NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
-        asked = [(prompt, None) for prompt in prompts]
-        return self._play(asked, group_size, settings, seed, advance, first)
-
-    def play_on(
-        self,
-        starts: Sequence[Rollout],
-        *,
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None] = lambda n: None,
-    ) -> list[Rollout]:
-        """`group_size` whole rollouts from each of these beginnings, groups contiguous.
-
-        Of an episode they are whole turns, which its environment is told again. Every rank must
-        call this.
-        """
-        asked = [(start.prompt, start) for start in starts]
-        return self._play(asked, group_size, settings, seed, advance)
-
-    def _play(
-        self,
-        asked: Sequence[tuple[Prompt, Rollout | None]],
-        group_size: int,
-        settings: SamplingSettings,
-        seed: int,
-        advance: Callable[[int], None],
-        first: int = 0,
-    ) -> list[Rollout]:
         ended: dict[Key, Episode] = {}
-        with self._loop(self.scorer.environments(), settings, seed=seed) as loop:
+        with self.loop(settings, seed=seed) as loop:
             rows = ask(loop, asked, group_size=group_size, first=first)
             for episode in played(loop):
                 ended[episode.key] = episode
@@ -111,29 +83,22 @@ class Player:
 
     @contextmanager
     def loop(
-        self, settings: SamplingSettings, *, seed: int, num_responses: int, version: Version
-    ) -> Iterator[EpisodeLoop]:
-        """A loop with environments of its own, which end with the context.
-
-        Another loop, or `play`, may run beside it, in another thread's pauses.
-
-        Args:
-            num_responses: of a batch.
-            version: the weight updates so far, recorded with each turn.
-        """
-        environments = self.scorer.environments(own=True, num_responses=num_responses)
-        with self._loop(environments, settings, seed=seed, version=version) as loop:
-            yield loop
-
-    @contextmanager
-    def _loop(
         self,
-        environments: AbstractContextManager[Environments],
         settings: SamplingSettings,
         *,
         seed: int,
+        num_responses: int | None = None,
         version: Version = uncounted,
     ) -> Iterator[EpisodeLoop]:
+        """A loop over the engine, whose open episodes are given up at the end.
+
+        Args:
+            num_responses: of a batch. With it the loop has environments of its own, so that
+                another loop, or `play`, may run beside it, in another thread's pauses.
+            version: the weight updates so far, recorded with each turn.
+        """
+        is_own = num_responses is not None
+        environments = self.scorer.environments(own=is_own, num_responses=num_responses)
         with environments as answering, self.sampler.turns(settings, seed=seed) as stream:
             loop = EpisodeLoop(
                 stream,
@@ -152,7 +117,7 @@ class Player:
 
 def ask(
     loop: EpisodeLoop,
-    asked: Sequence[tuple[Prompt, Rollout | None]],
+    asked: Sequence[Prompt] | Sequence[Rollout],
     *,
     group_size: int,
     first: int = 0,
@@ -163,14 +128,15 @@ def ask(
     """
     if group_size < 1:
         raise ValueError("group_size must be at least 1")
+    starts = [one if isinstance(one, Rollout) else None for one in asked]
+    prompts = [one.prompt if isinstance(one, Rollout) else one for one in asked]
+    lengths = [
+        len(prompt.prompt_ids) + (0 if start is None else len(start.response_ids))
+        for prompt, start in zip(prompts, starts, strict=True)
+    ]
     # Most tokens first: neighbours need little padding, and what tends to take longest does not
     # start last. The sort is stable: groups stay together.
-    for i in sorted(range(len(asked)), key=lambda i: -_num_tokens(*asked[i])):
-        prompt, start = asked[i]
+    for i in sorted(range(len(asked)), key=lambda i: -lengths[i]):
         for j in range(group_size):
-            loop.add(prompt, (first + i, j), start=start)
+            loop.add(prompts[i], (first + i, j), start=starts[i])
     return [(first + i, j) for i in range(len(asked)) for j in range(group_size)]
-
-
-def _num_tokens(prompt: Prompt, start: Rollout | None) -> int:
-    return len(prompt.prompt_ids) + (0 if start is None else len(start.response_ids))

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
-from vapo.rollouts.stored_truth import truth_columns
-from vapo.rollouts.stored_turns import turn_columns
+from vapo.rollouts.stored_columns import truth_columns, turn_columns
 from vapo.system.files import write_whole
 
 if TYPE_CHECKING:
@@ -106,9 +105,9 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
         UserError: not a readable Parquet file, or one of a later version of the schema; `key` is
             what the file was given as.
     """
+    metadata = read_metadata(path, key=key)
     with _readable(path, key):
-        table = parquet.read_table(path)
-    return table, _metadata_of(table.schema, path, key)
+        return parquet.read_table(path), metadata
 
 
 def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
@@ -118,7 +117,18 @@ def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
     """
     with _readable(path, key):
         schema = parquet.read_schema(path)
-    return _metadata_of(schema, path, key)
+    try:
+        metadata: dict[str, Any] = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
+        version = int(metadata.get("schema_version", SCHEMA_VERSION))
+    except (ValueError, TypeError, AttributeError):
+        raise UserError(
+            f"{key} {path}: its metadata {METADATA_KEY.decode()} are not a JSON object"
+        ) from None
+    if version > SCHEMA_VERSION:
+        raise UserError(
+            f"{key} {path}: schema version {version}, and this vapo reads up to {SCHEMA_VERSION}"
+        )
+    return metadata
 
 
 @contextmanager
@@ -129,22 +139,6 @@ def _readable(path: Path, key: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{key} {path}: not a readable Parquet file ({error})") from None
-
-
-def _metadata_of(schema: pa.Schema, path: Path, key: str) -> dict[str, Any]:
-    try:
-        metadata = json.loads((schema.metadata or {}).get(METADATA_KEY, b"{}"))
-        version = int(metadata.get("schema_version", SCHEMA_VERSION))
-    except (ValueError, TypeError, AttributeError):
-        raise UserError(
-            f"{key} {path}: its metadata {METADATA_KEY.decode()} are not a JSON object"
-        ) from None
-    if version > SCHEMA_VERSION:
-        raise UserError(
-            f"{key} {path}: schema version {version}, and this vapo reads up to {SCHEMA_VERSION}"
-        )
-    found: dict[str, Any] = metadata
-    return found
 
 
 def one_table(paths: Sequence[Path], *, key: str) -> pa.Table:

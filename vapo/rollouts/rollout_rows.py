@@ -8,18 +8,17 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
-from vapo.rollouts.stored_truth import StoredTruth, read_truth
-from vapo.rollouts.stored_turns import is_episode, read_turns
+from vapo.rollouts.stored_columns import Row, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -76,54 +75,53 @@ class RowReader:
         rows: list[StoredRollout] = []
         for batch in table.to_batches(max_chunksize=1024):
             for record in batch.to_pylist():
-                rows.append(self._row(record, len(rows) + 1))
+                rows.append(self._stored(Row(record, f"{self.path}: row {len(rows) + 1}")))
         return rows
 
-    def _fail(self, number: int, column: str, reason: str) -> NoReturn:
-        raise UserError(f"{self.path}: row {number}, column {column}: {reason}")
-
-    def _row(self, record: Mapping[str, Any], number: int) -> StoredRollout:
+    def _stored(self, row: Row) -> StoredRollout:
+        record = row.record
         group = record.get("group")
         if group is None or isinstance(group, float):
-            self._fail(number, "group", f"{group!r} is no group: give a whole number or a name")
+            row.fail("group", f"{group!r} is no group: give a whole number or a name")
         reward = record.get("reward")
         if isinstance(reward, str) or reward is None or not math.isfinite(reward):
-            self._fail(number, "reward", f"{reward!r} is not a finite number")
+            row.fail("reward", f"{reward!r} is not a finite number")
         if not fits_float32(reward):
-            self._fail(number, "reward", f"{reward!r} is more than float32 holds")
-        rollout = self._rollout(record, number, str(group))
-        is_correct, length = record.get("is_correct"), len(rollout.response_ids)
-        oracle = self._per_token(record, "oracle", number, length)
-        states = self._per_token(record, "oracle_state", number, length)
-        if oracle is not None and not all(map(_is_finite, oracle)):
-            self._fail(number, "oracle", "has values that are not finite")
-        is_correct = reward > 0 if is_correct is None else bool(is_correct)
+            row.fail("reward", f"{reward!r} is more than float32 holds")
+        rollout = self._rollout(row, str(group))
+        length = len(rollout.response_ids)
+        oracle, states = (_per_token(row, name, length) for name in ("oracle", "oracle_state"))
+        row.check_finite("oracle", oracle or ())
         return StoredRollout(
-            replace(rollout, is_correct=is_correct),
+            rollout,
             str(group),
             None if oracle is None else tuple(map(float, oracle)),
             None if states is None else tuple(map(str, states)),
-            read_truth(record, length, partial(self._fail, number)),
+            read_truth(row, length),
         )
 
-    def _rollout(self, record: Mapping[str, Any], number: int, group: str) -> Rollout:
-        reason = record.get("finish_reason")
+    def _rollout(self, row: Row, group: str) -> Rollout:
+        record = row.record
+        reason, failure = record.get("finish_reason"), record.get("failure")
         if reason is not None and reason not in list(FinishReason):
             allowed = " or ".join(FinishReason)
-            self._fail(number, "finish_reason", f"{reason!r} is not {allowed}")
-        has_turns = is_episode(record)
-        self._check_ends(record, reason, number, has_turns=has_turns)
-        failure = record.get("failure")
+            row.fail("finish_reason", f"{reason!r} is not {allowed}")
+        has_turns, is_correct = is_episode(record), record.get("is_correct")
+        # An episode's end is not in its tokens, and only an episode has turns with limits.
+        if has_turns and reason is None:
+            row.fail("finish_reason", "is null: an episode needs one beside its turns")
+        if has_turns and record.get("response_ids") is None:
+            row.fail("response_ids", "is null: turns count tokens, not characters")
+        if reason in (FinishReason.TURNS, FinishReason.TURN_LENGTH) and not has_turns:
+            row.fail("finish_reason", f"is {reason}, and turn_sampled is null")
         response_ids = self._ids(
-            record,
+            row,
             "response",
-            number,
             ends=reason != FinishReason.LENGTH,
             may_be_empty=has_turns and failure is not None,
         )
         if len(response_ids) > self.max_response_tokens:
-            self._fail(
-                number,
+            row.fail(
                 "response_ids",
                 f"{len(response_ids)} tokens, above rollouts.max_response_tokens "
                 f"{self.max_response_tokens}: set that to the limit that they were sampled with",
@@ -131,98 +129,71 @@ class RowReader:
         if reason is None:
             ends = response_ids[-1] == self.tokenizer.eos_token_id
             reason = FinishReason.STOP if ends else FinishReason.LENGTH
-        logprobs = self._per_token(record, "rollout_logprobs", number, len(response_ids))
-        if logprobs is not None and not all(map(_is_finite, logprobs)):
-            self._fail(number, "rollout_logprobs", "has values that are not finite")
-        if logprobs is None and self.needs_logprobs:
-            self._fail(
-                number,
-                "rollout_logprobs",
-                "is null, and critic.sampled_logprobs reads it: sample with `vapo rollouts`, "
-                "which writes it, or set critic.sampled_logprobs=null",
-            )
+        logprobs = self._logprobs(row, len(response_ids))
         return Rollout(
-            prompt=self._prompt(record, number, group),
+            prompt=self._prompt(row, group),
             response_ids=response_ids,
             response_text=str(record.get("response") or ""),
-            rollout_logprobs=(0.0,) * len(response_ids) if logprobs is None else tuple(logprobs),
+            rollout_logprobs=logprobs,
             finish_reason=FinishReason(reason),
-            turns=read_turns(record, len(response_ids), partial(self._fail, number)),
+            turns=read_turns(row, len(response_ids)),
+            is_correct=record["reward"] > 0 if is_correct is None else bool(is_correct),
             failure=failure,
             in_environment=has_turns,
         )
 
-    def _check_ends(
-        self, record: Mapping[str, Any], reason: str | None, number: int, *, has_turns: bool
-    ) -> None:
-        """An episode's end is not in its tokens, and only an episode has turns with limits."""
-        if has_turns and reason is None:
-            self._fail(number, "finish_reason", "is null: an episode needs one beside its turns")
-        if has_turns and record.get("response_ids") is None:
-            self._fail(number, "response_ids", "is null: turns count tokens, not characters")
-        if reason in (FinishReason.TURNS, FinishReason.TURN_LENGTH) and not has_turns:
-            self._fail(number, "finish_reason", f"is {reason}, and turn_sampled is null")
+    def _logprobs(self, row: Row, length: int) -> tuple[float, ...]:
+        logprobs = _per_token(row, "rollout_logprobs", length)
+        row.check_finite("rollout_logprobs", logprobs or ())
+        if logprobs is None and self.needs_logprobs:
+            row.fail(
+                "rollout_logprobs",
+                "is null, and critic.sampled_logprobs reads it: sample with `vapo rollouts`, "
+                "which writes it, or set critic.sampled_logprobs=null",
+            )
+        return (0.0,) * length if logprobs is None else tuple(logprobs)
 
-    def _prompt(self, record: Mapping[str, Any], number: int, group: str) -> Prompt:
-        own: Any = {}
-        try:
+    def _prompt(self, row: Row, group: str) -> Prompt:
+        record, own = row.record, None
+        with suppress(ValueError, TypeError):
             own = json.loads(record.get("record") or "{}")
-        except (ValueError, TypeError):
-            own = None
         if not isinstance(own, dict):
-            self._fail(number, "record", "is not the JSON text of an object")
+            row.fail("record", "is not the JSON text of an object")
         return Prompt(
             prompt_id=str(record.get("prompt_id") or f"{self.path.name}: group {group}"),
             text=str(record.get("prompt") or ""),
-            prompt_ids=self._ids(record, "prompt", number, ends=False),
+            prompt_ids=self._ids(row, "prompt", ends=False),
             answer=str(record.get("answer") or ""),
             source=str(record.get("source") or ""),
             record=own,
         )
 
     def _ids(
-        self,
-        record: Mapping[str, Any],
-        column: str,
-        number: int,
-        *,
-        ends: bool,
-        may_be_empty: bool = False,
+        self, row: Row, column: str, *, ends: bool, may_be_empty: bool = False
     ) -> tuple[int, ...]:
         """The ids as they are; else those of the text, a response's with its end token."""
-        ids, text, name = record.get(f"{column}_ids"), record.get(column), f"{column}_ids"
+        name = f"{column}_ids"
+        ids, text = row.record.get(name), row.record.get(column)
         if ids is None:
             if not isinstance(text, str):
-                self._fail(number, name, f"is null, and so is {column}: one of them is needed")
+                row.fail(name, f"is null, and so is {column}: one of them is needed")
             ids, name = self.tokenizer(text, add_special_tokens=False)["input_ids"], column
             if column == "prompt":
                 ids = [*start_ids(self.tokenizer), *ids]
             if ends:
                 ids = [*ids, int(self.tokenizer.eos_token_id)]
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
-            self._fail(number, name, "is not a list of whole numbers")
+            row.fail(name, "is not a list of whole numbers")
         if not ids and not may_be_empty:
-            self._fail(number, name, f"is empty: a {column} has at least one token")
+            row.fail(name, f"is empty: a {column} has at least one token")
         outside = next((token for token in ids if not 0 <= token < self.vocab_size), None)
         if outside is not None:
-            self._fail(
-                number,
-                name,
-                f"{outside} is outside of the vocabulary, 0 to {self.vocab_size - 1}",
-            )
+            row.fail(name, f"{outside} is outside of the vocabulary, 0 to {self.vocab_size - 1}")
         return tuple(ids)
 
-    def _per_token(
-        self, record: Mapping[str, Any], column: str, number: int, length: int
-    ) -> list[Any] | None:
-        values = record.get(column)
-        if values is None:
-            return None
-        if not isinstance(values, list) or len(values) != length:
-            size = f"{len(values)} values" if isinstance(values, list) else "is no list"
-            self._fail(number, column, f"{size}; the response has {length} tokens")
-        return values
 
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _per_token(row: Row, column: str, length: int) -> list[Any] | None:
+    values: list[Any] | None = row.record.get(column)
+    if values is not None:
+        row.check_list(column, values, length, f"the response has {length} tokens")
+    return values

@@ -1,16 +1,18 @@
-"""The steps of a response: the tokens before which one begins."""
+"""Parts of a response: its steps, the turns that it goes on from, and their texts for people."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import regex
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
-from vapo.types import Rollout, Turn
+from vapo.types import FinishReason, Rollout, Turn
 
 _TIMEOUT_S = 1.0
 
@@ -105,14 +107,68 @@ def places_of(
     The text of a token depends on those before it, so the text of the tokens before a place is
     decoded, log2(length) times a place.
     """
-    ids = list(rollout.response_ids)
-    found, first = [], 0
+    ids, found = list(rollout.response_ids), [0]
+
+    def length(num_tokens: int) -> int:
+        return len(str(tokenizer.decode(ids[:num_tokens], skip_special_tokens=True)))
+
     for number in characters:
-        low, high = first, len(ids)
-        while low < high:
-            middle = (low + high) // 2
-            text = str(tokenizer.decode(ids[:middle], skip_special_tokens=True))
-            low, high = (low, middle) if len(text) >= number else (middle + 1, high)
-        found.append(low)
-        first = low
-    return found
+        found.append(bisect_left(range(len(ids)), number, lo=found[-1], key=length))
+    return found[1:]
+
+
+def with_response(
+    rollout: Rollout,
+    response_ids: Sequence[int],
+    rollout_logprobs: Sequence[float],
+    finish_reason: FinishReason,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Rollout:
+    """A response with these tokens and log-probabilities, and their text; nobody has judged it."""
+    return replace(
+        rollout,
+        response_ids=tuple(response_ids),
+        response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
+        rollout_logprobs=tuple(rollout_logprobs),
+        finish_reason=finish_reason,
+        turns=(Turn(0, len(response_ids)),),
+        is_correct=None,
+        extracted=None,
+        failure=None,
+    )
+
+
+class TurnText(NamedTuple):
+    """What the environment wrote, and what the policy answered, special tokens included."""
+
+    observed: str
+    sampled: str
+    reward: float
+
+
+def shows_turns(rollout: Rollout) -> bool:
+    """Whether people are shown its turns. A response is its text, which a verifier judged whole."""
+    return rollout.in_environment
+
+
+def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
+    """The texts of the turns, each decoded by itself."""
+
+    def decoded(begin: int, end: int) -> str:
+        ids = list(rollout.response_ids[begin:end])
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
+
+    return [
+        TurnText(decoded(begin, first), decoded(first, end), turn.reward)
+        for (begin, first, end), turn in zip(rollout.turn_spans, rollout.turns, strict=True)
+    ]
+
+
+def shown_turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
+    """An episode as one text: each turn's two parts under a line that says whose they are."""
+    parts = []
+    for number, turn in enumerate(turn_texts(rollout, tokenizer), start=1):
+        if turn.observed:
+            parts.append(f"[environment, before turn {number}]\n{turn.observed}")
+        parts.append(f"[policy, turn {number}, reward {turn.reward:g}]\n{turn.sampled}")
+    return "\n".join(parts)

@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 from vapo.config import FitConfig
 from vapo.networks.weights_lineage import Lineage
+from vapo.rollouts.batch import staleness_metrics
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
-from vapo.rollouts.sampling_metrics import staleness_metrics
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import all_ranks, rank, world_size
 from vapo.system.progress import Progress
@@ -58,38 +58,34 @@ class RolloutSource:
         Args:
             last: the run's last iteration, counted from 0; nothing is sampled beyond it.
         """
-        if self.stored is not None and self.is_stored(start):
+        if self.stored is not None and start.phase is Phase.VALUE_PRETRAINING:
             return self.stored.batch(start.index)
         found = self._ready.pop(start.index, None)
         if found is None and self._ahead is None:
             found = self._kept_rollouts(start.index)
         if found is None or not self._serves(found.phase, start):
-            found = self._taken(start, last) if self.samples_ahead else self._new(start)
+            if (ahead := self._allow(start, last, first=start.index)) is not None:
+                found = self._assembled(ahead, start.index)
+            else:
+                sampled = self.collection.sample_batch(start.index, start.phase)
+                found = SampledRollouts(start.phase, *sampled)
             self._keep(start.index, found)
-        if self.samples_ahead:
-            self._allow(start, last, first=start.index + 1)
+        self._allow(start, last, first=start.index + 1)
         return found.batch, found.metrics | staleness_metrics(found.batch, start.policy_iterations)
-
-    def is_stored(self, start: IterationStart) -> bool:
-        """Whether the iteration's rollouts are those of a file."""
-        return self.stored is not None and start.phase is Phase.VALUE_PRETRAINING
 
     def _serves(self, phase: Phase, start: IterationStart) -> bool:
         """Whether the iteration may have what was sampled for this phase."""
         return phase is start.phase or self.config.algorithm.dynamic_sampling_attempts == 0
 
-    def _new(self, start: IterationStart) -> SampledRollouts:
-        return SampledRollouts(start.phase, *self.collection.sample_batch(start.index, start.phase))
-
     # ---- sampling ahead ----------------------------------------------------------------------
 
-    @property
-    def samples_ahead(self) -> bool:
-        """Whether rollouts are sampled while the networks train."""
-        return self.config.training.max_staleness > 0
-
     def _allow(self, start: IterationStart, last: int, *, first: int) -> ContinuousSampling | None:
-        """Let the thread sample as far ahead as rollouts may be old; start it where need be."""
+        """Let the thread sample as far ahead as rollouts may be old; start it where need be.
+
+        None: nothing is sampled ahead, or nothing is left to sample.
+        """
+        if self.config.training.max_staleness == 0:
+            return None
         furthest = min(start.index + self.config.training.max_staleness, last)
         if self._ahead is not None and not self._serves(self._ahead.phase, start):
             self.cancel()
@@ -98,12 +94,6 @@ class RolloutSource:
         if self._ahead is not None:
             self._ahead.allow(furthest, version=start.policy_iterations)
         return self._ahead
-
-    def _taken(self, start: IterationStart, last: int) -> SampledRollouts:
-        """The iteration's rollouts from the thread, once they are there."""
-        ahead = self._allow(start, last, first=start.index)
-        assert ahead is not None
-        return self._assembled(ahead, start.index)
 
     def _assembled(self, ahead: ContinuousSampling, iteration: int) -> SampledRollouts:
         """Wait for what the thread samples, and make the batch. Every rank must call this."""

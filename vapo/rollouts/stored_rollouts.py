@@ -21,7 +21,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_file import read_table
 from vapo.rollouts.rollout_rows import RowReader, StoredRollout
-from vapo.rollouts.stored_truth import check_truth, with_truth
+from vapo.rollouts.stored_columns import check_truth, with_truth
 from vapo.system.files import sha256
 from vapo.system.process import derive_seed
 from vapo.types import RolloutBatch

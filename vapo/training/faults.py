@@ -13,7 +13,7 @@ from torch import Tensor
 
 from vapo.errors import StoppedRun
 from vapo.functional.columns import float_columns
-from vapo.rollouts.saved_bad_rollouts import BadRollouts
+from vapo.rollouts.bad_rows import BadRollouts
 from vapo.runs.summary import FAILED_EPISODES
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.training.minibatches import NETWORKS, Microbatch

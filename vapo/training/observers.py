@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.token_rewards import critic_rewards
+from vapo.advantages.credit import critic_rewards
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,

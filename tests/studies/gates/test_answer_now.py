@@ -13,8 +13,7 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model, tiny_tokenizer
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
-from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.engines.transformers.turns import TransformersTurns
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler, TransformersTurns
 from vapo.studies.gates.start_policy import answer_token_ids, answered_half_way, half_way
 from vapo.types import Rollout
 

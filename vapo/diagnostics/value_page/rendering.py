@@ -25,7 +25,7 @@ from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.token_text import TokenText, visible
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
-from vapo.rollouts.turn_texts import shows_turns
+from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
 _SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+import random
+import secrets
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from vapo.rollouts.engines.contract import SamplingSettings, Weights
-from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.engine_turns import EngineTurns
-from vapo.rollouts.engines.sync_check import SyncCheck, WeightSums
+from vapo.rollouts.engines.contract import (
+    NonFiniteLogitsError,
+    SampledTurn,
+    SamplingSettings,
+    TurnRequest,
+    Weights,
+    check_turn,
+    draw_seed,
+    turn_name,
+)
+from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, sampled
+
+# Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
+Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
+
+_NUM_PROMPTS = 2
+_NUM_TOKENS = 16
+_PROMPT_TOKENS = 288  # over two blocks of the KV cache, so that a stale prefix would be found
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class EngineSampler:
@@ -32,23 +51,15 @@ class EngineSampler:
         dtype: torch.dtype,
         check: SyncCheck,
     ) -> None:
-        self._engine = engine
-        self._end_ids = end_ids
-        self._weights = weights
-        self._dtype = dtype
-        self._check = check
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end a response, or a turn."""
-        return self._end_ids
+        self.end_ids = end_ids
+        self._engine, self._weights = engine, weights
+        self._dtype, self._check = dtype, check
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[EngineTurns]:
-        """See `Sampler.turns`."""
         if not self._engine.has_weights:
             self.sync(self._weights())
-        stream = EngineTurns(self._engine, settings, seed=seed, end_ids=self._end_ids)
+        stream = EngineTurns(self._engine, settings, seed=seed, end_ids=self.end_ids)
         try:
             yield stream
         finally:
@@ -56,19 +67,161 @@ class EngineSampler:
         self._engine.leave()  # not after an error, for which no other rank waits
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Sampler.sync`.
-
-        Raises:
-            EngineError: the weights did not arrive.
-        """
+        """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
         sums = WeightSums(self._dtype)
         self._engine.load(sums.of(weights))
         self._check(self._engine, sums.result())
 
     def sleep(self) -> None:
-        """See `Sampler.sleep`."""
         self._engine.sleep()
 
     def close(self) -> None:
-        """Free the engine."""
         self._engine.close()
+
+
+class EngineTurns:
+    """A `TurnStream` of requests to an engine, which decides what it keeps of ended turns."""
+
+    def __init__(
+        self, engine: Engine, settings: SamplingSettings, *, seed: int, end_ids: frozenset[int]
+    ) -> None:
+        self._engine, self._settings, self._seed = engine, settings, seed
+        self._end_ids = end_ids
+        # A server has streams of several processes, and of runs that have ended.
+        self._name = f"stream {secrets.token_hex(8)}"
+        self._waiting: dict[str, Request] = {}  # handed over together, by the next step
+        self._open: dict[str, TurnRequest] = {}
+        self._names: dict[tuple[int, int], str] = {}
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    def submit(self, request: TurnRequest) -> None:
+        check_turn(request, self._engine.max_tokens)
+        if request.key in self._names:
+            raise ValueError(f"a turn of episode {request.key} is open already")
+        episode = "{}, {}, {}".format(self._name, *request.key)
+        name = f"{episode}, {request.turn}"
+        self._waiting[name] = Request(
+            request.ids,
+            draw_seed(self._seed, request),
+            self._settings,
+            self._end_ids,
+            request.max_tokens,
+            episode,
+        )
+        self._open[name], self._names[request.key] = request, name
+
+    def step(self) -> list[SampledTurn]:
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self._engine.submit(waiting)
+        if not self._open and not self._engine.is_shared:
+            return []
+        ended = []
+        for name, tokens in self._engine.results(self._open.keys()).items():
+            request = self._open.pop(name)
+            del self._names[request.key]
+            if not all(map(math.isfinite, tokens.logprobs)):
+                raise NonFiniteLogitsError(turn_name(request))
+            has_ended = tokens.ids[-1] in self._end_ids
+            ended.append(
+                SampledTurn(request, tokens.ids, tokens.logprobs, has_ended, tokens.updates)
+            )
+        return ended
+
+    def forget(self, key: tuple[int, int]) -> None:
+        name = self._names.pop(key, None)
+        if name is not None:
+            del self._open[name]
+            if self._waiting.pop(name, None) is None:
+                self._engine.abort([name])
+
+    def drop(self) -> None:
+        """Drop every open turn."""
+        if names := [name for name in self._open if name not in self._waiting]:
+            self._engine.abort(names)
+        self._waiting, self._open, self._names = {}, {}, {}
+
+
+class WeightSums:
+    """A checksum of every tensor's bits, in the engine's dtype: equal only for equal weights."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._sums: list[Tensor] = []
+
+    def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Pass the weights through and sum their bits."""
+        for name, tensor in weights:
+            cast = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor
+            bits = cast.contiguous().view(_INTEGERS[cast.element_size()])
+            self._sums.append(bits.sum(dtype=torch.int64))
+            yield name, tensor
+
+    def result(self) -> tuple[int, ...]:
+        return tuple(torch.stack(self._sums).tolist()) if self._sums else ()
+
+
+class SyncCheck:
+    """Checks after every push that the engine has the new weights.
+
+    The engine continues two fixed prompts greedily, and the trainer scores what it wrote:
+
+    1. the mean gap of the log-probs must be within rounding: else weights are missing, went to
+       wrong places, or are older than a cached prefix;
+    2. if the weights have changed since the last push, so must some log-prob of the probe, in any
+       bit: else the push did not reach the engine, which a small update in bfloat16 would hide from
+       the first test.
+    """
+
+    def __init__(
+        self, score: Score, *, vocab_size: int, max_tokens: int, max_logprob_gap: float
+    ) -> None:
+        draw = random.Random(0)
+        num_tokens = min(_NUM_TOKENS, max_tokens // 2)
+        length = min(_PROMPT_TOKENS, max_tokens - num_tokens)
+        settings = SamplingSettings(max_response_tokens=num_tokens, greedy=True)
+        self._requests = [
+            Request(tuple(draw.randrange(vocab_size) for _ in range(length)), 0, settings)
+            for _ in range(_NUM_PROMPTS)
+        ]
+        self._score = score
+        self._limit = max_logprob_gap
+        self._last: tuple[tuple[int, ...], list[Generated]] | None = None
+
+    def __call__(self, engine: Engine, sums: tuple[int, ...]) -> float:
+        """Check the engine and return the mean gap. Every rank must call this.
+
+        Raises:
+            EngineError: the engine does not have the weights.
+            NonFiniteLogitsError: the trainer's own log-probs are not finite.
+        """
+        written = sampled(engine, self._requests)
+        scores = self._score(
+            [(r.prompt_ids, g.ids) for r, g in zip(self._requests, written, strict=True)]
+        )
+        if not all(math.isfinite(score) for row in scores for score in row):
+            raise NonFiniteLogitsError("of the sync's probe")
+        gap = statistics.fmean(
+            abs(mine - theirs)
+            for generated, row in zip(written, scores, strict=True)
+            for mine, theirs in zip(generated.logprobs, row, strict=True)
+        )
+        last, self._last = self._last, (sums, written)
+        if not sums:
+            raise EngineError("the engine took no weights: the sync was skipped")
+        if not gap <= self._limit:
+            raise EngineError(
+                f"after a weight sync the engine's log-probs differ from the trainer's by "
+                f"{gap:.3g} nats on average, more than max_logprob_gap {self._limit:g} (a key of "
+                "rollouts.vllm and rollouts.servers): it does not have the trainer's weights (or "
+                "rounds more; docs/rollouts.md)"
+            )
+        if last is not None and last[0] != sums and last[1] == written:
+            raise EngineError(
+                "a weight sync did not reach the engine: the weights have changed, its "
+                "log-probs have not, in any bit"
+            )
+        return gap

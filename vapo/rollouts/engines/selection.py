@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.engines import EngineOptions, VllmEngine, VllmServerEngine
@@ -18,21 +18,15 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
-from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.sampler import EngineSampler
-from vapo.rollouts.engines.sync_check import Score, SyncCheck
-from vapo.rollouts.engines.tensor_parallel import TensorParallelEngine
+from vapo.rollouts.engines.engine import Engine, TensorParallelEngine
+from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
-from vapo.rollouts.engines.vllm_server.weights import (
-    FolderTransfer,
-    NcclTransfer,
-    WeightTransfer,
-)
+from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, NcclTransfer, WeightTransfer
 
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
@@ -133,24 +127,15 @@ def _make_engine_sampler(
     actor: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
 ) -> EngineSampler:
-    options = rollouts.engine_options
-    dtype = engine_dtype(config, options)
-    text_config = actor.model.config.get_text_config()
+    options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
+    vocab_size = actor.model.config.get_text_config().vocab_size
     engine: Engine
     if isinstance(rollouts, VllmEngine):
-        engine = make_colocated_engine(
-            config, rollouts, actor.model.config, actor.device, local_rank=actor.local_rank
-        )
-        if rollouts.vllm.tensor_parallel_size > 1:
-            engine = TensorParallelEngine(engine, rollouts.vllm.tensor_parallel_size)
+        engine = _colocated_engine(config, rollouts, actor)
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
-        engine = ServedEngine(
-            urls,
-            make_transfer(config, rollouts, urls, actor.weights),
-            vocab_size=text_config.vocab_size,
-            timeout_s=options.timeout_s,
-        )
+        transfer = _transfer(config, rollouts, urls, actor.weights)
+        engine = ServedEngine(urls, transfer, vocab_size=vocab_size, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
     sampler = EngineSampler(
         engine,
@@ -159,7 +144,7 @@ def _make_engine_sampler(
         dtype=dtype,
         check=SyncCheck(
             score_with(actor, pad_id=int(tokenizer.pad_token_id)),
-            vocab_size=text_config.vocab_size,
+            vocab_size=vocab_size,
             max_tokens=engine.max_tokens,
             max_logprob_gap=_MAX_LOGPROB_GAP[dtype] if gap is None else gap,
         ),
@@ -172,28 +157,25 @@ def _make_engine_sampler(
     return sampler
 
 
-def make_colocated_engine(
-    config: FitConfig,
-    rollouts: VllmEngine,
-    model_config: PretrainedConfig,
-    device: torch.device,
-    *,
-    local_rank: int = 0,
-) -> ColocatedEngine:
-    """Make an engine in this process, without weights."""
-    text_config = model_config.get_text_config()
-    return ColocatedEngine(
+def _colocated_engine(config: FitConfig, rollouts: VllmEngine, actor: ActorAccess) -> Engine:
+    """An engine in this process, or a part of one, without weights."""
+    text_config, num_parts = (
+        actor.model.config.get_text_config(),
+        rollouts.vllm.tensor_parallel_size,
+    )
+    engine = ColocatedEngine(
         rollouts.vllm,
         engine_size(config, getattr(text_config, "max_position_embeddings", None)),
         model_path=config.actor.path,
         dtype=str(engine_dtype(config, rollouts.vllm)).removeprefix("torch."),
-        device=device,
-        local_rank=local_rank,
-        heads=padded_heads(text_config) if device.type == "cpu" else None,
+        device=actor.device,
+        local_rank=actor.local_rank,
+        heads=padded_heads(text_config) if actor.device.type == "cpu" else None,
     )
+    return TensorParallelEngine(engine, num_parts) if num_parts > 1 else engine
 
 
-def make_transfer(
+def _transfer(
     config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
 ) -> WeightTransfer:
     """How the actor's weights come to the servers."""

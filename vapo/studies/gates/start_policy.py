@@ -124,7 +124,7 @@ def answered_half_way(
     """
     starts = [(*r.response_ids[: half_way(r)], *answer_ids) for r in rollouts]
     room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))
-    return player.play_on(
+    return player.play(
         [
             replace(
                 rollout,

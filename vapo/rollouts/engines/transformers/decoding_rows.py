@@ -1,21 +1,27 @@
-"""The rows that are decoded together: their state on the device, one place of each tensor a row."""
+"""The rows that are decoded together: how they are prefilled, decoded and joined.
+
+Their state is on the device, one place of each tensor a row.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache, PreTrainedModel
+from transformers import Cache, DynamicCache, PreTrainedModel
 
-from vapo.rollouts.engines.contract import TurnRequest
-from vapo.rollouts.engines.transformers.kv_cache import CachedRows, KeptRow, join_caches
-from vapo.rollouts.engines.turn_requests import NonFiniteLogitsError, turn_name
+from vapo.rollouts.engines.contract import NonFiniteLogitsError, TurnRequest, turn_name
+from vapo.rollouts.engines.transformers.kv_cache import KeptRow, aligned_cache, join_caches
 
 _ROOM = 64
+_PREFILL_TOKENS = 16_384  # padded tokens of one prefill forward; bounds its activations
+_UNEQUAL = 4  # times as many new tokens as another's are too many for one prefill
+_SHORT = 64  # whatever their ratio, so few tokens may be together
 
 
 @dataclass
@@ -36,7 +42,14 @@ class OpenTurn:
         num_kept = 0 if self.kept is None else len(self.kept.ids)
         return max(1, len(self.request.ids) - num_kept)
 
+    @property
+    def prefix(self) -> Hashable:
+        """Equal for turns that share a prefill."""
+        key, ids = self.request.key, self.request.ids
+        return key if self.kept is not None else (key[0], ids)
 
+
+@dataclass(eq=False)
 class DecodingRows:
     """Rows in step: every forward samples one token for each of them.
 
@@ -47,33 +60,23 @@ class DecodingRows:
     several rows share their prompt's).
     """
 
-    def __init__(
-        self,
-        turns: list[OpenTurn],
-        *,
-        cache: Cache,
-        cache_rows: Int[Tensor, " R"],
-        cache_mask: Bool[Tensor, "R columns"] | None,
-        width: int,
-        prompt_lengths: Int[Tensor, " R"],
-        draws: Float64[Tensor, "R _"],
-        budgets: Int[Tensor, " R"],
-        counts: Int[Tensor, " R"],
-        last_ids: Int[Tensor, " R"],
-    ) -> None:
-        self.turns = turns
-        self.cache, self.cache_rows, self.cache_mask = cache, cache_rows, cache_mask
-        self.width = width
-        self.prompt_lengths = prompt_lengths
-        self.draws = draws
-        self.budgets = budgets  # the most tokens of each row
-        self.counts = counts  # tokens sampled so far; frozen when the row finishes
-        self.last_ids = last_ids
-        self.is_alive = torch.ones_like(counts, dtype=torch.bool)
-        self.num_alive = len(turns)
-        self._first_counts = counts
-        self._ids = counts.new_empty(len(turns), 0)
-        self._logprobs = draws.new_empty(len(turns), 0, dtype=torch.float32)
+    turns: list[OpenTurn]
+    cache: Cache
+    cache_rows: Int[Tensor, " R"]
+    cache_mask: Bool[Tensor, "R columns"] | None
+    width: int
+    prompt_lengths: Int[Tensor, " R"]
+    draws: Float64[Tensor, "R _"]
+    budgets: Int[Tensor, " R"]  # the most tokens of each row
+    counts: Int[Tensor, " R"]  # tokens sampled so far; frozen when the row finishes
+    last_ids: Int[Tensor, " R"]
+
+    def __post_init__(self) -> None:
+        self.is_alive = torch.ones_like(self.counts, dtype=torch.bool)
+        self.num_alive = len(self.turns)
+        self._first_counts = self.counts
+        self._ids = self.counts.new_empty(len(self.turns), 0)
+        self._logprobs = self.draws.new_empty(len(self.turns), 0, dtype=torch.float32)
         self._step_ids: list[Tensor] = []  # of the steps after those
         self._step_logprobs: list[Tensor] = []
 
@@ -103,11 +106,7 @@ class DecodingRows:
         return self.draws.gather(1, self.counts[:, None]).squeeze(1)
 
     def record(
-        self,
-        ids: Int[Tensor, " R"],
-        logprobs: Float[Tensor, " R"],
-        *,
-        stop_ids: Int[Tensor, " _"],
+        self, ids: Int[Tensor, " R"], logprobs: Float[Tensor, " R"], *, stop_ids: Int[Tensor, " _"]
     ) -> list[int]:
         """Record one more token of every live row, and return the rows that finished with it.
 
@@ -130,7 +129,8 @@ class DecodingRows:
             raise NonFiniteLogitsError(turn_name(request))
         if self.num_alive == num_before:
             return []
-        return _indices(was_alive & ~self.is_alive)
+        finished: list[int] = (was_alive & ~self.is_alive).nonzero().squeeze(1).tolist()
+        return finished
 
     def drop(self, turn: OpenTurn) -> None:
         """Let the turn's row finish, unrecorded from now on."""
@@ -156,17 +156,11 @@ class DecodingRows:
 
     def kept(self, rows: list[int]) -> list[KeptRow]:
         """What the cache has of rows that just finished: all their tokens but the last."""
-        cache_rows = self.cache_rows[rows].tolist()
         kept = []
-        for row, cache_row in zip(rows, cache_rows, strict=True):
+        for row, cache_row in zip(rows, self.cache_rows[rows].tolist(), strict=True):
             ids = (*self.turns[row].request.ids, *self.turns[row].ids[:-1])
             kept.append(KeptRow(ids, self.cache, row=cache_row, first=self.width - len(ids)))
         return kept
-
-
-def _indices(mask: Bool[Tensor, " R"]) -> list[int]:
-    indices: list[int] = mask.nonzero().squeeze(1).tolist()
-    return indices
 
 
 def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
@@ -178,10 +172,9 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
     parts = [part for part in parts if part.num_alive]
     if not parts:
         return None
-    alive = [part.is_alive.nonzero().squeeze(1) for part in parts]
+    pairs = [(part, part.is_alive.nonzero().squeeze(1)) for part in parts]
 
     def join(name: str) -> Tensor:
-        pairs = zip(parts, alive, strict=True)
         return torch.cat([getattr(part, name)[index] for part, index in pairs])
 
     prompt_lengths, counts = join("prompt_lengths"), join("counts")
@@ -192,17 +185,10 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
     if shortest < width:
         columns = torch.arange(width + room, device=counts.device)
         cache_mask = columns >= (width - cached_lengths)[:, None]
-    cache = join_caches(
-        [
-            CachedRows(part.cache, part.cache_rows[index])
-            for part, index in zip(parts, alive, strict=True)
-        ],
-        width=width,
-        room=room,
-    )
+    caches = [(part.cache, part.cache_rows[index]) for part, index in pairs]
     return DecodingRows(
-        [turn for part in parts for turn in part.write_out(_indices(part.is_alive))],
-        cache=cache,
+        [turn for part, index in pairs for turn in part.write_out(index.tolist())],
+        cache=join_caches(caches, width=width, room=room),
         cache_rows=torch.arange(len(counts), device=counts.device),
         cache_mask=cache_mask,
         width=width,
@@ -211,4 +197,79 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
         budgets=join("budgets"),
         counts=counts,
         last_ids=join("last_ids"),
+    )
+
+
+class Prefilled(NamedTuple):
+    """The cache of distinct prefixes, which all end in its last column, and what comes next.
+
+    `rows` is the prefix of each turn; `num_tokens` how many ran through the model.
+    """
+
+    cache: Cache
+    logits: Float[Tensor, "P V"]
+    width: int
+    rows: list[int]
+    num_tokens: int
+
+
+def prefill_chunks(turns: Sequence[OpenTurn]) -> Iterator[list[OpenTurn]]:
+    """Cut into pieces of a bounded number of padded tokens, most tokens first.
+
+    Turns with a kept cache are not together with those without.
+    """
+    turns = sorted(turns, key=lambda turn: (turn.kept is not None, -turn.num_new))
+    chunk: list[OpenTurn] = []
+    prefixes: set[Hashable] = set()
+    for turn in turns:
+        prefixes.add(turn.prefix)
+        most = (chunk or [turn])[0]
+        is_full = len(prefixes) * most.num_new > _PREFILL_TOKENS
+        is_unlike = (most.kept is None) != (turn.kept is None) or (
+            turn.kept is not None and most.num_new > _UNEQUAL * turn.num_new + _SHORT
+        )
+        if chunk and (is_full or is_unlike):
+            yield chunk
+            chunk, prefixes = [], {turn.prefix}
+        chunk.append(turn)
+    if chunk:
+        yield chunk
+
+
+def prefill(
+    model: PreTrainedModel, turns: Sequence[OpenTurn], *, pad_id: int, device: torch.device
+) -> Prefilled:
+    """Run the tokens before some turns through the model, those of a shared prompt once.
+
+    Right-aligned, all turns run equally many tokens: of a turn that has fewer new ones than
+    another, the last of its kept tokens run again in place of padding.
+    """
+    prefixes = {turn.prefix: turn for turn in turns}
+    place = {prefix: row for row, prefix in enumerate(prefixes)}
+    rows = list(prefixes.values())
+    lengths = torch.tensor([len(turn.request.ids) for turn in rows])
+    width, num_new = int(lengths.max()), max(turn.num_new for turn in rows)
+    first = width - num_new
+    mask = torch.arange(width) >= (width - lengths)[:, None]
+    positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
+    kept = [turn.kept for turn in rows if turn.kept is not None]
+    cache: Cache = DynamicCache()
+    if kept:
+        cache = aligned_cache(kept, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)
+    last = [turn.request.ids[-num_new:] for turn in rows]
+    input_ids = torch.tensor([[pad_id] * (num_new - len(ids)) + list(ids) for ids in last])
+    logits = model(
+        input_ids=input_ids.to(device),
+        attention_mask=None if bool(mask.all()) else mask.to(device),
+        position_ids=positions[:, first:].to(device),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits[:, -1]
+    return Prefilled(
+        cache=cache,
+        logits=logits,
+        width=width,
+        rows=[place[turn.prefix] for turn in turns],
+        num_tokens=int(mask[:, first:].sum()),
     )

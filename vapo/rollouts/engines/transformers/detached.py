@@ -7,13 +7,40 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
+from vapo.functional.logprobs import output_logits
 from vapo.networks.lora import plain_copy
-from vapo.rollouts.engines.transformers.mixed_weights import mix_weights
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
+
+
+class _OutputLayer(nn.Linear):
+    """The output layer with float32 logits, as the trainer's log-probs have them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        rows = input.flatten(0, -2).to(self.weight.dtype)
+        return output_logits(rows, self.weight, self.bias).unflatten(0, input.shape[:-1])
+
+
+def mix_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Round the weights of a model's linear layers to `dtype`, for sampling under autocast.
+
+    Autocast rounds them whenever it enters a layer: once in a training step, but for sampling once
+    a token. A copy that holds them rounded gives the same numbers. Embeddings, norms and the output
+    layer keep theirs: autocast computes with them in float32, and of the output layer the trainer
+    does, too.
+    """
+    head = model.get_output_embeddings()
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            module.to(dtype)
+    if type(head) is nn.Linear:
+        own = _OutputLayer(head.in_features, head.out_features, bias=False, device="meta")
+        own.weight, own.bias = head.weight, head.bias
+        model.set_output_embeddings(own)
+    return model
 
 
 class DetachedTransformersSampler(TransformersSampler):
@@ -49,19 +76,10 @@ class DetachedTransformersSampler(TransformersSampler):
             ValueError: the names are not those of the engine's own weights, each of them once.
         """
         with self._next, self._weights_in_use:
-            take_weights(self._model, weights)
-
-
-def take_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Copy weights into the model.
-
-    Raises:
-        ValueError: the names are not those of the model's own weights, each of them once.
-    """
-    left = model.state_dict()
-    for name, tensor in weights:
-        if name not in left:
-            raise ValueError(f"the engine has no weight {name}, or got it twice")
-        left.pop(name).copy_(tensor)
-    if left:
-        raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")
+            left = self._model.state_dict()
+            for name, tensor in weights:
+                if name not in left:
+                    raise ValueError(f"the engine has no weight {name}, or got it twice")
+                left.pop(name).copy_(tensor)
+            if left:
+                raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")

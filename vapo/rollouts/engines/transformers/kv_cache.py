@@ -1,27 +1,29 @@
-"""The key-value cache of rows that come and go: right-aligned, with room to grow in place."""
+"""The key-value cache of rows that come and go, and a CPU's attention of one token to it.
+
+The cache is right-aligned, with room to grow in place.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import Cache
+from torch.nn.functional import pad
+from transformers import AttentionInterface, Cache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from vapo.networks.packed_attention import PACKED_SDPA
+from vapo.system.private_attributes import attention_implementation, can_change_attention
+
+DECODING_SDPA = "vapo_decoding_sdpa"
 _MORE_ROOM = 64
 _STATES = ("keys", "values")
-
-
-@dataclass(frozen=True)
-class CachedRows:
-    """Rows of a cache to take over; `rows` may name one row several times (a shared prompt)."""
-
-    cache: Cache
-    rows: Int[Tensor, " R"]
 
 
 class RoomyLayer(DynamicLayer):
@@ -52,8 +54,7 @@ class RoomyLayer(DynamicLayer):
         end = start + key_states.shape[2]
         if end > self._buffers[0].shape[2]:
             self._buffers = [
-                torch.nn.functional.pad(buffer, (0, 0, 0, key_states.shape[2] + _MORE_ROOM))
-                for buffer in self._buffers
+                pad(buffer, (0, 0, 0, key_states.shape[2] + _MORE_ROOM)) for buffer in self._buffers
             ]
         self._buffers[0][:, :, start:end] = key_states
         self._buffers[1][:, :, start:end] = value_states
@@ -111,18 +112,23 @@ def aligned_cache(kept: Sequence[KeptRow], lengths: Sequence[int], *, room: int)
     return Cache(layers=layers)
 
 
-def join_caches(parts: Sequence[CachedRows], *, width: int, room: int) -> Cache:
-    """Join all parts' rows in one cache, with `width` columns in use and `room` spare ones.
+def join_caches(
+    parts: Sequence[tuple[Cache, Int[Tensor, " _"]]], *, width: int, room: int
+) -> Cache:
+    """Join rows of caches in one, with `width` columns in use and `room` spare ones.
 
-    Columns further left than `width` are dropped: the caller guarantees that no row reaches there.
+    A row may be named several times (a shared prompt). Columns further left than `width` are
+    dropped: the caller guarantees that no row reaches there.
     """
     layers: list[Any] = []
-    for index in range(len(parts[0].cache.layers)):
-        keys, values = (
-            _join([(getattr(p.cache.layers[index], name), p.rows) for p in parts], width, room)
+    for index in range(len(parts[0][0].layers)):
+        states = (
+            _join(
+                [(getattr(cache.layers[index], name), rows) for cache, rows in parts], width, room
+            )
             for name in _STATES
         )
-        layers.append(RoomyLayer(keys, values, width=width))
+        layers.append(RoomyLayer(*states, width=width))
     return Cache(layers=layers)
 
 
@@ -141,3 +147,56 @@ def _join(
         joined[first:last, :, width - used : width] = recent.index_select(0, rows)
         first = last
     return joined
+
+
+@contextmanager
+def decoding_attention(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
+    """While the model decodes on a CPU with scaled dot-product attention, compute it by products.
+
+    Torch's fused kernel there is made for long queries: for the single query of a decoding step it
+    takes several times as long as two matrix products, in bfloat16 up to ten times, and
+    Transformers copies shared keys and values to every head before it calls it.
+    """
+    before = attention_implementation(model)
+    is_ours = before in ("sdpa", PACKED_SDPA) and can_change_attention(model)
+    if device.type != "cpu" or not is_ours:
+        yield
+        return
+    model.set_attn_implementation(DECODING_SDPA)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def decoding_sdpa(
+    module: torch.nn.Module,
+    query: Float[Tensor, "rows heads S D"],
+    key: Float[Tensor, "rows kv_heads L D"],
+    value: Float[Tensor, "rows kv_heads L Dv"],
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Transformers' attention function: float32 products for one query, else its own."""
+    is_plain = attention_mask is None or attention_mask.dtype == torch.bool
+    if query.shape[2] > 1 or not is_plain or options.get("position_bias") is not None:
+        output, _ = sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+        )
+        return output, None
+    num_rows, num_heads, _, width = query.shape
+    scale = width**-0.5 if scaling is None else scaling
+    with torch.autocast(query.device.type, enabled=False):
+        # The heads that share keys and values are the rows of one product with them.
+        grouped = (query.float() * scale).reshape(num_rows, key.shape[1], -1, width)
+        scores = grouped @ key.float().transpose(2, 3)
+        if attention_mask is not None:
+            scores.masked_fill_(~attention_mask, -torch.inf)
+        states = scores.softmax(dim=-1) @ value.float()
+    return states.reshape(num_rows, 1, num_heads, -1).to(query.dtype), None
+
+
+AttentionInterface.register(DECODING_SDPA, decoding_sdpa)
+AttentionMaskInterface.register(DECODING_SDPA, sdpa_mask)

@@ -1,6 +1,16 @@
-"""Sampling from the live Hugging Face policy.
+"""Sampling from the live Hugging Face policy: the sampler, and its stream of turns.
 
-The engine holds the actor's own module, so there are no weights to copy.
+The engine holds the actor's own module, so there are no weights to copy. One loop, of which `step`
+runs a few rounds:
+
+    admit turns (prefill) -> decode a token for every row -> ... -> drop finished rows, admit
+
+A finished row keeps its place until a quarter of the rows have finished; then the live rows
+are moved together and the free places are filled from the queue, so finished rows cost little.
+Rows are right-aligned: the next token of every row goes into the same cache column.
+
+The cache of a turn that ended is kept for the next turn of its episode, which then prefills its
+new tokens only.
 """
 
 from __future__ import annotations
@@ -10,14 +20,30 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.networks.saved_tokenizers import end_token_ids
-from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.transformers.decoding_attention import decoding_attention
-from vapo.rollouts.engines.transformers.turns import TransformersTurns
-from vapo.rollouts.engines.turn_requests import draw_seed
+from vapo.rollouts.engines.contract import (
+    SampledTurn,
+    SamplingSettings,
+    TurnRequest,
+    check_turn,
+    draw_seed,
+)
+from vapo.rollouts.engines.transformers.decoding_rows import (
+    DecodingRows,
+    OpenTurn,
+    join_rows,
+    prefill,
+    prefill_chunks,
+)
+from vapo.rollouts.engines.transformers.kv_cache import KeptRow, decoding_attention
+from vapo.rollouts.engines.transformers.token_sampling import sample_tokens, uniform_draws
+
+_FREE_FRACTION = 0.25
+_STEP_FORWARDS = 8
 
 
 class TransformersSampler:
@@ -41,41 +67,38 @@ class TransformersSampler:
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError("max_concurrent_sequences must be at least 1")
-        self._model = model
-        self._tokenizer = tokenizer
+        self.end_ids = end_token_ids(model.generation_config, tokenizer)
+        self._model, self._device = model, torch.device(device)
         self._max_rows = max_concurrent_sequences
-        self._device = torch.device(device)
         self._gather = gather
-        self._stop_ids = end_token_ids(model.generation_config, tokenizer)
         self._weights_in_use = threading.Lock()
         self._next = threading.Lock()  # who has it is next to use or to change the weights
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The tokens that end a response, or a turn."""
-        return self._stop_ids
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[TransformersTurns]:
         """See `Sampler.turns`; steps must be in the thread that entered it."""
         # no_grad, not inference_mode: what a forward keeps inside the module (rotary tables)
         # must stay usable in the trainer's autograd.
+        was_training = self._model.training
         with (
             self._gather(),
             self._computing(),
-            _eval_mode(self._model),
             decoding_attention(self._model, self._device),
             torch.no_grad(),
         ):
-            yield TransformersTurns(
-                self._model,
-                settings,
-                draw_seed=lambda request: draw_seed(seed, request),
-                stop_ids=self._stop_ids,
-                max_rows=self._max_rows,
-                device=self._device,
-                take_turns=self._stepping,
-            )
+            self._model.eval()
+            try:
+                yield TransformersTurns(
+                    self._model,
+                    settings,
+                    seed=seed,
+                    stop_ids=self.end_ids,
+                    max_rows=self._max_rows,
+                    device=self._device,
+                    take_turns=self._stepping,
+                )
+            finally:
+                self._model.train(was_training)
 
     def _computing(self) -> AbstractContextManager[object]:
         """The precision in which the module computes: that of its weights."""
@@ -102,11 +125,155 @@ class TransformersSampler:
         """Nothing to free: the module belongs to the trainer."""
 
 
-@contextmanager
-def _eval_mode(model: PreTrainedModel) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
+class TransformersTurns:
+    """See `TurnStream`.
+
+    At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
+    are kept, the newest. `take_turns` is entered around each step: weights may change between two.
+    `num_prefilled` counts the tokens that ran through the model before the first was sampled.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        settings: SamplingSettings,
+        *,
+        seed: int,
+        stop_ids: frozenset[int],
+        max_rows: int,
+        device: torch.device,
+        take_turns: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self.num_prefilled = 0
+        self._model, self._settings, self._seed = model, settings, seed
+        self._stop_ids = stop_ids
+        self._stops = torch.tensor(sorted(stop_ids), device=device, dtype=torch.long)
+        self._max_rows, self._device = max_rows, device
+        self._take_turns = take_turns
+        self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._rows: DecodingRows | None = None
+        self._open: dict[tuple[int, int], OpenTurn] = {}
+        self._queue: dict[tuple[int, int], OpenTurn] = {}  # those of the open that have no row
+        self._kept: dict[tuple[int, int], KeptRow] = {}  # the oldest first
+        self._ended: list[SampledTurn] = []
+        self._num_arrived = 0  # turns submitted since rows were last joined
+        self._num_forwards = 0  # since then
+
+    @property
+    def num_open(self) -> int:
+        return len(self._open)
+
+    @property
+    def num_kept(self) -> int:
+        """How many ended turns have a cache that is kept."""
+        return len(self._kept)
+
+    def submit(self, request: TurnRequest) -> None:
+        check_turn(request, self._positions)
+        if request.key in self._open:
+            raise ValueError(f"a turn of episode {request.key} is open already")
+        self._open[request.key] = self._queue[request.key] = OpenTurn(request)
+        self._num_arrived += 1
+
+    def step(self) -> list[SampledTurn]:
+        with self._take_turns():
+            for _ in range(_STEP_FORWARDS):
+                if self._must_join():
+                    self._join()
+                elif self._rows is not None:
+                    self._num_forwards += 1
+                    self._extend(self._rows, self._rows.forward(self._model))
+                if self._ended or not self._open:
+                    break
+        ended, self._ended = self._ended, []
+        return ended
+
+    def forget(self, key: tuple[int, int]) -> None:
+        self._kept.pop(key, None)
+        turn = self._open.pop(key, None)
+        if turn is None or self._queue.pop(key, None) is not None or self._rows is None:
+            return
+        if turn in self._rows.turns:  # not in them: its prefill has failed
+            self._rows.drop(turn)
+
+    # ---- which rows are decoded ---------------------------------------------------------------
+
+    def _must_join(self) -> bool:
+        """Whether the rows change before the next forward: each change copies every live row.
+
+        Turns that have arrived since the last change wait for a few forwards at most if there is
+        room, so that many that arrive one by one do not cost a copy each.
+        """
+        if self._rows is None:
+            return bool(self._queue)
+        enough = max(1, _FREE_FRACTION * len(self._rows))
+        num_admitted = min(self._max_rows - self._rows.num_alive, len(self._queue))
+        if len(self._rows) - self._rows.num_alive >= enough:
+            return True
+        are_due = num_admitted >= enough or self._num_forwards >= _STEP_FORWARDS
+        return self._num_arrived > 0 and num_admitted > 0 and are_due
+
+    def _join(self) -> None:
+        """Drop finished rows and fill the free places from the queue."""
+        parts = [] if self._rows is None else [self._rows]
+        num_free = self._max_rows - sum(part.num_alive for part in parts)
+        admitted = [self._queue.pop(key) for key in list(self._queue)[:num_free]]
+        for turn in admitted:
+            kept = self._kept.pop(turn.request.key, None)
+            if kept is not None and turn.request.ids[: len(kept.ids)] == kept.ids:
+                turn.kept = kept
+        parts.extend(self._prefilled(chunk) for chunk in prefill_chunks(admitted))
+        self._rows = join_rows(parts, max_tokens=self._settings.max_response_tokens)
+        for kept in self._kept.values():
+            kept.detach()
+        self._num_arrived = self._num_forwards = 0
+
+    def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
+        """Prefill turns, and sample the first token of each."""
+        pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
+        prefilled = prefill(self._model, turns, pad_id=pad_id, device=self._device)
+        self.num_prefilled += prefilled.num_tokens
+        most = self._settings.max_response_tokens
+        # One more draw than tokens: a finished row still takes one, unused.
+        seeds = [draw_seed(self._seed, turn.request) for turn in turns]
+        draws = uniform_draws(seeds, num_tokens=most + 1)
+        cache_rows = self._on_device(prefilled.rows)
+        rows = DecodingRows(
+            turns,
+            cache=prefilled.cache,
+            cache_rows=cache_rows,
+            cache_mask=None,
+            width=prefilled.width,
+            prompt_lengths=self._on_device([len(turn.request.ids) for turn in turns]),
+            draws=draws.to(self._device),
+            budgets=self._on_device([min(turn.request.max_tokens, most) for turn in turns]),
+            counts=torch.zeros_like(cache_rows),
+            last_ids=torch.zeros_like(cache_rows),
+        )
+        self._extend(rows, prefilled.logits[cache_rows])
+        for turn in turns:
+            turn.kept = None
+        return rows
+
+    def _on_device(self, numbers: list[int]) -> Int[Tensor, " R"]:
+        return torch.tensor(numbers, device=self._device)
+
+    # ---- tokens -------------------------------------------------------------------------------
+
+    def _extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
+        """Sample every row's next token; those that finish are ended turns, whose caches stay."""
+        ids, logprobs = sample_tokens(logits, rows.uniforms(), self._settings)
+        finished = rows.record(ids, logprobs, stop_ids=self._stops)
+        if not finished:
+            return
+        turns = rows.write_out(finished)
+        for turn, kept in zip(turns, rows.kept(finished), strict=True):
+            request = turn.request
+            del self._open[request.key]
+            self._kept[request.key] = kept
+            has_ended = turn.ids[-1] in self._stop_ids
+            self._ended.append(
+                SampledTurn(request, tuple(turn.ids), tuple(turn.logprobs), has_ended)
+            )
+        while len(self._kept) > self._max_rows:
+            del self._kept[next(iter(self._kept))]

@@ -16,12 +16,14 @@ from torch import Tensor
 
 from vapo.config.engines import ColocatedVllm, VllmOptions
 from vapo.errors import UserError
-from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request
-from vapo.rollouts.engines.stepped import SteppedEngine
+from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Generated, Request, SteppedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
-from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
-from vapo.rollouts.engines.vllm.installed import check_installed
+from vapo.rollouts.engines.vllm.engine_args import (
+    EngineSize,
+    check_engine_args,
+    check_installed,
+    engine_arguments,
+)
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
 from vapo.rollouts.engines.watchdog import Watchdog
 
@@ -81,15 +83,10 @@ class ColocatedEngine(SteppedEngine):
                 arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
             self._engine = _create(options, arguments)
 
-    def _begin(
-        self,
-        requests: Mapping[str, Request],
-        settings: SamplingSettings,
-        end_ids: frozenset[int],
-    ) -> None:
+    def _begin(self, requests: Mapping[str, Request]) -> None:
         with self._state.entered(), _clear_errors("take requests"):
             for name, request in requests.items():
-                self._add(name, request, settings, end_ids)
+                self._add(name, request)
 
     def _step(self) -> dict[str, Generated]:
         """Until a request is done, or for a few steps of which one at least has given a token."""
@@ -113,7 +110,6 @@ class ColocatedEngine(SteppedEngine):
             self._live().abort_request(list(names))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`."""
         engine = self._live()
         if self._heads is not None:
             weights = self._heads.weights(weights)
@@ -150,27 +146,14 @@ class ColocatedEngine(SteppedEngine):
             raise EngineError("the vLLM engine is closed")
         return self._engine
 
-    def _add(
-        self, name: str, request: Request, settings: SamplingSettings, end_ids: frozenset[int]
-    ) -> None:
+    def _add(self, name: str, request: Request) -> None:
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._live().add_request(
             name,
             TokensPrompt(prompt_token_ids=list(request.prompt_ids)),
-            SamplingParams(
-                max_tokens=request.budget(settings),
-                temperature=0.0 if settings.greedy else settings.temperature,
-                top_p=1.0 if settings.greedy else settings.top_p,
-                top_k=0 if settings.greedy else settings.top_k,
-                seed=None if settings.greedy else request.seed,
-                stop_token_ids=sorted(end_ids),
-                ignore_eos=True,  # the end tokens are those named above, no others
-                logprobs=0,  # the sampled token's own
-                detokenize=False,
-                output_kind=RequestOutputKind.FINAL_ONLY,
-            ),
+            SamplingParams(**request.parameters(), output_kind=RequestOutputKind.FINAL_ONLY),
         )
 
 

@@ -1,15 +1,20 @@
-"""From the config to vLLM's EngineArgs, checked by name."""
+"""From the config to vLLM's EngineArgs, checked by name, and whether vLLM is there."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from vapo.config.engines import ColocatedVllm, ServerOptions, VllmOptions
 from vapo.errors import UserError
+from vapo.system.installation import install_command
 
+INSTALL = (
+    f"on a GPU machine `{install_command('vllm')}`, without a GPU `make vllm` (docs/rollouts.md)"
+)
 _CPU_KV_CACHE_BYTES = 1 << 30
 _CPU_BATCHED_TOKENS = 4096
 # What each argument that vapo sets itself comes from; {} is the section of the engine's keys.
@@ -34,6 +39,12 @@ _OWN = {
     "weight_transfer_config": "rollouts.servers.weights",
     "trust_remote_code": "nothing: vapo runs no code out of model folders",
 }
+
+
+def check_installed() -> None:
+    """Raises: UserError: vLLM is missing; asked without importing it, or torch."""
+    if find_spec("vllm") is None:
+        raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,17 @@ import queue
 import secrets
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import aiohttp
 from torch import Tensor
 
 from vapo.errors import UserError
-from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Generated, Request
-from vapo.rollouts.engines.stepped import SteppedEngine
-from vapo.rollouts.engines.vllm_server.answers import Answer, Wanted
-from vapo.rollouts.engines.vllm_server.server import LostServerError, VllmServer
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, SteppedEngine
+from vapo.rollouts.engines.vllm_server.server import Answer, LostServerError, VllmServer
 from vapo.rollouts.engines.vllm_server.weights import WeightTransfer
 from vapo.system.distributed import gather_objects, rank, world_size
 from vapo.system.shown_text import say
@@ -31,16 +29,6 @@ _EPISODES = 1 << 16  # whose servers are remembered
 _UNTOUCHED = "default"  # vLLM's version of weights that nobody has sent
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """A request under way, and the number of the push before it."""
-
-    request: Request
-    settings: SamplingSettings
-    end_ids: frozenset[int]
-    push: int
 
 
 class ServedEngine(SteppedEngine):
@@ -73,27 +61,25 @@ class ServedEngine(SteppedEngine):
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         try:
-            self._in_loop(self._connect(urls))
-            mine = range(len(urls))[rank() :: world_size()] or [rank() % len(urls)]
-            self._mine = [self._all[place] for place in mine]
-            self.max_tokens = self._in_loop(self._least_tokens())
+            self.max_tokens = self._in_loop(self._connect(urls))
         except BaseException:
             self.close()
             raise
+        mine = range(len(urls))[rank() :: world_size()] or [rank() % len(urls)]
+        self._mine = [self._all[place] for place in mine]
 
-    async def _connect(self, urls: Sequence[str]) -> None:
+    async def _connect(self, urls: Sequence[str]) -> int:
+        """The most tokens of prompt and response that each of the servers takes."""
         sampling, control = self._sessions = _session(_CONNECTIONS), _session(0)
         self._all = [
             VllmServer(url, sampling=sampling, control=control, timeout_s=self._timeout_s)
             for url in urls
         ]
         self._watches = {server: self._watch(server) for server in self._all}
+        return min(await asyncio.gather(*(server.max_tokens() for server in self._all)))
 
     def _watch(self, server: VllmServer) -> asyncio.Task[None]:
         return self._loop.create_task(server.watch())
-
-    async def _least_tokens(self) -> int:
-        return min(await asyncio.gather(*(server.max_tokens() for server in self._all)))
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
         """Run it in the thread of the event loop."""
@@ -101,51 +87,44 @@ class ServedEngine(SteppedEngine):
 
     # ---- requests -----------------------------------------------------------------------------
 
-    def _begin(
-        self,
-        requests: Mapping[str, Request],
-        settings: SamplingSettings,
-        end_ids: frozenset[int],
-    ) -> None:
+    def _begin(self, requests: Mapping[str, Request]) -> None:
         for request in requests.values():
             if not all(0 <= token < self._vocab_size for token in request.prompt_ids):
                 raise UserError(
                     f"a prompt has a token beyond the policy's vocabulary of {self._vocab_size}"
                 )
-        asked = {n: _Asked(r, settings, end_ids, self._push) for n, r in requests.items()}
-        self._in_loop(self._ask(asked))
+        self._in_loop(self._ask(requests, self._push))
 
-    async def _ask(self, asked: Mapping[str, _Asked]) -> None:
+    async def _ask(self, requests: Mapping[str, Request], push: int) -> None:
         """Begin requests; neighbours, which may have one prompt, are on one server."""
-        new = [n for n, one in asked.items() if self._home(one.request) is None]
+        homes = {name: self._home(request) for name, request in requests.items()}
+        new = [name for name, home in homes.items() if home is None]
         servers = sorted(self._living(), key=lambda server: server.num_open)
         size = -(-len(new) // len(servers))
-        homes = {name: servers[place // size] for place, name in enumerate(new)}
-        for name, one in asked.items():
-            home = homes.get(name) or self._home(one.request)
+        homes |= {name: servers[place // size] for place, name in enumerate(new)}
+        for name, home in homes.items():
             assert home is not None
-            self._under_way[name] = self._loop.create_task(self._sample(name, one, home))
+            work = self._sample(name, requests[name], push, home)
+            self._under_way[name] = self._loop.create_task(work)
 
-    async def _sample(self, name: str, asked: _Asked, server: VllmServer) -> None:
-        """Sample a response, on another server if this one is lost."""
-        budget = asked.request.budget(asked.settings)
-        wanted = Wanted(name, budget, asked.end_ids, self._vocab_size)
+    async def _sample(self, name: str, request: Request, push: int, server: VllmServer) -> None:
+        """Sample a response, on another server if this one is lost; `push` was the last before."""
+        found: Generated | Exception
         try:
             while True:
-                self._remember(asked.request, server)
+                self._remember(request, server)
                 try:
-                    answer = await server.generate(name, asked.request, asked.settings, wanted)
-                    found = self._generated(answer, asked, server)
+                    answer = await server.generate(name, request, self._vocab_size)
+                    found = self._generated(answer, push, server)
                     break
                 except LostServerError as error:
                     self._lose(server, error)
                     server = min(self._living(), key=lambda server: server.num_open)
         except Exception as error:  # it is the caller's to handle
-            self._ended.put((name, error))
-        else:
-            self._ended.put((name, found))
+            found = error
+        self._ended.put((name, found))
 
-    def _generated(self, answer: Answer, asked: _Asked, server: VllmServer) -> Generated:
+    def _generated(self, answer: Answer, before: int, server: VllmServer) -> Generated:
         """Raises: LostServerError, EngineError: weights sampled it that this run has not sent."""
         updates = []
         for version, num_tokens in answer.versions:
@@ -161,7 +140,7 @@ class ServedEngine(SteppedEngine):
                     "of its own (rollouts.servers.urls)"
                 )
             # a request that came while weights were sent may have begun before them
-            updates.append((max(0, int(push) - asked.push), num_tokens))
+            updates.append((max(0, int(push) - before), num_tokens))
         return Generated(answer.ids, answer.logprobs, tuple(updates))
 
     def _home(self, request: Request) -> VllmServer | None:
@@ -197,17 +176,15 @@ class ServedEngine(SteppedEngine):
     def _step(self) -> dict[str, Generated]:
         found: dict[str, Generated] = {}
         timeout = _WAIT_S
-        while not self._ended.empty() or timeout:
-            try:
+        with suppress(queue.Empty):
+            while True:
                 name, result = self._ended.get(timeout=timeout)
-            except queue.Empty:
-                break
-            timeout = 0.0
-            if self._under_way.pop(name, None) is None:  # it was dropped
-                continue
-            if isinstance(result, Exception):
-                raise result
-            found[name] = result
+                timeout = 0.0
+                if self._under_way.pop(name, None) is None:  # it was dropped
+                    continue
+                if isinstance(result, Exception):
+                    raise result
+                found[name] = result
         return found
 
     def _drop(self, names: Collection[str]) -> None:
@@ -231,27 +208,23 @@ class ServedEngine(SteppedEngine):
             server.is_paused = True  # it samples nothing now, and does not count as hung
         try:
             if rank() == 0:
-                receivers = self._send(left, self._version(self._push + 1))
-            else:
-                self._transfer.send(left, "", lambda path, body: None)
+                receivers = self._send(left)
+            deque(left, maxlen=0)  # gathering a shard takes all ranks
         except Exception as error:  # the other ranks must hear of it
             problem = error
         finally:
-            for _ in left:  # they gather their shards with this one
-                pass
+            deque(left, maxlen=0)
             for server in self._all:
                 server.is_paused = False
-        said, receivers = gather_objects((str(problem or ""), receivers))[0]
+        why = "" if problem is None else str(problem) or type(problem).__name__
+        said, receivers = gather_objects((why, receivers))[0]
         if problem is not None or said:
             raise problem or EngineError(said)
         self._push += 1
         self._in_loop(self._agree(receivers))
         self.has_weights = True
 
-    def _version(self, push: int) -> str:
-        return f"{self._run}-{push}"
-
-    def _send(self, weights: Iterable[tuple[str, Tensor]], version: str) -> list[int]:
+    def _send(self, weights: Iterable[tuple[str, Tensor]]) -> list[int]:
         """The places of the servers that have taken the weights."""
         receivers = self._in_loop(self._reachable())
 
@@ -265,7 +238,7 @@ class ServedEngine(SteppedEngine):
             tell("/pause?mode=keep")
             if self._receivers != receivers:
                 self._transfer.begin(tell, self._in_loop(self._world_sizes(receivers)))
-            self._transfer.send(weights, version, tell)
+            self._transfer.send(weights, f"{self._run}-{self._push + 1}", tell)
             self._receivers = list(receivers)
         finally:
             self._in_loop(self._resume())
@@ -281,20 +254,16 @@ class ServedEngine(SteppedEngine):
 
     async def _reachable(self) -> list[VllmServer]:
         """The servers that are not lost, and those that are back."""
-        known = [server.weight_version() for server in self._all]
-        versions = await asyncio.gather(*known)
+        versions = await asyncio.gather(*(server.weight_version() for server in self._all))
         for server, version in zip(self._all, versions, strict=True):
             if version is None:
                 self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
-            elif version != self._version(self._push) and server in self._receivers:
+            elif version != f"{self._run}-{self._push}" and server in self._receivers:
                 self._receivers.remove(server)  # it was started again
         return [s for s, version in zip(self._all, versions, strict=True) if version is not None]
 
     async def _told(
-        self,
-        servers: Sequence[VllmServer],
-        path: str,
-        body: Callable[[int], Mapping[str, Any]],
+        self, servers: Sequence[VllmServer], path: str, body: Callable[[int], Mapping[str, Any]]
     ) -> list[VllmServer]:
         """Tell all of them at once; those that are lost. Raises: EngineError: one refuses.
 
@@ -356,8 +325,6 @@ class ServedEngine(SteppedEngine):
 def _session(max_connections: int) -> aiohttp.ClientSession:
     """Connections to servers, at most so many to each; 0: no limit."""
     connector = aiohttp.TCPConnector(
-        limit=0,
-        limit_per_host=max_connections,
-        keepalive_timeout=_KEEP_S,
+        limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEP_S
     )
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())

@@ -41,7 +41,7 @@ class WeightTransfer(Protocol):
         ...
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        """Bring the weights to the servers. Every rank must call this; rank 0 alone tells."""
+        """Bring the weights to the servers, on rank 0. The other ranks iterate over theirs."""
         ...
 
     def close(self) -> None: ...
@@ -67,10 +67,6 @@ class FolderTransfer:
         tell("/init_weight_transfer_engine", lambda place: {"init_info": {}})
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        if rank() != 0:
-            for _ in weights:  # gathering a shard takes all ranks
-                pass
-            return
         folder = self._folder / version
         try:
             self.close()  # those of the last push, or of a run that was killed
@@ -145,25 +141,29 @@ class NcclTransfer:
         self._engine = WeightTransferTrainerFactory.trainer_init(
             NCCLTrainerInitInfo(self._host, port, 1 + sum(world_sizes), rank=0),
             client=SyncClient(tell, world_sizes),
-            source=_source(self._metadata, self._pairs),
+            source=self._source(),
         )
 
-    def _metadata(self) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
-        return self._shapes
+    def _source(self) -> Any:
+        """The weights as vLLM's `WeightSource`."""
+        from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-    def _pairs(self) -> Iterator[tuple[str, Tensor]]:
-        for name, tensor in self._weights:
-            yield name, self._cast(tensor)
+        ours = self
+
+        class Source(WeightSource):
+            def metadata(self) -> list[Any]:
+                return [ParamMeta(*known) for known in ours._shapes]
+
+            def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+                return ((name, ours._cast(tensor)) for name, tensor in ours._weights)
+
+        return Source()
 
     def _cast(self, tensor: Tensor) -> Tensor:
         own = tensor.detach()
         return own.to(self._dtype) if own.is_floating_point() else own
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        if rank() != 0:
-            for _ in weights:
-                pass
-            return
         self._weights = weights
         self._engine.send_weights()
         tell("/update_weight_version", lambda place: {"new_version": version})
@@ -173,20 +173,6 @@ class NcclTransfer:
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.shutdown()
-
-
-def _source(metadata: Callable[[], Any], pairs: Callable[[], Iterator[Any]]) -> Any:
-    """vLLM's `WeightSource` over these two."""
-    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
-
-    class Source(WeightSource):
-        def metadata(self) -> list[Any]:
-            return [ParamMeta(*known) for known in metadata()]
-
-        def __iter__(self) -> Iterator[Any]:
-            return pairs()
-
-    return Source()
 
 
 class SyncClient:

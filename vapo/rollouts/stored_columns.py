@@ -1,0 +1,229 @@
+"""The columns of turns and of measured states in a stored row: written, read and checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from vapo.config import FitConfig
+from vapo.config.critic_rules import critic_is_punished
+from vapo.errors import UserError
+
+if TYPE_CHECKING:  # a file is looked at before torch is loaded
+    from vapo.rollouts.continuations import MeasuredState
+    from vapo.types import Rollout, RolloutBatch, Turn
+
+TURN_COLUMNS = ("turn_observed", "turn_sampled", "turn_rewards")
+TRUTH_COLUMNS = ("truth_tokens", "truth_values", "truth_noise", "truth_continuations", "truth_rows")
+_TARGETS = "components.value_pretraining.targets"
+_TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added up otherwise
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a file says in one row; `where` names the row."""
+
+    record: Mapping[str, Any]
+    where: str
+
+    def fail(self, column: str, reason: str) -> NoReturn:
+        raise UserError(f"{self.where}, column {column}: {reason}")
+
+    def check_list(self, column: str, values: Any, num: int, whose: str) -> None:
+        """Raises: UserError: these are not as many values as what they are of."""
+        if not isinstance(values, list) or len(values) != num:
+            size = f"{len(values)} values" if isinstance(values, list) else "is no list"
+            self.fail(column, f"{size}; {whose}")
+
+    def check_finite(self, column: str, values: Iterable[Any]) -> None:
+        if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in values):
+            self.fail(column, "has values that are not finite")
+
+    def check_whole(self, column: str, values: Iterable[Any], least: int) -> None:
+        if any(type(x) is not int or x < least for x in values):
+            self.fail(column, f"has entries that are not whole numbers from {least} up")
+
+
+# ---- turns --------------------------------------------------------------------------------------
+
+
+def turn_columns(rollout: Rollout) -> dict[str, Any]:
+    """The columns of a row; null for a response, whose other columns say what its turn is."""
+    if not rollout.in_environment:
+        return dict.fromkeys(TURN_COLUMNS)
+    return {
+        "turn_observed": [turn.num_observed for turn in rollout.turns],
+        "turn_sampled": [turn.num_sampled for turn in rollout.turns],
+        "turn_rewards": [turn.reward for turn in rollout.turns],
+    }
+
+
+def is_episode(record: Mapping[str, Any]) -> bool:
+    """Whether a row has turns, or says that it had none before its environment failed."""
+    return any(record.get(name) is not None for name in TURN_COLUMNS)
+
+
+def read_turns(row: Row, length: int) -> tuple[Turn, ...]:
+    """The turns of a row whose response has `length` tokens; one without columns of them."""
+    from vapo.types import Turn
+
+    whole = float(row.record["reward"])
+    if not is_episode(row.record):
+        return (Turn(0, length, whole),)
+    lists: dict[str, Any] = {name: row.record.get(name) for name in TURN_COLUMNS}
+    observed, sampled, rewards = lists.values()
+    size = len(sampled) if isinstance(sampled, list) else 0
+    for name, values in lists.items():
+        row.check_list(name, values, size, f"each of the {size} turns of turn_sampled needs one")
+    row.check_whole("turn_observed", observed, 0)
+    row.check_whole("turn_sampled", sampled, 1)
+    if (num := sum(observed) + sum(sampled)) != length:
+        row.fail(
+            "turn_sampled",
+            f"the turns have {num} tokens, observed and sampled ones, and response_ids has "
+            f"{length}",
+        )
+    row.check_finite("turn_rewards", rewards)
+    if abs(sum(rewards) - whole) > _TOLERANCE * max(1.0, abs(whole)):
+        row.fail("turn_rewards", f"add up to {sum(rewards):g}, and the reward is {whole:g}")
+    return tuple(Turn(*turn) for turn in zip(*lists.values(), strict=True))
+
+
+# ---- measured states ----------------------------------------------------------------------------
+
+
+class StoredTruth(NamedTuple):
+    """What value targets read of a state that a row's first `num_tokens` tokens lead to.
+
+    `value` is the mean of its continuations' returns, `num_draws` how many of them count for the
+    row (`MeasuredState.num_draws`).
+    """
+
+    num_tokens: int
+    value: float
+    num_draws: float
+
+
+def truth_columns(states: Sequence[MeasuredState]) -> dict[str, Any]:
+    """The columns of a row, of its measured states in their order; null where none was measured."""
+    if not states:
+        return dict.fromkeys(TRUTH_COLUMNS)
+    return {
+        "truth_tokens": [state.num_tokens for state in states],
+        "truth_values": [state.mean for state in states],
+        "truth_noise": [state.noise for state in states],
+        "truth_continuations": len(states[0].returns),
+        "truth_rows": [state.num_places for state in states],
+    }
+
+
+def read_truth(row: Row, length: int) -> tuple[StoredTruth, ...]:
+    """What a row says of measured states of its response of `length` tokens; none where none is.
+
+    Another program may leave out all columns, or `truth_rows` alone, which are 1 then.
+    """
+    columns: dict[str, Any] = {name: row.record.get(name) for name in TRUTH_COLUMNS}
+    tokens, num = columns["truth_tokens"], columns.pop("truth_continuations")
+    if tokens is None:
+        for name in TRUTH_COLUMNS:
+            if row.record.get(name) is not None:
+                row.fail(name, "is given, and truth_tokens is null: both, or neither")
+        return ()
+    if type(num) is not int or num < 1:
+        row.fail("truth_continuations", f"{num!r} is not a whole number from 1 up")
+    if columns["truth_rows"] is None and isinstance(tokens, list):
+        columns["truth_rows"] = [1] * len(tokens)
+    for name, values in columns.items():
+        whose = f"each of the {len(tokens)} entries of truth_tokens needs one"
+        row.check_list(name, values, len(tokens), whose)
+    _check_places(row, tokens, length)
+    row.check_finite("truth_values", columns["truth_values"])
+    row.check_finite("truth_noise", columns["truth_noise"])
+    if any(x < 0 for x in columns["truth_noise"]):
+        row.fail("truth_noise", "is a variance, and has values below 0")
+    row.check_whole("truth_rows", columns["truth_rows"], 1)
+    return tuple(
+        StoredTruth(place, float(value), num / rows)
+        for place, value, _, rows in zip(*columns.values(), strict=True)
+    )
+
+
+def _check_places(row: Row, tokens: list[Any], length: int) -> None:
+    if not all(type(place) is int for place in tokens):
+        row.fail("truth_tokens", "has entries that are not whole numbers")
+    if tokens != sorted(set(tokens)):
+        row.fail("truth_tokens", "does not ascend: each prefix of a response is measured once")
+    outside = next((place for place in tokens if not 0 <= place < length), None)
+    if outside is not None:
+        row.fail(
+            "truth_tokens",
+            f"{outside} is not from 0 to {length - 1}: the prefix leaves a token of the response's "
+            f"{length} to sample",
+        )
+
+
+def returns_settings(config: FitConfig) -> dict[str, Any]:
+    """What the return of a continuation depends on, beside its verdict.
+
+    `punished`: the budget and the ramp of the overlong punishment, where the critic's reward has
+    it.
+    """
+    overlong, most = config.rewards.overlong, config.rollouts.max_response_tokens
+    punished = [most, overlong.ramp_tokens(most)] if critic_is_punished(config) else None
+    return {"gamma": config.algorithm.gamma, "punished": punished}
+
+
+def check_truth(
+    config: FitConfig,
+    truths: Iterable[Sequence[StoredTruth]],
+    metadata: Mapping[str, Any],
+    path: Path,
+) -> None:
+    """Nothing where value targets are the responses' own returns.
+
+    Args:
+        truths: what each row of the file says.
+
+    Raises: UserError: none says anything, or the returns are of other settings.
+    """
+    if config.components.value_pretraining.targets != "truth":
+        return
+    if not any(truths):
+        raise UserError(
+            f"{_TARGETS} truth: {path} has no continuations (its columns truth_tokens and "
+            "truth_values are absent or empty): sample them with `vapo rollouts --value_truth 4`, "
+            f"or set {_TARGETS}=returns"
+        )
+    written, own = metadata.get("value_truth") or {}, returns_settings(config)
+    if "gamma" in written and written["gamma"] != own["gamma"]:
+        raise UserError(
+            f"{_TARGETS} truth: the returns of {path} are discounted with gamma "
+            f"{written['gamma']:g}, and algorithm.gamma is {own['gamma']:g}: set it to the "
+            f"file's, or {_TARGETS}=returns"
+        )
+    if "punished" in written and written["punished"] != own["punished"]:
+        raise UserError(
+            f"{_TARGETS} truth: the returns of {path} are of responses with "
+            f"{_punishment(written['punished'])}, and the config has "
+            f"{_punishment(own['punished'])}: set rewards.overlong, critic.reward and "
+            f"rollouts.max_response_tokens as they were, or {_TARGETS}=returns"
+        )
+
+
+def _punishment(punished: Sequence[int] | None) -> str:
+    if punished is None:
+        return "no overlong punishment"
+    return f"an overlong punishment over the last {punished[1]} of {punished[0]} tokens"
+
+
+def with_truth(batch: RolloutBatch, truths: Sequence[Sequence[StoredTruth]]) -> RolloutBatch:
+    """The batch with the mean return of each row's continuations, and how many count for it."""
+    values, draws = (batch.rewards.new_zeros(batch.response_mask.shape) for _ in range(2))
+    for row, truth in enumerate(truths):
+        for known in truth:
+            values[row, known.num_tokens] = known.value
+            draws[row, known.num_tokens] = known.num_draws
+    return replace(batch, measured_values=values, measured_draws=draws)
