@@ -26,7 +26,8 @@ def functions_are_import_paths(config: Any) -> Problems:
     """Rule: the form of each; nothing is imported."""
     values = flatten(config)
     for key, path in values.items():
-        if not isinstance(path, str) or f"{key}_folder" not in values:
+        is_function = key.endswith("function") and f"{key}_folder" in values
+        if not is_function or not isinstance(path, str):
             continue
         if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
             form = "package.module:function or folder/file.py:function"
