@@ -33,7 +33,7 @@ def next_test() -> None:
 
 def install(modules: list[str]) -> None:
     """Check the modules, which must not have been imported yet."""
-    jaxtyping.jaxtyped = checked_at_first
+    vars(jaxtyping)["jaxtyped"] = checked_at_first  # what the hook's decorators look up
     jaxtyping.install_import_hook(modules, f"{__name__}.checked")
 
 
@@ -56,7 +56,7 @@ def checked_at_first(decorated: Any = None, *, typechecker: Any) -> Any:
         before = decorated.__init__
         CHECK_ALL(decorated, typechecker=typechecker)
         if decorated.__init__ is not before:  # a dataclass, whose fields are checked
-            decorated.__init__ = _ending(before, decorated.__init__)
+            type.__setattr__(decorated, "__init__", _ending(before, decorated.__init__))
         return decorated
     if not inspect.isfunction(decorated):
         return CHECK_ALL(decorated, typechecker=typechecker)

@@ -107,12 +107,12 @@ class FakePlayer(Player):
         self.calls: list[tuple[list[str], int, SamplingSettings, int]] = []
 
     def play(
-        self, prompts: Any, *, group_size: int, settings: Any, seed: int, **_: Any
+        self, asked: Any, *, group_size: int, settings: Any, seed: int, **_: Any
     ) -> list[Rollout]:
-        self.calls.append(([p.prompt_id for p in prompts], group_size, settings, seed))
+        self.calls.append(([p.prompt_id for p in asked], group_size, settings, seed))
         rollouts = [
             Rollout(p, (3, 1), str(j), (-1.0, -1.0), FinishReason.STOP)
-            for p in prompts
+            for p in asked
             for j in range(group_size)
         ]
         return judged(rollouts, FakeScorer().verdicts(rollouts))

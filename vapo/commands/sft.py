@@ -50,8 +50,9 @@ def run(config: SftConfig) -> None:
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     if config.model_path is None:
-        tokenizer: PreTrainedTokenizerBase = make_tokenizer(config.new_model.alphabet)
-        model: PreTrainedModel = make_model(config.new_model, tokenizer)
+        new = make_tokenizer(config.new_model.alphabet)
+        model: PreTrainedModel = make_model(config.new_model, new)
+        tokenizer: PreTrainedTokenizerBase = new
     else:
         model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
         tokenizer = load_tokenizer(config.model_path)
