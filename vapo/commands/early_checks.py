@@ -24,6 +24,7 @@ from vapo.commands.command_rules import (
     check_value_truth,
     model_config_folder,
     only_config_needed,
+    simulated_config,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
 from vapo.config.data import sources_of, verifier_blocks
@@ -111,6 +112,8 @@ def _gates(config: FitConfig, options: Options) -> None:
 
 def _estimate(config: FitConfig, options: Options) -> None:
     check_estimate(config)
+    rates = options["sustained_tflops"], options["interconnect_gb_s"]
+    simulated_config(config, options["simulate_ranks"], *rates)
     if options["model_config"] is not None:
         model_config_folder(options["model_config"])
         return

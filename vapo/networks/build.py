@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -22,11 +24,12 @@ from vapo.networks.loading import (
     read_value_config,
 )
 from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import empty_model, empty_value_model
+from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.trained_weights import choose_trained, freeze
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
+from vapo.system.private_attributes import makes_fakes
 from vapo.system.seeding import derive_seed
 from vapo.system.sharding import fill_from_first_rank, shard
 
@@ -95,13 +98,16 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
     options = config.actor
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
-    def load() -> Actor:
-        model = load_causal_lm(options.path, **kernels)
+    def prepared(model: PreTrainedModel) -> Actor:
         if trained and options.lora is not None:
             add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
         return Actor(model)
 
-    actor = load() if mesh is None else Actor(empty_model("causal_lm", options.path, **kernels))
+    def load() -> Actor:
+        return prepared(load_causal_lm(options.path, **kernels))
+
+    empty = partial(empty_model, "causal_lm", options.path, **kernels)
+    actor = _made(load, lambda: prepared(empty()), mesh)
     if not trained:
         actor.requires_grad_(False)
     if trained and options.gradient_checkpointing:
@@ -140,7 +146,7 @@ def _make_member(config: FitConfig, path: str, mesh: DeviceMesh | None, *, train
             choose_trained(model, config)
         return Critic(model)
 
-    critic = load() if mesh is None else prepared(empty_value_model(path, options))
+    critic = _made(load, lambda: prepared(empty_value_model(path, options)), mesh)
     if options.gradient_checkpointing:
         enable_gradient_checkpointing(critic, "critic")
     return _placed(critic, load, mesh, config)
@@ -158,13 +164,27 @@ def check_frozen(config: FitConfig) -> None:
         freeze(model, options.frozen)
 
 
+def _made(
+    load: Callable[[], Network], empty: Callable[[], Network], mesh: DeviceMesh | None
+) -> Network:
+    """The network, loaded; or empty, where it is filled once it is sharded; or of fake tensors,
+    with which `vapo estimate` simulates a run."""
+    if not makes_fakes():
+        return load() if mesh is None else empty()
+    with unset_fake_temporarily():
+        network = empty()
+    fill_with_fakes(network)
+    return network
+
+
 def _placed(
     network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
 ) -> Network:
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
         shard(network, mesh, config.trainer)
-        fill_from_first_rank(network, load, mesh)
+        if not makes_fakes():
+            fill_from_first_rank(network, load, mesh)
     return network
 
 

@@ -14,6 +14,7 @@ from vapo.networks.critic import Critic
 from vapo.networks.ensemble import ensemble_columns, members_of
 from vapo.networks.token_cuts import cut_rollouts
 from vapo.networks.token_inputs import Layout, TokenInputs, has_critic_prompts, rollout_inputs
+from vapo.system.sharding import reshard
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 _MEMBERS = "values of each member of an ensemble"
@@ -66,6 +67,9 @@ def evaluate_rollouts(
         _fill(columns, batch, networks, both, for_critic=False)
     if has_own:
         _fill(columns, batch, networks, values, for_critic=True)
+    for network in (networks.actor, networks.reference, *members_of(networks.critic)):
+        if network is not None:  # else its root stays whole beside the updates that come next
+            reshard(network.actor if isinstance(network, FrozenBase) else network)
     if _MEMBERS in columns:
         columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)

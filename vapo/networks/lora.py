@@ -21,14 +21,15 @@ from vapo.networks.value_head import HEAD_LAYERS
 from vapo.system.extras import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+_WEIGHT = f"{_BASE}weight"
 
 
 def add_adapters(
     model: PreTrainedModel, options: LoraConfig, *, seed: int, key: str = "actor.lora"
 ) -> None:
-    """Freeze every weight and add a float32 adapter to the chosen ones; it starts at 0.
+    """Freeze every weight but a value head's and add a float32 adapter to the chosen ones.
 
-    `key` is the config's, for errors.
+    An adapter starts at 0. `key` is the config's, for errors.
 
     Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
     """
@@ -51,6 +52,9 @@ def add_adapters(
             ),
             model,
         )
+    for name, module in model.named_children():
+        if name in HEAD_LAYERS:
+            module.requires_grad_(True)
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()
     for layer in _adapter_layers(model):
@@ -99,6 +103,8 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
     layers = _adapter_layers(model)
     for layer in layers:
         layer.enable_adapters(False)
+    for parameter in _adapter_parameters(model):
+        parameter.requires_grad_(True)  # peft freezes them; FSDP2 would keep that of its first pass
     try:
         yield
     finally:
@@ -109,18 +115,26 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merged(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Merge a state dict's adapters into that of the plain model; unchanged without options."""
+    """Merge a state dict's adapters into that of the plain model; unchanged without options.
+
+    No more of it is held than a weight whose adapter has not come yet: the weights may be shards
+    that are gathered one by one.
+    """
     if options is None:
         yield from weights
         return
-    state = dict(weights)
-    for name, tensor in state.items():
-        if name.endswith((_A, _B)):
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in weights:
+        part = next((part for part in (_WEIGHT, _A, _B) if name.endswith(part)), None)
+        if part is None:
+            yield name.replace(_BASE, "."), tensor
             continue
-        module = name.rpartition(_BASE)[0]
-        if module and name.endswith(".weight"):
-            tensor = _sum(tensor, state[module + _A], state[module + _B], options)
-        yield name.replace(_BASE, "."), tensor
+        module = name.removesuffix(part)
+        parts = waiting.setdefault(module, {})
+        parts[part] = tensor
+        if len(parts) == 3:
+            del waiting[module]
+            yield f"{module}.weight", _sum(parts[_WEIGHT], parts[_A], parts[_B], options)
 
 
 def _sum(weight: Tensor, a: Tensor, b: Tensor, options: LoraConfig) -> Tensor:

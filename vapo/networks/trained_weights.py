@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.lora import add_adapters
-from vapo.networks.value_head import HEAD_LAYERS
 from vapo.system.seeding import derive_seed
 
 _FROZEN, _LORA = "critic.frozen", "critic.lora"
@@ -25,9 +24,6 @@ def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
     if options.lora is not None:
         seed = derive_seed(config.seed, "critic lora") % 2**32
         add_adapters(model, options.lora, seed=seed, key=_LORA)
-        for name, module in model.named_children():
-            if name in HEAD_LAYERS:
-                module.requires_grad_(True)
     if options.frozen:
         freeze(model, options.frozen)
 
