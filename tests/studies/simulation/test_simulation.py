@@ -137,7 +137,7 @@ def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simula
     early, all_of_them = (
         sum(one.peaks[POLICY, "actor update"].values()) for one in (sharded, late)
     )
-    assert all_of_them - early > 4 * (LAYERS * layer + root) / 2
+    assert all_of_them - early > 4 * (LAYERS * layer + root) / 3
 
 
 def test_what_is_printed(folder: Path, sharded: Simulation) -> None:
@@ -146,7 +146,7 @@ def test_what_is_printed(folder: Path, sharded: Simulation) -> None:
     assert "bound by computing" in text.splitlines()[-2]
     ratio = float(text.split()[-1])
     assert text.splitlines()[-1].startswith("simulated peak 0.")
-    assert ratio == pytest.approx(1, abs=0.1)
+    assert ratio == pytest.approx(1, abs=0.15)  # within 0.03 at the recipes' sizes
     # two ranks send each other half of what a collective carries
     assert step_seconds(policy_works(sharded), 2, Rates(1.0, 10.0)).sending == pytest.approx(
         sum(size for work in policy_works(sharded).values() for size in work.bytes.values())

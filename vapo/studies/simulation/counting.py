@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, no_type_check
+from typing import no_type_check
 
 import torch
 from torch import Tensor
@@ -17,22 +17,21 @@ from vapo.networks.token_inputs import TokenInputs
 from vapo.system.private_attributes import propagates_shards
 
 OPTIMIZER_STEP = "optimizer step"
-_aten, _c10d, _functional = torch.ops.aten, torch.ops.c10d, torch.ops._c10d_functional
 # the kind of each collective, and its argument that is as large as the whole; None: its result
-_COLLECTIVES: dict[Any, tuple[str, int | None]] = {
-    _c10d._allgather_base_: ("all-gather", 0),
-    _c10d.allgather_: ("all-gather", 0),
-    _functional.all_gather_into_tensor: ("all-gather", None),
-    _c10d._reduce_scatter_base_: ("reduce-scatter", 1),
-    _functional.reduce_scatter_tensor: ("reduce-scatter", 0),
-    _c10d.allreduce_: ("all-reduce", 0),
-    _functional.all_reduce: ("all-reduce", 0),
-    _c10d.broadcast_: ("broadcast", 0),
+_COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    "c10d._allgather_base_": ("all-gather", 0),
+    "c10d.allgather_": ("all-gather", 0),
+    "_c10d_functional.all_gather_into_tensor": ("all-gather", None),
+    "c10d._reduce_scatter_base_": ("reduce-scatter", 1),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce-scatter", 0),
+    "c10d.allreduce_": ("all-reduce", 0),
+    "_c10d_functional.all_reduce": ("all-reduce", 0),
+    "c10d.broadcast_": ("broadcast", 0),
 }
-# attention: the place of query, key and value, and the products beside the forward's two
+# attention: the place of the query before key and value, and its products to those of a forward
 _ATTENTION = {
-    _aten._scaled_dot_product_flash_attention_for_cpu: (0, 1.0),
-    _aten._scaled_dot_product_flash_attention_for_cpu_backward: (1, 2.5),
+    "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1.0),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": (1, 2.5),
 }
 
 
@@ -77,30 +76,28 @@ class StepCounts(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again as operations on the local shards
-        if func is _aten._local_scalar_dense.default:
+        name = str(func.overloadpacket)
+        if name == "aten._local_scalar_dense":
             in_optimizer = bool(self.parts) and self.parts[-1][0] == OPTIMIZER_STEP
             kind = float if args[0].is_floating_point() else int
             return kind(in_optimizer and args[0].dtype is not torch.bool)
-        if func is _aten.index.Tensor:
+        if name == "aten.index":
             args = (args[0], [i for index in args[1] for i in _whole(index)])
         made = func(*args, **(kwargs or {}))
         if self.parts and not propagates_shards():
-            self._count(func.overloadpacket, args, kwargs or {}, made)
+            self._count(func.overloadpacket, name, args, kwargs or {}, made)
         return made
 
     @no_type_check
-    def _count(self, operation, args, kwargs, made) -> None:
+    def _count(self, operation, name, args, kwargs, made) -> None:
         work = self.parts[-1][1]
-        if operation in _COLLECTIVES:
-            kind, place = _COLLECTIVES[operation]
+        if name in _COLLECTIVES:
+            kind, place = _COLLECTIVES[name]
             whole = made if place is None else args[place]
-            size = sum(t.nbytes for t in tree_iter(whole) if isinstance(t, Tensor))
-            if place is None and isinstance(made, Tensor):
-                size = made.nbytes
             work.numbers[kind] += 1
-            work.bytes[kind] += size
-        elif operation in _ATTENTION:
-            first, factor = _ATTENTION[operation]
+            work.bytes[kind] += sum(t.nbytes for t in tree_iter(whole) if isinstance(t, Tensor))
+        elif name in _ATTENTION:
+            first, factor = _ATTENTION[name]
             work.flops += factor * self._attention(*(t.shape for t in args[first : first + 3]))
         elif operation in flop_registry:
             work.flops += flop_registry[operation](*args, **kwargs, out_val=made)

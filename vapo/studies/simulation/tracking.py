@@ -8,7 +8,7 @@ from typing import Any, no_type_check
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
-from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.distributed._tools.mem_tracker import MemTracker
 from torch.distributed._tools.mod_tracker import ModTracker
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -24,6 +24,7 @@ PARTS = {
     "All Gather": "gathered weights",
     "Sharded Grad": "gradients",
     "Gradient": "gradients",
+    "Other": "gradients",  # named to the tracker by `StageTracker.watch`
     "Unsharded Grad": "gradients",
     "Reduce Scatter": "gradients",
     "OptState": "optimizer states",
@@ -31,7 +32,6 @@ PARTS = {
     "Activation": "activations, temporaries",
     "Temp": "activations, temporaries",
     "Inputs": "activations, temporaries",
-    "Other": "activations, temporaries",
 }
 
 
@@ -91,7 +91,7 @@ class StageTracker(MemTracker):
         return [p.register_post_accumulate_grad_hook(self._note_gradient) for p in parameters]
 
     def _note_gradient(self, parameter: Tensor) -> None:
-        self._update_and_maybe_create_winfos(parameter.grad, _MemRefType.GRAD)
+        self.track_external(parameter.grad)
 
     @no_type_check
     def _track_module_params_and_buffers(self, module, install_grad_hooks=False):
