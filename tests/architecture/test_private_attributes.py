@@ -7,6 +7,7 @@ import importlib
 
 import torch
 from lightning.pytorch import Trainer
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 
 from tests.architecture.test_doors import PACKAGE, imports_of, sources
 from tests.tiny_model import tiny_model
@@ -22,6 +23,9 @@ LIBRARIES = ("torch", "lightning", "mlflow", "transformers")
 # Private modules with what the documentation names without a public place to import it from.
 MODULES = {
     "torch._subclasses.fake_tensor",  # FakeTensorMode
+    "torch.distributed._tools",  # MemTracker, FSDPMemTracker
+    "torch.distributed.tensor._sharding_prop",  # DTensor's sharding, and what it runs on fakes
+    "torch.testing._internal.distributed.fake_pg",  # ranks that do not exist
     "torch.utils._mode_utils",  # no_dispatch
     "torch.utils._python_dispatch",  # TorchDispatchMode
     "torch.utils._pytree",  # tree_iter
@@ -83,4 +87,5 @@ def test_they_are_still_there() -> None:
     assert can_change_attention(model)
     assert attention_implementation(model) == "sdpa"
     tensor = torch.ones(3)
+    assert hasattr(ShardingPropagator, "_fake_mode_lock"), "DTensor has another lock"
     assert storage_key(tensor) == storage_key(tensor[1:]) != storage_key(torch.ones(3))

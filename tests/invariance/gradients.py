@@ -99,6 +99,8 @@ class RecordsGradients(VapoModule):
     ) -> dict[str, float]:
         self.gradients = getattr(self, "gradients", {})
         for key, parameter in getattr(self, name).named_parameters():
+            if not parameter.requires_grad:
+                continue
             grad = parameter.grad
             assert grad is not None, key
             full = grad.full_tensor() if isinstance(grad, DTensor) else grad

@@ -131,11 +131,21 @@ COMMANDS = {
             "a model's config.json to count actor and critic by, instead of the config's own",
             type=Path,
         ),
-        option("--sustained_tflops N", "for the hours: what a GPU computes", type=float),
+        option("--sustained_tflops N", "for hours and step: what a GPU computes", type=float),
         option("--sampled_tokens_per_s N", "for the hours: what a GPU samples", type=float),
         option("--mean_response_tokens N", "for the hours: of the policy's responses", type=float),
         option(
             "--mean_prompt_tokens N", "for the hours; default: data.max_prompt_tokens", type=float
+        ),
+        option(
+            "--simulate_ranks N",
+            "also run a training step on fake tensors, as one of N GPUs (minutes for 32B)",
+            type=int,
+        ),
+        option(
+            "--interconnect_gb_s N",
+            "for the simulated step's time, beside --sustained_tflops: what a GPU sends",
+            type=float,
         ),
         loads=_NETWORKS,
     ),

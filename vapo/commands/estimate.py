@@ -8,7 +8,11 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from vapo.commands.early_checks import model_config_folder, only_config_needed
+from vapo.commands.early_checks import (
+    model_config_folder,
+    only_config_needed,
+    simulated_config,
+)
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
@@ -34,11 +38,18 @@ def run(
     sampled_tokens_per_s: float | None = None,
     mean_response_tokens: float | None = None,
     mean_prompt_tokens: float | None = None,
+    simulate_ranks: int | None = None,
+    interconnect_gb_s: float | None = None,
 ) -> Estimate:
-    """Print the table; with `gpu_memory_gib`, whether it fits; with the last four, the hours."""
-    hardware = _hardware(
-        [sustained_tflops, sampled_tokens_per_s, mean_response_tokens], mean_prompt_tokens, config
-    )
+    """Print the table; with `gpu_memory_gib`, whether it fits; with the next four, the hours.
+
+    With `simulate_ranks` also a training step on fake tensors, and its time at the two rates.
+    """
+    needed = [sustained_tflops, sampled_tokens_per_s, mean_response_tokens]
+    config = simulated_config(config, simulate_ranks, sustained_tflops, interconnect_gb_s)
+    if simulate_ranks is not None and not any((*needed[1:], mean_prompt_tokens)):
+        needed = []  # the rate is for the step alone
+    hardware = _hardware(needed, mean_prompt_tokens, config)
     quiet_libraries()
     path = config.actor.path if model_config is None else model_config_folder(model_config)
     actor = _read(path)
@@ -66,7 +77,32 @@ def run(
         shares = estimate.shares_prompts
         phases = run_hours(config, hardware, actor=actor, critic=critic, shares_prompts=shares)
         say(hours_lines(phases, hardware, config))
+    if simulate_ranks is not None:
+        _say_simulation(
+            config, estimate, model_config and path, sustained_tflops, interconnect_gb_s
+        )
     return estimate
+
+
+def _say_simulation(
+    config: FitConfig,
+    estimate: Estimate,
+    model: str | None,
+    sustained_tflops: float | None,
+    interconnect_gb_s: float | None,
+) -> None:
+    """Run the step, which needs a Trainer, and print it; `model` is that of both networks."""
+    from vapo.studies.simulation.report import Rates, simulation_lines
+    from vapo.studies.simulation.step import simulate
+
+    if model is not None:
+        actor, critic = replace(config.actor, path=model), replace(config.critic, init="policy")
+        config = replace(config, actor=actor, critic=critic)
+    rates = None
+    if sustained_tflops is not None and interconnect_gb_s is not None:
+        rates = Rates(sustained_tflops, interconnect_gb_s)
+    say(f"simulating a training step as one of {config.trainer.num_ranks} ranks ...")
+    say(simulation_lines(simulate(config), estimate, rates))
 
 
 def _hardware(

@@ -60,12 +60,11 @@ def several_ranks_are_sharded(config: FitConfig) -> Problems:
             f"trainer.devices x trainer.num_nodes = {trainer.num_ranks} processes need "
             "trainer.strategy=fsdp"
         )
-    for key in ("actor.lora", "critic.lora", "critic.head_function"):
-        if trainer.strategy != "auto" and value_at(config, key) is not None:
-            yield Problem(
-                f"{key} is not supported with trainer.strategy=fsdp: set {key}=null, or train in "
-                "one process with trainer.strategy=auto"
-            )
+    if trainer.strategy != "auto" and config.critic.head_function is not None:
+        yield Problem(
+            "critic.head_function is not supported with trainer.strategy=fsdp: set "
+            "critic.head_function=null, or train in one process with trainer.strategy=auto"
+        )
 
 
 def sharding_options_have_shards(config: Any) -> Problems:

@@ -4,8 +4,10 @@ fills them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -21,11 +23,12 @@ from vapo.networks.loading import (
     read_value_config,
 )
 from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import empty_model, empty_value_model
+from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
-from vapo.networks.value_head import HEAD_LAYERS, has_classifier, plan_head, saved_head
+from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
+from vapo.system.private_attributes import makes_fakes
 from vapo.system.process import derive_seed
 
 Network = TypeVar("Network", Actor, Critic)
@@ -93,13 +96,16 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
     options = config.actor
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
-    def load() -> Actor:
-        model = load_causal_lm(options.path, **kernels)
+    def prepared(model: PreTrainedModel) -> Actor:
         if trained and options.lora is not None:
             add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
         return Actor(model)
 
-    actor = load() if mesh is None else Actor(empty_model("causal_lm", options.path, **kernels))
+    def load() -> Actor:
+        return prepared(load_causal_lm(options.path, **kernels))
+
+    empty = partial(empty_model, "causal_lm", options.path, **kernels)
+    actor = _made(load, lambda: prepared(empty()), mesh)
     if not trained:
         actor.requires_grad_(False)
     if trained and options.gradient_checkpointing:
@@ -138,7 +144,7 @@ def _make_member(config: FitConfig, path: str, mesh: DeviceMesh | None, *, train
             choose_trained(model, config)
         return Critic(model)
 
-    critic = load() if mesh is None else prepared(empty_value_model(path, options))
+    critic = _made(load, lambda: prepared(empty_value_model(path, options)), mesh)
     if options.gradient_checkpointing:
         enable_gradient_checkpointing(critic, "critic")
     return _placed(critic, load, mesh, config)
@@ -166,9 +172,6 @@ def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
     if options.lora is not None:
         seed = derive_seed(config.seed, "critic lora") % 2**32
         add_adapters(model, options.lora, seed=seed, key="critic.lora")
-        for name, module in model.named_children():
-            if name in HEAD_LAYERS:
-                module.requires_grad_(True)
     if options.frozen:
         freeze(model, options.frozen)
 
@@ -198,13 +201,27 @@ def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
 
 
+def _made(
+    load: Callable[[], Network], empty: Callable[[], Network], mesh: DeviceMesh | None
+) -> Network:
+    """The network, loaded; or empty, where it is filled once it is sharded; or of fake tensors,
+    with which `vapo estimate` simulates a run."""
+    if not makes_fakes():
+        return load() if mesh is None else empty()
+    with unset_fake_temporarily():
+        network = empty()
+    fill_with_fakes(network)
+    return network
+
+
 def _placed(
     network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
 ) -> Network:
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
         shard(network, mesh, config.trainer)
-        fill_from_first_rank(network, load, mesh)
+        if not makes_fakes():
+            fill_from_first_rank(network, load, mesh)
     return network
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns
+from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns, members_of
 from vapo.networks.token_inputs import (
     Layout,
     TokenInputs,
@@ -21,7 +21,7 @@ from vapo.networks.token_inputs import (
     has_critic_prompts,
     rollout_inputs,
 )
-from vapo.system.distributed import max_over_ranks
+from vapo.system.distributed import max_over_ranks, reshard
 from vapo.types import EvaluatedBatch, RolloutBatch
 
 _MEMBERS = "values of each member of an ensemble"
@@ -78,6 +78,9 @@ def evaluate_rollouts(
         if networks.actor is not None or networks.reference is not None:
             _fill(columns, batch, networks, of_policy, for_critic=False)
         _fill(columns, batch, networks, of_critic, for_critic=True)
+    for network in (networks.actor, networks.reference, *members_of(networks.critic)):
+        if network is not None:  # else its root stays whole beside the updates that come next
+            reshard(network.actor if isinstance(network, FrozenBase) else network)
     if _MEMBERS in columns:
         columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)

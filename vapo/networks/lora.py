@@ -22,14 +22,15 @@ from vapo.system.distributed import full_state
 from vapo.system.installation import install_command
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
+_WEIGHT = f"{_BASE}weight"
 
 
 def add_adapters(
     model: PreTrainedModel, options: LoraConfig, *, seed: int, key: str = "actor.lora"
 ) -> None:
-    """Freeze every weight and add a float32 adapter to the chosen ones; it starts at 0.
+    """Freeze every weight but a value head's and add a float32 adapter to the chosen ones.
 
-    `key` is the config's, for errors.
+    An adapter starts at 0. `key` is the config's, for errors.
 
     Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
     """
@@ -52,9 +53,11 @@ def add_adapters(
             ),
             model,
         )
-    for name, parameter in model.named_parameters():
-        if name.endswith((_A, _B)):
-            parameter.data = parameter.data.float()
+    for name, module in model.named_children():
+        if name in HEAD_LAYERS:
+            module.requires_grad_(True)
+    for parameter in _adapter_parameters(model):
+        parameter.data = parameter.data.float()
     for layer in _adapter_layers(model):
         # a float32 layer's inputs are float32, or autocast casts them: peft would cast them twice
         is_float32 = layer.get_base_layer().weight.dtype is torch.float32
@@ -91,12 +94,18 @@ def _adapter_layers(model: nn.Module) -> list[Any]:
     return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")]
 
 
+def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
+    return (p for name, p in model.named_parameters() if name.endswith((_A, _B)))
+
+
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Turn the adapters off inside the block: the reference policy, at no cost in memory."""
     layers = _adapter_layers(model)
     for layer in layers:
         layer.enable_adapters(False)
+    for parameter in _adapter_parameters(model):
+        parameter.requires_grad_(True)  # peft freezes them; FSDP2 would keep that of its first pass
     try:
         yield
     finally:
@@ -107,20 +116,28 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 def merged(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Merge a state dict's adapters into that of the plain model; unchanged without options."""
+    """Merge a state dict's adapters into that of the plain model; unchanged without options.
+
+    No more of it is held than a weight whose adapter has not come yet: the weights may be shards
+    that are gathered one by one.
+    """
     if options is None:
         yield from weights
         return
-    state = dict(weights)
-    for name, tensor in state.items():
-        if name.endswith((_A, _B)):
+    waiting: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in weights:
+        part = next((part for part in (_WEIGHT, _A, _B) if name.endswith(part)), None)
+        if part is None:
+            yield name.replace(_BASE, "."), tensor
             continue
-        module = name.rpartition(_BASE)[0]
-        if module and name.endswith(".weight"):
-            a, b = state[module + _A].float(), state[module + _B].float()
-            update = options.lora_alpha / options.rank * (b @ a)
-            tensor = (tensor.float() + update).to(tensor.dtype)
-        yield name.replace(_BASE, "."), tensor
+        module = name.removesuffix(part)
+        parts = waiting.setdefault(module, {})
+        parts[part] = tensor
+        if len(parts) == 3:
+            del waiting[module]
+            weight, update = parts[_WEIGHT], parts[_B].float() @ parts[_A].float()
+            scaled = options.lora_alpha / options.rank * update
+            yield f"{module}.weight", (weight.float() + scaled).to(weight.dtype)
 
 
 def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:

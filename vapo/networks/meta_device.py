@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -66,7 +67,6 @@ def model_of_config(
     path: str,
     dtype: str,
     attn_implementation: str,
-    device: str = "meta",
 ) -> PreTrainedModel:
     """The empty model of a config that has been loaded; `path` is named in errors.
 
@@ -79,9 +79,26 @@ def model_of_config(
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
-    with refusals(path, "model"), torch.device(device):
+    with refusals(path, "model"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
         if kind == "value_model":
             put_head(model, head)
     remove_dropout(model)
     return model
+
+
+def fill_with_fakes(network: nn.Module) -> None:
+    """Give an empty network fake tensors of a CPU; where a FakeTensorMode is entered.
+
+    It is made on the meta device before, since fake parameters cannot be moved, as peft does.
+    """
+    fakes: dict[int, Tensor] = {}
+    for module in network.modules():
+        own = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
+        for name, tensor in [pair for pairs in own for pair in pairs]:
+            if id(tensor) not in fakes:  # else it is tied
+                fake = torch.empty(tensor.shape, dtype=tensor.dtype)
+                if isinstance(tensor, nn.Parameter):
+                    fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
+                fakes[id(tensor)] = fake
+            setattr(module, name, fakes[id(tensor)])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from transformers import PreTrainedModel
 
 if TYPE_CHECKING:  # a second that commands without a Trainer do without
@@ -84,3 +85,36 @@ def cpu_has_bfloat16_products() -> bool:
 def storage_key(tensor: torch.Tensor) -> int:
     """Identifies a storage, fake ones too: their `data_ptr` is 0."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def makes_fakes() -> bool:
+    """Whether tensors are made without values, by a FakeTensorMode that is entered."""
+    return torch._guards.active_fake_mode() is not None
+
+
+class _Propagation:
+    """Is entered around DTensor's run of an operation on fakes of the whole tensors.
+
+    It finds out a result's sharding by it; nothing of it is computed or allocated in a real run.
+    """
+
+    is_on = False
+
+    def __enter__(self) -> None:
+        self.is_on = True
+
+    def __exit__(self, *error: object) -> None:
+        self.is_on = False
+
+
+_propagation = _Propagation()
+
+
+def watch_propagation() -> None:
+    """Let `propagates_shards` know; DTensor has a lock at this place, which does nothing."""
+    ShardingPropagator._fake_mode_lock = _propagation
+
+
+def propagates_shards() -> bool:
+    """Whether the operation of the moment only tells DTensor about its result."""
+    return _propagation.is_on

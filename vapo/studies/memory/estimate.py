@@ -20,8 +20,8 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
 from vapo.networks.build import choose_trained
-from vapo.networks.critic_folders import critic_path
-from vapo.networks.meta_device import model_of_config
+from vapo.networks.lora import add_adapters
+from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape, shares_prompts
@@ -76,7 +76,6 @@ class _Network:
         self.name: str = name
         self.is_sharded = config.trainer.strategy == "fsdp"
         is_mixed = config.trainer.precision == "bf16-mixed"
-        self.autocast = is_mixed and not self.is_sharded
         dtype = "bfloat16" if self.is_sharded and is_mixed else options.dtype
         self.passes = NetworkPasses(
             NetworkShape(
@@ -85,9 +84,11 @@ class _Network:
                 dtype=dtype,
                 attn_implementation=options.attn_implementation,
                 gradient_checkpointing=options.gradient_checkpointing,
-                autocast=self.autocast,
+                autocast=is_mixed and not self.is_sharded,
                 on_gpu=config.trainer.accelerator != "cpu",
                 has_entropy_bonus=config.algorithm.entropy_coef > 0,
+                lora=options.lora,
+                casts_adapters=is_mixed and self.is_sharded,
             )
         )
         count, ranks = self.passes.parameters, num_processes(config)
@@ -95,13 +96,14 @@ class _Network:
         self.reduce_bytes = 4 if is_mixed else parameter_bytes
         self.parameters = count
         trained, adapters = count.total, 0
-        if isinstance(options, CriticConfig) and (options.frozen or options.lora is not None):
-            trained, adapters = _trained_parameters(model, config)
+        if options.lora is not None or (isinstance(options, CriticConfig) and options.frozen):
+            trained, adapters = _trained_parameters(self.name, model, config)
         # several critics: a pass is of one at a time
         self.copies = options.count if isinstance(options, CriticConfig) else 1
         self.weights = self.copies * (count.total * parameter_bytes + adapters * 4) / ranks
         self.trained = self.copies * (trained * parameter_bytes + adapters * 4) / ranks
-        self.whole_gradients = trained * self.reduce_bytes
+        self.whole_gradients = trained * self.reduce_bytes + adapters * 4
+        self.trained_share = trained / count.total
         self.gathered = count.total * self.compute_bytes * self.is_sharded
         # embedding, head and last norm stay whole between a forward and its backward
         self.root_gathered = count.root * self.compute_bytes * self.is_sharded
@@ -113,14 +115,15 @@ class _Network:
     def reducing(self, activations: float) -> float:
         """Whole gradients on their way to their shards, beyond the activations of the time.
 
-        A layer's go while the activations of those below are kept; the root's go last.
+        A layer's go while the activations of those below are kept, and the head's wait for the
+        embedding's; the root's go last.
         """
         if not self.is_sharded:
             return 0.0
         p = self.parameters
-        early = (p.root + p.layer) * self.compute_bytes + p.layer * self.reduce_bytes
+        early = (p.head + p.layer) * self.compute_bytes + p.layer * self.reduce_bytes
         late = p.root * (self.compute_bytes + self.reduce_bytes) - activations
-        return max(early, late)
+        return self.trained_share * max(early, late)
 
 
 def estimate_memory(
@@ -173,13 +176,17 @@ def estimate_memory(
     return Estimate(stages, parameters, num_processes(config), host, shares)
 
 
-def _trained_parameters(model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
-    """The critic's own weights that are trained, and its adapters', which are float32."""
-    options, path = config.critic, critic_path(config)
+def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
+    """A network's own weights that are trained, and its adapters', which are float32."""
+    options = config.actor if name == "actor" else config.critic
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
-    empty = model_of_config("value_model", model, path=path, **kernels)
+    kind: Kind = "causal_lm" if name == "actor" else "value_model"
+    empty = model_of_config(kind, model, path=str(model.name_or_path), **kernels)
     own = {id(p) for p in empty.parameters()}
-    choose_trained(empty, config)
+    if isinstance(options, CriticConfig):
+        choose_trained(empty, config)
+    elif options.lora is not None:
+        add_adapters(empty, options.lora, seed=0)
     trained = [p for p in empty.parameters() if p.requires_grad]
     adapters = sum(p.numel() for p in trained if id(p) not in own)
     return sum(p.numel() for p in trained) - adapters, adapters
@@ -275,27 +282,26 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
     rows = local_minibatch(config, network.name)
     worst = worst_microbatch(config, rows, shares_prompts=shares)
     memory = network.passes.run(FakeNetwork.update, **worst._asdict())
-    others = [n for n in networks if n is not network]
-    roots = sum(n.root_gathered for n in networks)
-    autocast_copies = sum(2 * n.copies * n.parameters.total for n in others if n.autocast)
     return {
-        "gradients": _gradients(networks, config),
-        "gathered weights": network.layers_gathered + roots,
+        "gradients": _gradients(network, rows, memory.peak, config),
+        "gathered weights": network.layers_gathered + network.root_gathered,
         "gradients in reduction": network.reducing(memory.peak),
-        "activations": memory.kept + autocast_copies,
+        "activations": memory.kept,
         "logits, temporaries": memory.peak - memory.kept,
     }
 
 
-def _gradients(networks: list[_Network], config: FitConfig) -> float:
-    """Of both networks; whole ones where they are not reduced before the last micro-batch."""
+def _gradients(network: _Network, rows: int, activations: float, config: FitConfig) -> float:
+    """Whole ones where they are not reduced before the last micro-batch.
+
+    Those of the only micro-batch grow while its activations go.
+    """
     lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
-    largest = max(local_minibatch(config, n.name) for n in networks)
-    several = largest * lengths > config.training.microbatch_tokens
-    accumulates = networks[0].is_sharded and several and not config.trainer.reduce_every_microbatch
-    if accumulates:
-        return sum(n.whole_gradients for n in networks)
-    return 0.0 if config.trainer.cpu_offload else sum(n.trained for n in networks)
+    if rows * lengths <= config.training.microbatch_tokens:
+        return max(network.trained - activations, 0.0)
+    if network.is_sharded and not config.trainer.reduce_every_microbatch:
+        return network.whole_gradients
+    return 0.0 if config.trainer.cpu_offload else network.trained
 
 
 def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
@@ -303,5 +309,5 @@ def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
     if config.trainer.cpu_offload:
         return {}  # it steps on the host, one parameter after the other
     on_cpu = config.trainer.accelerator == "cpu"
-    temporaries = 0.0 if on_cpu else max(n.trained for n in networks)
-    return {"gradients": sum(n.trained for n in networks), "logits, temporaries": temporaries}
+    gradients = max(n.trained for n in networks)
+    return {"gradients": gradients, "logits, temporaries": 0.0 if on_cpu else gradients}

@@ -18,14 +18,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from vapo.config import FitConfig
+from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import enable_gradient_checkpointing
-from vapo.networks.meta_device import Kind, model_of_config
-from vapo.networks.packed_attention import choose_layout, counts_for_gpu
+from vapo.networks.lora import add_adapters
+from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
+from vapo.networks.packed_attention import PACKED_SDPA, choose_layout, counts_for_gpu
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.studies.memory.tracking import MemoryTracker
+from vapo.system.private_attributes import attention_implementation
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,20 @@ class NetworkShape:
     autocast: bool
     on_gpu: bool
     has_entropy_bonus: bool = False
+    lora: LoraConfig | None = None
+    casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers."""
+    """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers.
+
+    `head`: those outside whose gradient comes before the layers', all but an embedding of its own.
+    """
 
     total: int
     layer: int
     root: int
+    head: int
 
 
 class PassMemory(NamedTuple):
@@ -77,7 +86,11 @@ class NetworkPasses:
         modules = model.get_submodule("model.layers").children()
         layers = [sum(p.numel() for p in layer.parameters()) for layer in modules]
         total = sum(p.numel() for p in model.parameters())
-        self.parameters = Parameters(total, max(layers), total - sum(layers))
+        root = total - sum(layers)
+        table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+        is_tied = output is not None and output.weight is table
+        head = root if is_tied else root - table.numel()
+        self.parameters = Parameters(total, max(layers), root, head)
         is_uniform = len(set(layers)) == 1
         few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
         self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
@@ -123,15 +136,19 @@ class FakeNetwork:
         self.shape = shape
         self.mode = FakeTensorMode()
         is_flash = shape.attn_implementation == "flash_attention_2"
+        model = model_of_config(
+            shape.kind,
+            shape.config,
+            path=str(shape.config.name_or_path),
+            dtype=shape.dtype,
+            attn_implementation="sdpa" if is_flash else shape.attn_implementation,
+        )
+        if shape.lora is not None:
+            add_adapters(model, shape.lora, seed=0)
+            if shape.casts_adapters:
+                model.to(getattr(torch, shape.dtype))
         with self.mode:
-            model = model_of_config(
-                shape.kind,
-                shape.config,
-                path=str(shape.config.name_or_path),
-                dtype=shape.dtype,
-                attn_implementation="sdpa" if is_flash else shape.attn_implementation,
-                device="cpu",
-            )
+            fill_with_fakes(model)
         self.network = Actor(model) if shape.kind == "causal_lm" else Critic(model)
         if is_flash:  # it runs on no CPU; like SDPA without a mask, it keeps no scores
             model.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
@@ -195,7 +212,9 @@ class FakeNetwork:
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        return torch.autocast("cpu", torch.bfloat16) if self.shape.autocast else nullcontext()
+        """Lightning's, which keeps no copies of the weights."""
+        options = {"dtype": torch.bfloat16, "cache_enabled": False}
+        return torch.autocast("cpu", **options) if self.shape.autocast else nullcontext()
 
     @contextmanager
     def _no_autocast_eval(self) -> Iterator[None]:
@@ -223,11 +242,12 @@ class FakeNetwork:
     def _inputs(
         self, rows: int, prompt_tokens: int, response_tokens: int, prompts: int | None = None
     ) -> TokenInputs:
-        """Padded; or, of fewer prompts than rows, with each prompt once."""
+        """In the layout of the run; of fewer prompts than rows each prompt stands once."""
         from torch.utils._mode_utils import no_dispatch
 
         prompts = rows if prompts is None else prompts
-        layout: Layout = "shared_prompts" if prompts < rows else "padded"
+        is_packed = attention_implementation(self.network.model) == PACKED_SDPA
+        layout: Layout = "shared_prompts" if is_packed else "padded"
         pairs = [([i % prompts] * prompt_tokens, [0] * response_tokens) for i in range(rows)]
         with no_dispatch():
             real = token_inputs(pairs, pad_id=0, layout=layout)

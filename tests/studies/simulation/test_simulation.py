@@ -1,0 +1,282 @@
+"""The simulated step: against a real one, by hand on ranks, and against the arithmetic."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from transformers import AutoConfig
+
+from tests.studies.memory.memory_measurement import (
+    VOCAB,
+    measure,
+    mid_size_config,
+    save_mid_size_model,
+)
+from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config
+from vapo.commands.estimate import run
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.errors import UserError
+from vapo.networks.loading import keep_first_layers
+from vapo.studies.memory.estimate import Estimate, estimate_memory
+from vapo.studies.simulation.report import (
+    Rates,
+    compared,
+    policy_works,
+    simulation_lines,
+    step_seconds,
+)
+from vapo.studies.simulation.step import Simulation, simulate
+from vapo.types import Phase
+
+ROOT = Path(__file__).parents[3]
+CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+TWO_RANKS = (
+    *("trainer.strategy=fsdp", "trainer.devices=2", "trainer.precision=bf16-mixed"),
+    "training.microbatch_tokens=128",  # one response: four micro-batches on each rank
+)
+LAYERS = 2
+EVERY = "trainer.reduce_every_microbatch=true"
+PRETRAINING, POLICY = Phase.VALUE_PRETRAINING.value, Phase.POLICY_OPTIMIZATION.value
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("mid") / "model"
+    return save_mid_size_model(path, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def sharded(folder: Path) -> Simulation:
+    return simulate(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY))
+
+
+def layers_of(folder: Path) -> tuple[int, int]:
+    """Parameters of a decoder layer, and of the actor's part outside of the layers."""
+    config = AutoConfig.from_pretrained(folder)
+    hidden, inner = config.hidden_size, config.intermediate_size
+    layer = 3 * hidden * inner + 2 * hidden**2 + 2 * hidden * 128 + hidden + 2 * 128 + 2 * hidden
+    return layer, 2 * VOCAB * hidden + hidden
+
+
+def estimated(config: FitConfig) -> Estimate:
+    actor = AutoConfig.from_pretrained(config.actor.path)
+    critic = copy.deepcopy(actor)
+    keep_first_layers(critic, config.actor.path, config.critic)
+    return estimate_memory(config, actor=actor, critic=critic)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param((*CHECKPOINTING, "trainer.precision=bf16-mixed"), marks=pytest.mark.night),
+        pytest.param(
+            ("critic.frozen=[self_attn.]", "training.packing=padded"), marks=pytest.mark.night
+        ),
+        pytest.param(("algorithm.kl.coef=0.01",), marks=pytest.mark.night),
+    ],
+)
+def test_as_much_as_a_real_step_on_one_process(folder: Path, overrides: tuple[str, ...]) -> None:
+    """The same step on real tensors, counted as they are allocated."""
+    config = mid_size_config(folder, *overrides)
+    simulated = max(
+        sum(parts.values())
+        for (phase, stage), parts in simulate(config).peaks.items()
+        if phase == POLICY
+    )
+    assert simulated == pytest.approx(measure(config)["update"], rel=0.02)
+
+
+def test_what_two_ranks_gather_and_reduce(folder: Path, sharded: Simulation) -> None:
+    """Each of 4 micro-batches gathers every layer for both of its passes, and the root once."""
+    layer, root = layers_of(folder)
+    actor = sharded.work[POLICY, "actor"]
+    assert sharded.microbatches == {"actor": 4, "critic": 4}
+    assert actor.numbers["all-gather"] == 4 * (2 * LAYERS + 1)
+    assert actor.numbers["reduce-scatter"] == 4 * (LAYERS + 1)
+    assert actor.bytes["all-gather"] == 4 * 2 * (2 * LAYERS * layer + root)  # bf16
+    assert actor.bytes["reduce-scatter"] == 4 * 4 * (LAYERS * layer + root)  # float32
+    assert not dist.is_initialized()
+
+
+def test_the_flops_are_those_of_four_passes(folder: Path, sharded: Simulation) -> None:
+    """Forward, the same once more for the backward, and twice as much there: but for the head."""
+    layer, _ = layers_of(folder)
+    tokens = 4 * 128
+    matrices = 8 * tokens * LAYERS * layer
+    assert sharded.work[POLICY, "critic"].flops == pytest.approx(matrices, rel=0.05)
+    logits = 8 * 4 * 96 * VOCAB * 256  # computed again in the backward
+    assert sharded.work[POLICY, "actor"].flops == pytest.approx(matrices + logits, rel=0.05)
+
+
+def test_both_phases_and_what_lies_there_at_rest(folder: Path, sharded: Simulation) -> None:
+    layer, root = layers_of(folder)
+    parameters = 2 * LAYERS * layer + root + root - VOCAB * 256 + 256
+    rest = sharded.peaks[POLICY, "at rest"]
+    assert rest["weights"] == pytest.approx(4 * parameters / 2, rel=1e-3)
+    assert rest["optimizer states"] == pytest.approx(8 * parameters / 2, rel=1e-3)
+    assert sharded.checkpoint == pytest.approx(12 * parameters, rel=1e-3)  # one file of all
+    assert (PRETRAINING, "actor update") not in sharded.peaks
+    updates = [sharded.peaks[phase, "critic update"] for phase in (PRETRAINING, POLICY)]
+    assert sum(updates[0].values()) == pytest.approx(sum(updates[1].values()), rel=0.01)
+
+
+@pytest.mark.slow
+def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simulation) -> None:
+    """The negative control of trainer.reduce_every_microbatch."""
+    layer, root = layers_of(folder)
+    late = simulate(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING))
+    assert late.work[POLICY, "actor"].numbers["reduce-scatter"] == LAYERS + 1
+    assert late.work[POLICY, "actor"].flops == sharded.work[POLICY, "actor"].flops
+    early, all_of_them = (
+        sum(one.peaks[POLICY, "actor update"].values()) for one in (sharded, late)
+    )
+    assert all_of_them - early > 4 * (LAYERS * layer + root) / 3
+
+
+def test_what_is_printed(folder: Path, sharded: Simulation) -> None:
+    config = mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY)
+    text = simulation_lines(sharded, estimated(config), Rates(1e-3, 10.0))
+    assert "bound by computing" in text.splitlines()[-2]
+    ratio = float(text.split()[-1])
+    assert text.splitlines()[-1].startswith("simulated peak 0.")
+    assert ratio == pytest.approx(1, abs=0.15)  # within 0.03 at the recipes' sizes
+    # two ranks send each other half of what a collective carries
+    assert step_seconds(policy_works(sharded), 2, Rates(1.0, 10.0)).sending == pytest.approx(
+        sum(size for work in policy_works(sharded).values() for size in work.bytes.values())
+        / (2 * 10e9),
+        rel=1e-3,
+    )
+    assert "bound by sending" in simulation_lines(sharded, estimated(config), Rates(1e6, 0.1))
+
+
+@pytest.mark.slow
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On another number of ranks than the config's, and with the step's rates alone: no hours."""
+    config = mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING)
+    run(config, simulate_ranks=1, sustained_tflops=1.0, interconnect_gb_s=10.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1].startswith("simulated peak 0.")
+    assert "as one of 1 ranks" in "".join(lines)
+    assert "bound by computing" in lines[-2]
+    assert not any(line.startswith("hours") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "message"),
+    [
+        ((), {"simulate_ranks": 0}, "at least 1"),
+        ((), {"simulate_ranks": 2}, "2 processes need trainer.strategy=fsdp"),
+        (TWO_RANKS, {"simulate_ranks": 3}, "make it a multiple of 3"),
+        ((), {"simulate_ranks": 1, "interconnect_gb_s": 50.0}, "needs --sustained_tflops"),
+        ((), {"interconnect_gb_s": 50.0}, "give --simulate_ranks N"),
+        (("critic.count=2",), {"simulate_ranks": 1}, "set critic.count=1"),
+        (
+            (*TWO_RANKS, "trainer.accelerator=gpu", "trainer.cpu_offload=true"),
+            {"simulate_ranks": 2},
+            "set trainer.cpu_offload=false",
+        ),
+        (
+            ("critic.attn_implementation=flash_attention_2",),
+            {"simulate_ranks": 1},
+            "set critic.attn_implementation=sdpa",
+        ),
+    ],
+)
+def test_what_is_refused(
+    folder: Path, overrides: tuple[str, ...], options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        run(mid_size_config(folder, *overrides), **options)  # type: ignore[arg-type]
+
+
+# ---- the recipes at their real sizes ----------------------------------------------------------
+
+RECIPES = {
+    "smollm2_cpu": "smollm2_135m",
+    "smollm2_gpu": "smollm2_135m",
+    "gsm8k_qwen2.5_0.5b": "qwen2.5_0.5b",
+    "sao_environment_qwen2.5_0.5b": "qwen2.5_0.5b",
+    "dapo_math_qwen2.5_7b": "qwen2.5_7b",
+    "paper_qwen2.5_32b": "qwen2.5_32b",
+}
+
+
+def recipe(name: str, folder: Path, num_layers: int | None = None, *overrides: str) -> FitConfig:
+    """A recipe with the shape of its model, of fewer layers if so many are given."""
+    shape = json.loads((ROOT / f"models/shapes/{RECIPES[name]}/config.json").read_text())
+    if num_layers is not None:
+        shape["num_hidden_layers"] = num_layers
+        if shape.get("layer_types"):
+            shape["layer_types"] = shape["layer_types"][:num_layers]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    paths = (f"actor.path={folder}", "critic.init=policy")
+    config = load_config(FitConfig, [ROOT / f"conf/recipes/{name}.yaml"], [*paths, *overrides])
+    if config.trainer.precision == "auto":
+        config = replace(config, trainer=replace(config.trainer, precision="bf16-mixed"))
+    return config
+
+
+def ratios(config: FitConfig) -> dict[str, float]:
+    """Of every stage of a policy step, the arithmetic's bytes to the simulation's."""
+    found = compared(simulate(config), estimated(config))
+    return {stage: arithmetic / simulated for stage, (simulated, arithmetic) in found.items()}
+
+
+@pytest.mark.night
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_at_its_real_size(name: str, tmp_path: Path) -> None:
+    """All layers, all ranks: the arithmetic is within 10 % in every stage of the step."""
+    found = ratios(recipe(name, tmp_path / "shape"))
+    assert found.keys() >= {"actor update", "critic update", "optimizer step"}
+    assert found == {stage: pytest.approx(1, abs=0.1) for stage in found}
+
+
+@pytest.mark.night
+def test_work_is_linear_in_layers(tmp_path: Path) -> None:
+    """What lets few layers stand for many, of FLOPs and collectives; memory has other peaks."""
+    works = [
+        policy_works(simulate(recipe("paper_qwen2.5_32b", tmp_path / str(n), n))) for n in (2, 4, 7)
+    ]
+    for name in ("actor", "critic"):
+        two, four, seven = (found[name] for found in works)
+        assert seven.flops == pytest.approx(four.flops + 1.5 * (four.flops - two.flops), rel=1e-9)
+        for kind, size in seven.bytes.items():
+            assert size == four.bytes[kind] + 3 * (four.bytes[kind] - two.bytes[kind]) // 2
+            assert seven.numbers[kind] == (
+                four.numbers[kind] + 3 * (four.numbers[kind] - two.numbers[kind]) // 2
+            )
+
+
+@pytest.mark.night
+def test_adapters_of_32b_on_64_ranks(tmp_path: Path) -> None:
+    """They alone are reduced and have moments; the arithmetic is within 10 % of their step."""
+    adapters = ("actor.lora.rank=32", "critic.lora.rank=32")
+    config = recipe("paper_qwen2.5_32b", tmp_path / "shape", 4, *adapters)
+    simulation = simulate(config)
+    actor = policy_works(simulation)["actor"]
+    hidden, inner, keys = 5120, 27648, 1024
+    inputs_and_outputs = 2 * (hidden + hidden) + 2 * (hidden + keys) + 3 * (hidden + inner)
+    numel = 4 * 32 * inputs_and_outputs  # of A and B, beside the seven modules of each layer
+    assert actor.bytes["reduce-scatter"] == 8 * 4 * numel
+    states = simulation.peaks[POLICY, "at rest"]["optimizer states"]
+    assert states == pytest.approx(2 * 2 * 4 * numel / 64, rel=0.01)
+    found = compared(simulation, estimated(config))
+    update = [arithmetic / simulated for simulated, arithmetic in found.values()][:2]
+    assert update == [pytest.approx(1, abs=0.1)] * 2
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("system", [*CRITIC_FREE, *WITH_CRITIC])
+def test_every_system_has_a_step_without_values(system: str) -> None:
+    """No loss reads a number that fakes do not have."""
+    simulation = simulate(system_config(system))
+    assert (POLICY, "actor update") in simulation.peaks

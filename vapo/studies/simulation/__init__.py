@@ -1,0 +1,1 @@
+"""The module's own training step on fake tensors and ranks, behind `vapo estimate`."""

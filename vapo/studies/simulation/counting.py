@@ -1,0 +1,119 @@
+"""FLOPs and collectives of a simulated step, and the answers to what is read from its fakes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import no_type_check
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+from vapo.networks.token_inputs import TokenInputs
+from vapo.system.private_attributes import propagates_shards
+
+OPTIMIZER_STEP = "optimizer step"
+# the kind of each collective, and its argument that is as large as the whole; None: its result
+_COLLECTIVES: dict[str, tuple[str, int | None]] = {
+    "c10d._allgather_base_": ("all-gather", 0),
+    "c10d.allgather_": ("all-gather", 0),
+    "_c10d_functional.all_gather_into_tensor": ("all-gather", None),
+    "c10d._reduce_scatter_base_": ("reduce-scatter", 1),
+    "_c10d_functional.reduce_scatter_tensor": ("reduce-scatter", 0),
+    "c10d.allreduce_": ("all-reduce", 0),
+    "_c10d_functional.all_reduce": ("all-reduce", 0),
+    "c10d.broadcast_": ("broadcast", 0),
+}
+# attention: the place of the query before key and value, and its products to those of a forward
+_ATTENTION = {
+    "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1.0),
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward": (1, 2.5),
+}
+
+
+@dataclass
+class Work:
+    """Of one GPU: FLOPs, and for each kind of collective its number and the whole's bytes."""
+
+    flops: float = 0.0
+    numbers: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Work, times: int = 1) -> None:
+        self.flops += times * other.flops
+        for kind in other.numbers:
+            self.numbers[kind] += times * other.numbers[kind]
+            self.bytes[kind] += times * other.bytes[kind]
+
+
+class StepCounts(TorchDispatchMode):
+    """Counts what a step computes and sends; `parts` are its micro-batches and optimizer steps.
+
+    A number that is read from a fake tensor is 0, and no bool is true; an optimizer, which
+    divides by the count of its steps, reads 1. So every loss and norm is finite. A mask takes all.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[tuple[str, Work]] = []
+        self._pairs = 0.0
+        self._num_columns = 0
+
+    def begin(self, stage: str, inputs: TokenInputs | None = None) -> None:
+        """Count what follows under this stage, of these inputs."""
+        self.parts.append((stage, Work()))
+        if inputs is not None:
+            self._num_columns = inputs.input_ids.shape[1]
+            segments = inputs.segments
+            self._pairs = sum(s.length * (s.length / 2 + s.prompt_length) for s in segments)
+
+    # shapes are not checked in these three: they run at every single operation
+    @no_type_check
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # it comes again as operations on the local shards
+        name = str(func.overloadpacket)
+        if name == "aten._local_scalar_dense":
+            in_optimizer = bool(self.parts) and self.parts[-1][0] == OPTIMIZER_STEP
+            kind = float if args[0].is_floating_point() else int
+            return kind(in_optimizer and args[0].dtype is not torch.bool)
+        if name == "aten.index":
+            args = (args[0], [i for index in args[1] for i in _whole(index)])
+        made = func(*args, **(kwargs or {}))
+        if self.parts and not propagates_shards():
+            self._count(func.overloadpacket, name, args, kwargs or {}, made)
+        return made
+
+    @no_type_check
+    def _count(self, operation, name, args, kwargs, made) -> None:
+        work = self.parts[-1][1]
+        if name in _COLLECTIVES:
+            kind, place = _COLLECTIVES[name]
+            whole = made if place is None else args[place]
+            work.numbers[kind] += 1
+            work.bytes[kind] += sum(t.nbytes for t in tree_iter(whole) if isinstance(t, Tensor))
+        elif name in _ATTENTION:
+            first, factor = _ATTENTION[name]
+            work.flops += factor * self._attention(*(t.shape for t in args[first : first + 3]))
+        elif operation in flop_registry:
+            work.flops += flop_registry[operation](*args, **kwargs, out_val=made)
+
+    @no_type_check
+    def _attention(self, query, key, value) -> float:
+        """The products of the pairs that attention needs: it is causal, and of segments."""
+        share = 0.5
+        if query[2] == self._num_columns:
+            share = self._pairs / (query[0] * query[2] * key[2])
+        return share * sdpa_flop_count(query, key, value)
+
+
+@no_type_check
+def _whole(index):
+    """An index; of a mask, which has no values, one for each dimension, as of a full mask."""
+    if index is None or index.dtype is not torch.bool:
+        return [index]
+    return [torch.zeros(index.numel(), dtype=torch.long) for _ in range(index.dim())]

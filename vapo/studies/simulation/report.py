@@ -1,0 +1,135 @@
+"""What `vapo estimate --simulate_ranks` prints: memory beside the arithmetic, work, and time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vapo.studies.memory.estimate import GIB, Estimate
+from vapo.studies.simulation.counting import Work
+from vapo.studies.simulation.step import Simulation
+from vapo.types import Phase
+
+# rows of the table, and the parts of the arithmetic that belong to each; the rest is no training
+_ROWS = {
+    "weights": ("actor weights", "critic weights", "reference weights"),
+    "gathered weights": ("gathered weights",),
+    "gradients": ("gradients", "gradients in reduction"),
+    "optimizer states": ("optimizer states",),
+    "activations, temporaries": ("activations", "logits, temporaries"),
+}
+_POLICY = Phase.POLICY_OPTIMIZATION.value
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Of each GPU: TFLOP/s that it sustains, GB/s that it sends to and receives from the others."""
+
+    sustained_tflops: float
+    interconnect_gb_s: float
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Of a step of every network: computing, and sending; how far they overlap is not known."""
+
+    computing: float
+    sending: float
+
+    @property
+    def bound_by(self) -> str:
+        return "computing" if self.computing >= self.sending else "sending"
+
+
+def arithmetic_parts(estimate: Estimate, stage: str) -> dict[str, float]:
+    """The arithmetic of a stage in the rows of the simulation: without what only samples."""
+    parts = estimate.stages[stage]
+    return {row: sum(parts.get(name, 0.0) for name in names) for row, names in _ROWS.items()}
+
+
+def compared(simulation: Simulation, estimate: Estimate) -> dict[str, tuple[float, float]]:
+    """Bytes of each stage of a policy step: simulated, and of the arithmetic."""
+    return {
+        stage: (sum(parts.values()), sum(arithmetic_parts(estimate, stage).values()))
+        for stage in estimate.stages
+        if (parts := simulation.peaks.get((_POLICY, stage))) is not None
+    }
+
+
+def step_seconds(works: Mapping[str, Work], num_ranks: int, rates: Rates) -> StepSeconds:
+    """One optimizer step of these networks, one after the other.
+
+    Ring collectives: of the whole tensor a rank sends (N - 1) / N in a gather or a scatter, twice
+    that where a sum is needed everywhere.
+    """
+    share = (num_ranks - 1) / num_ranks
+    times = {"all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}
+    sent = sum(times.get(k, 1.0) * b for work in works.values() for k, b in work.bytes.items())
+    flops = sum(work.flops for work in works.values())
+    return StepSeconds(
+        flops / (rates.sustained_tflops * 1e12), sent / (rates.interconnect_gb_s * 1e9)
+    )
+
+
+def policy_works(simulation: Simulation) -> dict[str, Work]:
+    """The work of a policy step, by network."""
+    works = {name: work for (phase, name), work in simulation.work.items() if phase == _POLICY}
+    return dict(sorted(works.items()))
+
+
+def simulation_lines(simulation: Simulation, estimate: Estimate, rates: Rates | None) -> str:
+    """Tables of memory and work, the step's time at these rates, and the ratio of the peaks."""
+    ranks = simulation.num_ranks
+    found = compared(simulation, estimate)
+    lines = [
+        "",
+        f"one training step on fake tensors, as one of {ranks} ranks (not measured on a GPU); "
+        "GiB on each GPU, simulated | arithmetic:",
+        f"{'':<24}  " + "  ".join(f"{stage:>16}" for stage in found),
+    ]
+    for row in _ROWS:
+        cells = [
+            (simulation.peaks[_POLICY, stage][row], arithmetic_parts(estimate, stage)[row])
+            for stage in found
+        ]
+        lines.append(f"{row:<24}  " + "  ".join(_pair(*cell) for cell in cells))
+    lines.append(f"{'total':<24}  " + "  ".join(_pair(*total) for total in found.values()))
+    pretraining = [
+        sum(parts.values()) for (phase, _), parts in simulation.peaks.items() if phase != _POLICY
+    ]
+    if pretraining:
+        lines.append(f"value pretraining: at most {max(pretraining) / GIB:.1f} GiB")
+    works = policy_works(simulation)
+    for name, work in works.items():
+        kinds = ", ".join(
+            f"{work.numbers[kind]} x {kind} {work.bytes[kind] / GIB:.1f} GiB"
+            for kind in work.numbers
+        )
+        lines.append(
+            f"{name}, one optimizer step of {simulation.microbatches[name]} micro-batches: "
+            f"{work.flops / 1e12:.1f} TFLOP; {kinds or 'no collectives'}"
+        )
+    lines.append(f"a checkpoint: {simulation.checkpoint / GIB:.1f} GiB from this rank")
+    if rates is not None:
+        lines.append(_time_line(step_seconds(works, ranks, rates), rates))
+    peak, arithmetic = (max(sizes) for sizes in zip(*found.values(), strict=True))
+    return "\n".join(
+        [
+            *lines,
+            f"simulated peak {peak / GIB:.1f} GiB, arithmetic {arithmetic / GIB:.1f} GiB, "
+            f"ratio {arithmetic / peak:.2f}",
+        ]
+    )
+
+
+def _pair(simulated: float, arithmetic: float) -> str:
+    return f"{simulated / GIB:>7.2f}|{arithmetic / GIB:>8.2f}"
+
+
+def _time_line(step: StepSeconds, rates: Rates) -> str:
+    least, most = max(step.computing, step.sending), step.computing + step.sending
+    return (
+        f"a step at {rates.sustained_tflops:g} TFLOP/s and {rates.interconnect_gb_s:g} GB/s: "
+        f"{least:.1f} to {most:.1f} s, as computing ({step.computing:.1f} s) and sending "
+        f"({step.sending:.1f} s) overlap; bound by {step.bound_by}"
+    )

@@ -1,0 +1,274 @@
+"""Run a config's own training steps on fake tensors and one of N ranks that do not exist."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._pytree import tree_iter
+from torch.utils.data import DataLoader
+
+from vapo.config import FitConfig
+from vapo.networks.packed_attention import counts_for_gpu
+from vapo.networks.token_inputs import token_inputs
+from vapo.runs.manifests import is_sharded
+from vapo.studies.memory.sizes import Lengths, local_minibatch, worst_microbatch
+from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
+from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
+from vapo.system.private_attributes import checkpoint_state, watch_propagation
+from vapo.training.minibatches import Microbatch, Microbatches, Minibatch, passes
+from vapo.training.module import VapoModule
+from vapo.training.strategy import lightning_precision, make_strategy
+from vapo.types import Phase, TrainingBatch
+
+
+@dataclass
+class Simulation:
+    """What the steps of one GPU needed.
+
+    Attributes:
+        peaks: bytes by phase and stage, and part.
+        work: of one optimizer step, by phase and network.
+        microbatches: of one optimizer step, by network.
+        checkpoint: bytes that this rank writes.
+    """
+
+    num_ranks: int
+    peaks: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
+    work: dict[tuple[str, str], Work] = field(default_factory=dict)
+    microbatches: dict[str, int] = field(default_factory=dict)
+    checkpoint: float = 0.0
+
+
+def simulate(config: FitConfig) -> Simulation:
+    """Run a minibatch of each pass and phase, then a checkpoint, on the config's number of ranks.
+
+    Nothing is loaded but the models' config.json. All prompts and responses are as long as they
+    may be. A minibatch runs its first and its last micro-batch: the work of those between is
+    the first one's, and their memory at most the last one's.
+    """
+    watch_propagation()
+    num_ranks = config.trainer.num_ranks
+    # as in the arithmetic: these columns are nothing beside the hidden states
+    config = replace(config, critic=replace(config.critic, sampled_logprobs=None))
+    module = _SimulatedModule(config)
+    sharded = config.trainer.strategy == "fsdp"
+    if sharded:
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
+    try:
+        L.Trainer(
+            accelerator="cpu",
+            devices=num_ranks,
+            strategy=make_strategy(config.trainer),
+            precision=lightning_precision(config.trainer),
+            plugins=[_OneOfRanks(num_ranks)] if sharded else None,
+            max_epochs=len(module.phases),
+            reload_dataloaders_every_n_epochs=1,
+            use_distributed_sampler=False,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+        ).fit(module, weights_only=True)
+    finally:
+        if sharded:
+            dist.destroy_process_group()
+    return module.found
+
+
+class _OneOfRanks(LightningEnvironment):
+    """Rank 0 of processes that nobody starts."""
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__()
+        self.num_ranks = num_ranks
+
+    @property
+    def creates_processes_externally(self) -> bool:
+        return True
+
+    def world_size(self) -> int:
+        return self.num_ranks
+
+    def set_world_size(self, size: int) -> None:
+        pass
+
+    def local_rank(self) -> int:
+        return 0
+
+
+class _SimulatedModule(VapoModule):
+    """The module, with networks, batches and optimizers of fake tensors."""
+
+    def __init__(self, config: FitConfig) -> None:
+        super().__init__(config, pad_id=0)
+        self.found = Simulation(config.trainer.num_ranks)
+        self.phases = [Phase.POLICY_OPTIMIZATION]
+        if self.has_critic and self.hyperparameters.value_pretraining_iterations > 0:
+            self.phases.insert(0, Phase.VALUE_PRETRAINING)
+        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.counts, self.tracker = StepCounts(), StageTracker()
+        self.stands_for_gpu = config.trainer.accelerator != "cpu"
+
+    # ---- what Lightning calls --------------------------------------------------------------
+
+    def configure_model(self) -> None:
+        with self.fakes:
+            super().configure_model()
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
+        with self.fakes:
+            optimizers, schedulers = super().configure_optimizers()
+        if self.stands_for_gpu:  # torch's own choice there
+            for group in (group for one in optimizers for group in one.param_groups):
+                group["fused"], group["foreach"] = False, True
+        return optimizers, schedulers
+
+    def on_fit_start(self) -> None:
+        pass  # there are no weights, whose lineage would be known
+
+    def to(self, *args: Any, **kwargs: Any) -> _SimulatedModule:
+        return self  # fakes are where they stand for
+
+    def cpu(self) -> _SimulatedModule:
+        return self
+
+    def train_dataloader(self) -> DataLoader[Minibatch]:
+        trained = [part.networks for part in passes(self.config, self._phase_of_epoch)]
+        minibatches = [self._minibatch(networks) for networks in dict.fromkeys(trained)]
+        return DataLoader(minibatches, batch_size=None)  # type: ignore[arg-type]
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, index: int) -> Any:
+        return batch
+
+    def on_train_epoch_start(self) -> None:
+        self.phase = self._phase_of_epoch
+        super().on_train_epoch_start()
+
+    @property
+    def _phase_of_epoch(self) -> Phase:
+        return self.phases[self.trainer.current_epoch]
+
+    def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
+        optimizers = self.trainer.optimizers
+        sharded = is_sharded(self.trainer.strategy)
+        self.tracker = ShardedStageTracker(self.actor) if sharded else StageTracker()
+        hooks = self.tracker.watch([self, *self._reference], optimizers)
+        self.counts = StepCounts()
+        hooks += [o.register_step_pre_hook(self._begin_step) for o in optimizers]
+        with self.fakes, self.tracker, self.counts, counts_for_gpu(self.stands_for_gpu):
+            metrics = super().training_step(minibatch, batch_idx)
+        for hook in hooks:
+            hook.remove()
+        self.policy_steps = torch.zeros_like(self.policy_steps)  # it was counted by a fake one
+        self._note_step()
+        return metrics
+
+    def _begin_step(self, *_: Any) -> None:
+        self.counts.begin(OPTIMIZER_STEP)
+        self.tracker.stage = OPTIMIZER_STEP
+
+    def on_train_epoch_end(self) -> None:
+        super().on_train_epoch_end()
+        if self.phase is self.phases[-1]:
+            with self.fakes, StepCounts():
+                state = checkpoint_state(self.trainer)
+                tensors = [t for t in tree_iter(state) if isinstance(t, Tensor)]
+                local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
+            self.found.checkpoint = sum(t.nbytes for t in local)
+
+    # ---- minibatches and what they needed --------------------------------------------------
+
+    def _minibatch(self, networks: tuple[str, ...]) -> Minibatch:
+        cuts = {}
+        for name in networks:
+            rows = local_minibatch(self.config, name)
+            shares = self.layout == "shared_prompts"
+            worst = worst_microbatch(self.config, rows, shares_prompts=shares)
+            count = self.found.microbatches[name] = math.ceil(rows / worst.rows)
+            chunks = [[index] for index in range(min(count, 2))]
+            cuts[name] = Microbatches(chunks, partial(self._microbatch, name, worst))
+        return Minibatch(
+            microbatches=cuts.get("actor", cuts[networks[-1]]),
+            critic_microbatches=cuts.get("critic"),
+            networks=networks,
+            max_response_tokens=self.config.rollouts.max_response_tokens,
+            num_value_draws=1.0,
+            **dict.fromkeys(_COUNTS, 1),
+        )
+
+    def _microbatch(self, name: str, size: Lengths, chunk: list[int]) -> Microbatch:
+        """Made when its network takes it, so it also tells which stage begins."""
+        prompts = [[i % size.prompts] * size.prompt_tokens for i in range(size.rows)]
+        pairs = [(prompt, [0] * size.response_tokens) for prompt in prompts]
+        with no_dispatch():
+            real = token_inputs(pairs, pad_id=0, layout=self.layout)
+        self.counts.begin(f"{name} update", real)
+        self.tracker.stage = f"{name} update"
+        self.tracker.memory_tracking.clear()  # else a second forward is an error
+        tensors: dict[str, Any] = {
+            f.name: self.fakes.from_tensor(value)
+            for f in fields(real)
+            if isinstance(value := getattr(real, f.name), Tensor)
+        }
+        has_kl = self.config.algorithm.kl.coef > 0
+        rows = _made_up_rows(size.rows, size.response_tokens, has_kl=has_kl)
+        return Microbatch(replace(real, **tensors), rows)
+
+    def _note_step(self) -> None:
+        phase = self.start.phase.value
+        for stage, parts in self.tracker.parts().items():
+            known = self.found.peaks.get((phase, stage), {})
+            if sum(parts.values()) > sum(known.values()):
+                self.found.peaks[phase, stage] = parts
+        for network, count in self.found.microbatches.items():
+            parts = [work for stage, work in self.counts.parts if stage == f"{network} update"]
+            if parts:
+                work = self.found.work[phase, network] = Work()
+                for one in parts:
+                    work.add(one)
+                work.add(parts[0], times=count - len(parts))
+
+
+_COUNTS = [
+    f.name for f in fields(Minibatch) if f.name.startswith("num_") and f.name != "num_value_draws"
+]
+
+
+def _made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool) -> TrainingBatch:
+    column = torch.zeros(num_rows, num_tokens)
+    row, mask = column[:, 0], column == 0
+    return TrainingBatch(
+        rollouts=[],
+        response_ids=column.long(),
+        **dict.fromkeys(("is_correct", "is_failed"), row == 0),
+        **dict.fromkeys(("rewards", "unshaped_rewards", "value_weights"), row),
+        **dict.fromkeys(_MASKS, mask),
+        **dict.fromkeys(_COLUMNS, column),
+        ref_logprobs=column if has_kl else None,
+        group_size=1,
+        max_response_tokens=num_tokens,
+    )
+
+
+_MASKS = (
+    *("response_mask", "loss_mask", "value_mask", "turn_starts"),
+    *("policy_mask", "entropy_mask"),
+)
+_COLUMNS = (
+    *("rollout_logprobs", "turn_rewards", "old_logprobs", "old_values", "token_rewards"),
+    *("value_rewards", "importance_weights", "value_draws", "advantages", "value_targets"),
+)
