@@ -24,7 +24,6 @@ from torch.utils.data import DataLoader
 from vapo.config import FitConfig
 from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.token_inputs import token_inputs
-from vapo.runs.manifests import is_sharded
 from vapo.studies.memory.sizes import Lengths, local_minibatch, worst_microbatch
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
 from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
@@ -164,7 +163,7 @@ class _SimulatedModule(VapoModule):
 
     def training_step(self, minibatch: Minibatch, batch_idx: int) -> dict[str, float]:
         optimizers = self.trainer.optimizers
-        sharded = is_sharded(self.trainer.strategy)
+        sharded = self.device_mesh is not None
         self.tracker = ShardedStageTracker(self.actor) if sharded else StageTracker()
         hooks = self.tracker.watch([self, *self._reference], optimizers)
         self.counts = StepCounts()
