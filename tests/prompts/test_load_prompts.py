@@ -144,10 +144,6 @@ def test_procedural_sets_do_not_overlap():
 
 def test_unusable_settings(tmp_path: Path):
     plain = character_tokenizer()
-    with pytest.raises(UserError, match=r"data\.prompt_template is 'Q: '"):
-        load_prompts(both(tmp_path, ["a"], ["b"], prompt_template="Q: "), plain)
-    with pytest.raises(UserError, match=r"data\.system_prompt needs data\.chat_template"):
-        load_prompts(both(tmp_path, ["a"], ["b"], system_prompt="x"), plain)
     with pytest.raises(UserError, match="has no chat template"):
         load_prompts(both(tmp_path, ["a"], ["b"], chat_template=True), plain)
     with pytest.raises(UserError, match=r"data\.heldout: .* has no rows"):
