@@ -254,8 +254,11 @@ def test_the_other_commands_with_a_config(tmp_path: Path) -> None:
     )
     with pytest.raises(UserError, match=r"^policy_path: ./none: no such model folder"):
         check_early("reward-model", reward_model, {})
+    options = dict.fromkeys(
+        ("model_config", "simulate_ranks", "sustained_tflops", "interconnect_gb_s")
+    )
     with pytest.raises(UserError, match="--model_config FILE"):
-        check_early("estimate", fit_config("actor.path=./none"), {"model_config": None})
+        check_early("estimate", fit_config("actor.path=./none"), options)
 
 
 WATCHED = """

@@ -6,6 +6,7 @@ A test fails when one of them goes, and when another one is touched elsewhere.
 from __future__ import annotations
 
 import platform
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +93,7 @@ def makes_fakes() -> bool:
     return torch._guards.active_fake_mode() is not None
 
 
-class _Propagation:
+class _Propagation(nullcontext[None]):
     """Is entered around DTensor's run of an operation on fakes of the whole tensors.
 
     It finds out a result's sharding by it; nothing of it is computed or allocated in a real run.

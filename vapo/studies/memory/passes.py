@@ -87,8 +87,9 @@ class NetworkPasses:
         layers = [sum(p.numel() for p in layer.parameters()) for layer in modules]
         total = sum(p.numel() for p in model.parameters())
         root = total - sum(layers)
-        table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
-        is_tied = output is not None and output.weight is table
+        table = model.get_input_embeddings().get_parameter("weight")
+        output = model.get_output_embeddings()
+        is_tied = output is not None and output.get_parameter("weight") is table
         head = root if is_tied else root - table.numel()
         self.parameters = Parameters(total, max(layers), root, head)
         is_uniform = len(set(layers)) == 1
@@ -213,8 +214,9 @@ class FakeNetwork:
 
     def _autocast(self) -> AbstractContextManager[Any]:
         """Lightning's, which keeps no copies of the weights."""
-        options = {"dtype": torch.bfloat16, "cache_enabled": False}
-        return torch.autocast("cpu", **options) if self.shape.autocast else nullcontext()
+        if not self.shape.autocast:
+            return nullcontext()
+        return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
 
     @contextmanager
     def _no_autocast_eval(self) -> Iterator[None]:

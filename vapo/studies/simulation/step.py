@@ -120,6 +120,7 @@ class _SimulatedModule(VapoModule):
             self.phases.insert(0, Phase.VALUE_PRETRAINING)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.counts, self.tracker = StepCounts(), StageTracker()
+        self.filled: dict[str, float] = {}  # of full micro-batches, how much the rows fill
         self.stands_for_gpu = config.trainer.accelerator != "cpu"
 
     # ---- what Lightning calls --------------------------------------------------------------
@@ -198,15 +199,17 @@ class _SimulatedModule(VapoModule):
             shares = self.layout == "shared_prompts"
             worst = worst_microbatch(self.config, rows, shares_prompts=shares)
             count = self.found.microbatches[name] = math.ceil(rows / worst.rows)
+            self.filled[name] = rows / (count * worst.rows)
             chunks = [[index] for index in range(min(count, 2))]
             cuts[name] = Microbatches(chunks, partial(self._microbatch, name, worst))
+        counts: dict[str, Any] = dict.fromkeys(_COUNTS, 1)
         return Minibatch(
             microbatches=cuts.get("actor", cuts[networks[-1]]),
             critic_microbatches=cuts.get("critic"),
             networks=networks,
             max_response_tokens=self.config.rollouts.max_response_tokens,
             num_value_draws=1.0,
-            **dict.fromkeys(_COUNTS, 1),
+            **counts,
         )
 
     def _microbatch(self, name: str, size: Lengths, chunk: list[int]) -> Microbatch:
@@ -234,12 +237,13 @@ class _SimulatedModule(VapoModule):
             if sum(parts.values()) > sum(known.values()):
                 self.found.peaks[phase, stage] = parts
         for network, count in self.found.microbatches.items():
-            parts = [work for stage, work in self.counts.parts if stage == f"{network} update"]
-            if parts:
+            cuts = [work for stage, work in self.counts.parts if stage == f"{network} update"]
+            if cuts:
                 work = self.found.work[phase, network] = Work()
-                for one in parts:
+                for one in cuts:
                     work.add(one)
-                work.add(parts[0], times=count - len(parts))
+                work.add(cuts[0], times=count - len(cuts))
+                work.flops *= self.filled[network]
 
 
 _COUNTS = [

@@ -91,7 +91,8 @@ class StageTracker(MemTracker):
         return [p.register_post_accumulate_grad_hook(self._note_gradient) for p in parameters]
 
     def _note_gradient(self, parameter: Tensor) -> None:
-        self.track_external(parameter.grad)
+        if parameter.grad is not None:
+            self.track_external(parameter.grad)
 
     @no_type_check
     def _track_module_params_and_buffers(self, module, install_grad_hooks=False):
@@ -124,7 +125,9 @@ class ShardedStageTracker(StageTracker, FSDPMemTracker):
         self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> list[RemovableHandle]:
         self._optimizers = optimizers
-        self._root_mod = nn.ModuleList(modules)  # torch asks for one sharded root, and walks it
+        self._root_mod: Any = nn.ModuleList(
+            modules
+        )  # torch asks for one sharded root, and walks it
         return []
 
     def _instrument_optimizer(self) -> None:
