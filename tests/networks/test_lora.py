@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -185,9 +186,15 @@ def test_merging_holds_one_module_at_a_time(tmp_path: Path) -> None:
     """A sharded actor's weights are gathered one by one, and must not all be held."""
     config = lora_config(tmp_path)
     state = make_actor(config, None).model.state_dict()
-    given, most = [], 0
-    weights = ((name, given.append(name) or tensor) for name, tensor in state.items())
-    for number, _ in enumerate(merged(weights, config.actor.lora), start=1):
+    given: list[str] = []
+    most = 0
+
+    def weights() -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in state.items():
+            given.append(name)
+            yield name, tensor
+
+    for number, _ in enumerate(merged(weights(), config.actor.lora), start=1):
         adapters = sum(".lora_" in name for name in given)
         most = max(most, len(given) - adapters - number)
     assert len(given) == len(state)

@@ -79,7 +79,11 @@ def run(
         say(hours_lines(phases, hardware, config))
     if simulate_ranks is not None:
         _say_simulation(
-            config, estimate, model_config and path, sustained_tflops, interconnect_gb_s
+            config,
+            estimate,
+            None if model_config is None else path,
+            sustained_tflops,
+            interconnect_gb_s,
         )
     return estimate
 

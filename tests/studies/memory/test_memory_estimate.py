@@ -235,7 +235,8 @@ def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
 
 
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
-    stages = estimate(folder, *FSDP, "trainer.reduce_every_microbatch=true").stages
+    each = ("trainer.reduce_every_microbatch=true", "training.microbatch_tokens=128")
+    stages = estimate(folder, *FSDP, *each).stages
     update = stages["actor update"]
     assert update["actor weights"] == 4 * PARAMETERS / 2
     assert update["optimizer states"] == 2 * (update["actor weights"] + update["critic weights"])

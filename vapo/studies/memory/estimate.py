@@ -28,6 +28,7 @@ from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape,
 from vapo.studies.memory.sizes import (
     local_minibatch,
     local_rollouts,
+    longest_rows,
     num_processes,
     worst_microbatch,
 )
@@ -282,22 +283,25 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
     rows = local_minibatch(config, network.name)
     worst = worst_microbatch(config, rows, shares_prompts=shares)
     memory = network.passes.run(FakeNetwork.update, **worst._asdict())
+    # few layers may peak at a gradient, where those of many keep more at the forward's end
+    peak = max(memory.peak, memory.kept)
+    all_rows = longest_rows(config, rows, shares_prompts=shares)
+    several = all_rows.num_tokens > worst.num_tokens
     return {
-        "gradients": _gradients(network, rows, memory.peak, config),
+        "gradients": _gradients(network, several, peak, config),
         "gathered weights": network.layers_gathered + network.root_gathered,
-        "gradients in reduction": network.reducing(memory.peak),
+        "gradients in reduction": network.reducing(peak),
         "activations": memory.kept,
-        "logits, temporaries": memory.peak - memory.kept,
+        "logits, temporaries": peak - memory.kept,
     }
 
 
-def _gradients(network: _Network, rows: int, activations: float, config: FitConfig) -> float:
-    """Whole ones where they are not reduced before the last micro-batch.
+def _gradients(network: _Network, several: bool, activations: float, config: FitConfig) -> float:
+    """Of a minibatch of one or `several` micro-batches: whole ones until the last is reduced.
 
     Those of the only micro-batch grow while its activations go.
     """
-    lengths = config.data.max_prompt_tokens + config.rollouts.max_response_tokens
-    if rows * lengths <= config.training.microbatch_tokens:
+    if not several:
         return max(network.trained - activations, 0.0)
     if network.is_sharded and not config.trainer.reduce_every_microbatch:
         return network.whole_gradients

@@ -9,32 +9,46 @@ from vapo.config import FitConfig, resolve
 
 
 class Lengths(NamedTuple):
-    """A micro-batch in the worst case. `prompts` go through the network, of `rows` responses."""
+    """Rows in the worst case. `prompts` go through the network, of `rows` responses."""
 
     rows: int
     prompt_tokens: int
     response_tokens: int
     prompts: int
 
+    @property
+    def num_tokens(self) -> int:
+        return self.prompts * self.prompt_tokens + self.rows * self.response_tokens
+
 
 def num_processes(config: FitConfig) -> int:
     return config.trainer.devices * config.trainer.num_nodes
 
 
+def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
+    """The most tokens that `num_rows` responses of a process may have.
+
+    Where prompts are shared, each response may answer another one as far as there are as many.
+    """
+    prompts = num_rows
+    if shares_prompts:
+        prompts = min(num_rows, local_rollouts(config) // resolve(config).group_size)
+    prompt, response = config.data.max_prompt_tokens, config.rollouts.max_response_tokens
+    return Lengths(num_rows, prompt, response, prompts)
+
+
 def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
     """The most tokens that one forward of `num_rows` responses of a process may have.
 
-    Where prompts are shared, each response may answer another one as far as there are as many;
-    and where the budget is full, the most of it are responses where whole groups lie together.
+    Where prompts are shared and the budget is full, the most of it are responses where whole
+    groups lie together.
     """
-    prompt, response = config.data.max_prompt_tokens, config.rollouts.max_response_tokens
+    rows = longest_rows(config, num_rows, shares_prompts=shares_prompts)
+    _, prompt, response, _ = rows
     budget = config.training.microbatch_tokens
     group_size = resolve(config).group_size if shares_prompts else 1
-    num_prompts = (
-        min(num_rows, local_rollouts(config) // group_size) if shares_prompts else num_rows
-    )
-    if num_prompts * prompt + num_rows * response <= budget:
-        return Lengths(num_rows, prompt, response, num_prompts)
+    if rows.num_tokens <= budget:
+        return rows
     if budget <= prompt + response:
         return Lengths(1, prompt, response, 1)
     together = min(group_size, num_rows, math.ceil((budget - prompt) / response))

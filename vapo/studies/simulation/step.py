@@ -24,7 +24,12 @@ from torch.utils.data import DataLoader
 from vapo.config import FitConfig
 from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.token_inputs import token_inputs
-from vapo.studies.memory.sizes import Lengths, local_minibatch, worst_microbatch
+from vapo.studies.memory.sizes import (
+    Lengths,
+    local_minibatch,
+    longest_rows,
+    worst_microbatch,
+)
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
 from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
 from vapo.system.private_attributes import checkpoint_state, watch_propagation
@@ -120,7 +125,7 @@ class _SimulatedModule(VapoModule):
             self.phases.insert(0, Phase.VALUE_PRETRAINING)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.counts, self.tracker = StepCounts(), StageTracker()
-        self.filled: dict[str, float] = {}  # of full micro-batches, how much the rows fill
+        self.filled: dict[str, float] = {}  # what the rows are of as many full micro-batches
         self.stands_for_gpu = config.trainer.accelerator != "cpu"
 
     # ---- what Lightning calls --------------------------------------------------------------
@@ -198,8 +203,9 @@ class _SimulatedModule(VapoModule):
             rows = local_minibatch(self.config, name)
             shares = self.layout == "shared_prompts"
             worst = worst_microbatch(self.config, rows, shares_prompts=shares)
-            count = self.found.microbatches[name] = math.ceil(rows / worst.rows)
-            self.filled[name] = rows / (count * worst.rows)
+            num_tokens = longest_rows(self.config, rows, shares_prompts=shares).num_tokens
+            count = self.found.microbatches[name] = math.ceil(num_tokens / worst.num_tokens)
+            self.filled[name] = max(rows / worst.rows, num_tokens / worst.num_tokens) / count
             chunks = [[index] for index in range(min(count, 2))]
             cuts[name] = Microbatches(chunks, partial(self._microbatch, name, worst))
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 1)
