@@ -165,7 +165,7 @@ class Side:
         training = estimate_advantages(evaluated, phase, config)
         check_value_targets(training, config.critic)
         total = 0.0
-        for part in passes(config, phase):
+        for index, part in enumerate(passes(config, phase)):
             if "critic" not in part.networks:
                 continue
             for minibatch in make_minibatches(
@@ -174,7 +174,7 @@ class Side:
                 max_tokens=config.training.microbatch_tokens,
                 pad_id=0,
                 layout=self.layout,
-                seed=part.index,
+                seed=index,
                 networks=("critic",),
             ):
                 for micro in minibatch.of("critic"):

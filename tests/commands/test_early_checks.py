@@ -165,7 +165,9 @@ def policy(tmp_path: Path) -> Path:
 def test_the_shipped_config_has_nothing_wrong() -> None:
     check_early("fit", fit_config(), NOTHING)
     check_early("validate", fit_config(), NOTHING)
-    check_early("fit", fit_config("actor.path=Qwen/Qwen2.5-0.5B", "critic.init=policy"), NOTHING)
+    hub = ["actor.path=Qwen/Qwen2.5-0.5B", "critic.init=policy"]
+    rates = ["actor.optimizer.lr=1e-6", "critic.optimizer.lr=2e-6"]
+    check_early("fit", fit_config(*hub, *rates), NOTHING)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from mlflow.exceptions import MlflowException, RestException
 from mlflow.protos.databricks_pb2 import (
     INTERNAL_ERROR,
     INVALID_PARAMETER_VALUE,
+    PERMISSION_DENIED,
     TEMPORARILY_UNAVAILABLE,
 )
 from sqlalchemy.pool import Pool
@@ -30,7 +31,7 @@ from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import Journal
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record
-from vapo.tracking.sink import MlflowSink, is_of_record
+from vapo.tracking.sink import MlflowSink, fault_of
 from vapo.tracking.stores import locate_store
 
 TABLES = ("metrics", "tags", "params", "latest_metrics")
@@ -193,21 +194,32 @@ def http_error(status: int) -> requests.HTTPError:
 
 
 @pytest.mark.parametrize(
-    ("error", "is_records"),
+    ("error", "fault"),
     [
-        (MlflowException("too long", INVALID_PARAMETER_VALUE), True),
-        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), True),
-        (http_error(413), True),
-        (MlflowException("it failed with error code 413 != 200", INTERNAL_ERROR), True),
-        (MlflowException("constraint failed", INTERNAL_ERROR), False),
-        (RuntimeError("who knows"), False),
-        (http_error(400), False),
-        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), False),
-        (OSError(errno.ENOSPC, "No space left on device"), False),
-        (requests.ConnectionError("no route"), False),
-        (MlflowException("busy", TEMPORARILY_UNAVAILABLE), False),
-        (RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "x"}), False),
+        (MlflowException("too long", INVALID_PARAMETER_VALUE), "record"),
+        (UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates"), "record"),
+        (http_error(413), "record"),
+        (MlflowException("it failed with error code 413 != 200", INTERNAL_ERROR), "record"),
+        (MlflowException("constraint failed", INTERNAL_ERROR), None),
+        (RuntimeError("who knows"), None),
+        (http_error(400), None),
+        (NotADirectoryError(errno.ENOTDIR, "Not a directory"), None),
+        (OSError(errno.ENOSPC, "No space left on device"), "store"),
+        (PermissionError(errno.EACCES, "Permission denied"), "store"),
+        (requests.ConnectionError("no route"), "store"),
+        (MlflowException("busy", TEMPORARILY_UNAVAILABLE), "store"),
+        (MlflowException("who are you", PERMISSION_DENIED), "store"),
+        (RestException({"error_code": "RESOURCE_DOES_NOT_EXIST", "message": "x"}), "store"),
+        (
+            RestException(
+                {
+                    "error_code": "INTERNAL_ERROR",
+                    "message": "(sqlite3.OperationalError) database or disk is full",
+                }
+            ),
+            "store",
+        ),
     ],
 )
-def test_which_errors_are_the_records(error: Exception, is_records: bool):
-    assert is_of_record(error) == is_records
+def test_which_errors_are_of_the_record_and_which_of_the_store(error: Exception, fault: str | None):
+    assert fault_of(error) == fault

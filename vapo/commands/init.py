@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -40,12 +41,12 @@ def run(folder: Path) -> None:
     for name in contents:
         path = folder / name
         for place in (*path.parents[: len(Path(name).parts) - 1], path):
-            if place.is_symlink():
+            if os.path.islink(place):
                 reason = f"{place} is a link, and init writes through none"
                 raise _cannot_write(folder, reason)
-            if place != path and place.exists() and not place.is_dir():
+            if place != path and os.path.exists(place) and not place.is_dir():
                 raise _cannot_write(folder, f"{place} is a file, where a folder must be")
-    there = {name: folder / name for name in contents if (folder / name).exists()}
+    there = {name: folder / name for name in contents if os.path.exists(folder / name)}
     different = [
         name
         for name, path in there.items()

@@ -40,9 +40,9 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
     """
     quiet_libraries()
     set_threads(config.trainer)
-    settle_precision(config)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    settle_precision(config)
     return tokenizer, load_prompts(config.data, tokenizer)
 
 

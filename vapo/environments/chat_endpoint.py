@@ -91,7 +91,9 @@ class ChatEndpoint:
             if not self._is_busy.acquire(blocking=False):
                 raise _RefusedCall(409, "one call at a time")
         except _RefusedCall as refused:
-            handler.send_error(*refused.args)  # and hang up: its body may be there unread
+            status, reason = refused.args
+            handler.close_connection = True  # its body may be there unread
+            _send(handler, status, _JSON, json.dumps({"error": reason}))
             return
         try:
             session = handler.headers.get(SESSION_HEADER, "")
@@ -101,12 +103,10 @@ class ChatEndpoint:
             self._is_busy.release()
         is_stream = bool(body.get("stream"))
         answer = json.dumps(_completion(message, is_stream=is_stream))
-        sent = (f"data: {answer}\n\ndata: [DONE]\n\n" if is_stream else answer).encode()
-        handler.send_response(200)
-        handler.send_header("Content-Type", "text/event-stream" if is_stream else _JSON)
-        handler.send_header("Content-Length", str(len(sent)))
-        handler.end_headers()
-        handler.wfile.write(sent)
+        if is_stream:
+            _send(handler, 200, "text/event-stream", f"data: {answer}\n\ndata: [DONE]\n\n")
+        else:
+            _send(handler, 200, _JSON, answer)
 
     def _body(self, handler: BaseHTTPRequestHandler) -> dict[str, Any]:
         """What a call asks. Raises: _RefusedCall: it is none, or not the environment's."""
@@ -185,6 +185,15 @@ def _completion(message: dict[str, Any], *, is_stream: bool) -> dict[str, Any]:
     }
     kind = "chat.completion.chunk" if is_stream else "chat.completion"
     return {"id": "policy", "object": kind, "created": 0, "model": MODEL, "choices": [choice]}
+
+
+def _send(handler: BaseHTTPRequestHandler, status: int, kind: str, text: str) -> None:
+    body = text.encode()
+    handler.send_response(status)
+    handler.send_header("Content-Type", kind)
+    handler.send_header("Content-Length", str(len(body)))
+    handler.end_headers()
+    handler.wfile.write(body)
 
 
 def observation_text(messages: Sequence[dict[str, Any]]) -> str:

@@ -138,6 +138,8 @@ def merged(
             weight, update = parts[_WEIGHT], parts[_B].float() @ parts[_A].float()
             scaled = options.lora_alpha / options.rank * update
             yield f"{module}.weight", (weight.float() + scaled).to(weight.dtype)
+    if waiting:
+        raise ValueError(f"weights or adapters are missing of {', '.join(sorted(waiting))}")
 
 
 def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:

@@ -92,7 +92,7 @@ class Host:
         goes_on = self._channel not in ready or self._obey()
         for number, at in list(self._killed_at.items()):
             if time.monotonic() >= at:
-                kill_with_group(self._pids[number])
+                _kill_with_own_group(self._pids[number])
                 self._killed_at[number] = time.monotonic() + SEARCH_EVERY_S
         self._reap()
         return goes_on
@@ -141,8 +141,7 @@ class Host:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if (number := numbers.get(pid)) is None:
                     continue
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(pid, signal.SIGKILL)  # so long nobody else has its number
+                _kill_group(pid)  # so long nobody else has its number
                 del self._pids[number]
                 self._killed_at.pop(number, None)
                 self._has_orphans = True
@@ -157,6 +156,18 @@ class Host:
 
     def _children(self) -> set[int]:
         return {process.pid for process in psutil.Process(self._host).children()}
+
+
+def _kill_with_own_group(pid: int) -> None:
+    """And not the group that the user's code may have put it in, which may be a neighbour's."""
+    _kill_group(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
 
 
 def answer(answering: Answering, channel: Connection, *, shows_errors: bool) -> None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.metric_groups import stored_key
@@ -15,9 +15,23 @@ from vapo.tracking.records import NOTE_TAG, Record, with_score
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import DatasetInput, Run
 
 _MAX_PARAM_CHARS = 6000
+# codes of MLflow that say nothing about the record
+_OUTAGE_CODES = (
+    "TEMPORARILY_UNAVAILABLE",
+    "DEADLINE_EXCEEDED",
+    "REQUEST_LIMIT_EXCEEDED",
+    "RESOURCE_EXHAUSTED",
+    "PERMISSION_DENIED",
+    "UNAUTHENTICATED",
+    "CUSTOMER_UNAUTHORIZED",
+    "RESOURCE_DOES_NOT_EXIST",
+    "ENDPOINT_NOT_FOUND",
+    "ABORTED",
+    "CANCELLED",
+)
 
 
 class MlflowSink:
@@ -28,28 +42,33 @@ class MlflowSink:
         self._run_id = run_id
 
     def send(self, records: Sequence[Record]) -> None:
-        """Raises: OutageError if the store does not answer, or does not have the run any more;
-        RefusedError if the record is to blame; else what MLflow raises."""
+        """Raises: OutageError if the store's state is to blame, RefusedError if it is the record;
+        else what MLflow raises. A run that is deleted is an outage, too."""
         try:
             self._send(records)
         except Exception as error:
-            reason, run = str(error) or type(error).__name__, None
-            with suppress(Exception):
-                run = active_run(self._client, self._run_id)
+            reason = str(error) or type(error).__name__
+            fault, run = fault_of(error), None
+            if fault != "store":
+                with suppress(Exception):
+                    run = active_run(self._client, self._run_id)
             if run is None:
                 raise OutageError(reason) from error
-            if is_of_record(error):
+            if fault == "record":
                 raise RefusedError(reason) from error
             raise
 
     def _send(self, records: Sequence[Record]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, RunTag
+        from mlflow.entities import Metric, Param, RunTag
 
         client, run_id = self._client, self._run_id
         kind, payload, name = records[0].kind, records[0].payload, records[0].name
         if kind == "metrics":
-            points = [point for record in records for point in record.payload]
-            metrics = [Metric(stored_key(key), *values) for key, *values in points]
+            metrics = [
+                Metric(stored_key(key), *item)
+                for record in records
+                for key, *item in record.payload
+            ]
             client.log_batch(run_id, metrics=metrics)
         elif kind == "params":
             params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in payload.items()]
@@ -60,12 +79,7 @@ class MlflowSink:
             before = client.get_run(run_id).data.tags.get(NOTE_TAG, "")
             client.set_tag(run_id, NOTE_TAG, with_score(before, payload))
         elif kind == "inputs":
-            inputs = []
-            for data, context, digest, num_rows, source in payload:
-                profile = json.dumps({"num_rows": num_rows})
-                dataset = Dataset(data, digest, "local", source, profile=profile)
-                inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", context)]))
-            client.log_inputs(run_id, datasets=inputs)
+            client.log_inputs(run_id, datasets=[_dataset(*data) for data in payload])
         elif kind == "file":
             folder, _, file_name = name.rpartition("/")
             with tempfile.TemporaryDirectory() as temporary:
@@ -76,6 +90,14 @@ class MlflowSink:
             client.update_run(run_id, "RUNNING")
         else:
             client.set_terminated(run_id, payload[0], end_time=payload[1])
+
+
+def _dataset(name: str, context: str, digest: str, num_rows: int, source: str) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput, InputTag
+
+    profile = json.dumps({"num_rows": num_rows})
+    dataset = Dataset(name, digest, "local", source, profile=profile)
+    return DatasetInput(dataset, [InputTag("mlflow.data.context", context)])
 
 
 def active_run(client: MlflowClient, run_id: str) -> Run | None:
@@ -94,9 +116,28 @@ def active_run(client: MlflowClient, run_id: str) -> Run | None:
     return run if run.info.lifecycle_stage == "active" else None
 
 
-def is_of_record(error: Exception) -> bool:
-    """Whether a store that answers says that the record is invalid, or too large for it."""
+def fault_of(error: BaseException) -> Literal["record", "store"] | None:
+    """What causes an error: the record's content, or the store's state (full, out of reach ...).
+
+    None if it is not clear. If MLflow's server passes on the database's error, only its text
+    shows it.
+    """
+    from requests import HTTPError
+    from sqlalchemy.exc import InterfaceError, OperationalError, TimeoutError
+
     status: Any = getattr(getattr(error, "response", None), "status_code", None)
     is_invalid = getattr(error, "error_code", None) == "INVALID_PARAMETER_VALUE"
     is_too_large = status == 413 or "failed with error code 413 " in str(error)
-    return is_invalid or is_too_large or isinstance(error, UnicodeError)
+    if is_invalid or is_too_large or isinstance(error, UnicodeError):
+        return "record"
+    about_the_name = (HTTPError, IsADirectoryError, NotADirectoryError, FileNotFoundError)
+    link: BaseException | None = error
+    while link is not None:
+        if isinstance(link, (OperationalError, InterfaceError, TimeoutError)):
+            return "store"
+        if getattr(link, "error_code", None) in _OUTAGE_CODES:
+            return "store"
+        if isinstance(link, OSError):
+            return None if isinstance(link, about_the_name) else "store"
+        link = link.__cause__ or link.__context__
+    return "store" if "OperationalError)" in str(error) else None

@@ -164,9 +164,7 @@ class WeightSync(Callback):
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        datamodule_of(trainer).runner.sync(
-            pl_module.phase, whole_weights(pl_module.actor, pl_module.config.actor.lora)
-        )
+        datamodule_of(trainer).runner.sync(pl_module.phase, actor_weights(pl_module))
 
 
 @dataclass(eq=False)
@@ -204,8 +202,14 @@ def actor_access(module: VapoModule) -> ActorAccess:
     return ActorAccess(
         model=module.actor.model,
         device=module.device,
-        weights=lambda: whole_weights(module.actor, module.config.actor.lora),
+        weights=lambda: actor_weights(module),
         logprobs=logprobs,
         gather=lambda: gathered(module.actor),
         local_rank=module.local_rank,
     )
+
+
+def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
+    """Yield the actor's full weights. Begun only where they are sent: a module that trains its
+    critic alone has no actor."""
+    yield from whole_weights(module.actor, module.config.actor.lora)

@@ -301,11 +301,11 @@ def _gradients(network: _Network, several: bool, activations: float, config: Fit
 
     Those of the only micro-batch grow while its activations go.
     """
-    if not several:
-        return max(network.trained - activations, 0.0)
-    if network.is_sharded and not config.trainer.reduce_every_microbatch:
+    if several and network.is_sharded and not config.trainer.reduce_every_microbatch:
         return network.whole_gradients
-    return 0.0 if config.trainer.cpu_offload else network.trained
+    if config.trainer.cpu_offload:  # reduced, they lie in the host's memory
+        return 0.0
+    return network.trained if several else max(network.trained - activations, 0.0)
 
 
 def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
