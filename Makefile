@@ -48,7 +48,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
 	case "$$options" in *pip) false;; *) $(UV) $$options $(PIP_ARGS) $(EVERYTHING);; esac || \
 		$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) $(EVERYTHING)
-	@# all cores compile, where pip would take one; not what hardly anything imports
+	@# all cores compile, where pip would take one; what hardly anything imports is left out
 	@$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/transformers/models/' \
 		$(VENV)/lib > /dev/null 2>&1 || true
 	@touch $@
@@ -66,7 +66,7 @@ test: install ## run the tests (not those of `night` and the commands below it)
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Types need one core for half a minute, in which tests begin.
-check: lint ## lint, types and all tests but the slow ones, in under five minutes
+check: lint ## lint, types and all tests but the slow ones, in some minutes
 	@$(MAKE) --no-print-directory -j 2 types quick
 
 quick: install
