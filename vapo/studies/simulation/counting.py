@@ -53,8 +53,9 @@ class Work:
 class StepCounts(TorchDispatchMode):
     """Counts what a step computes and sends; `parts` are its micro-batches and optimizer steps.
 
-    A number that is read from a fake tensor is 0, and no bool is true; an optimizer, which
-    divides by the count of its steps, reads 1. So every loss and norm is finite. A mask takes all.
+    A number that is read from a fake tensor is 0, and a bool is true, as what is checked holds; an
+    optimizer, which divides by the count of its steps, reads 1. So every loss and norm is finite.
+    A mask takes all.
     """
 
     def __init__(self) -> None:
@@ -80,7 +81,7 @@ class StepCounts(TorchDispatchMode):
         if name == "aten._local_scalar_dense":
             in_optimizer = bool(self.parts) and self.parts[-1][0] == OPTIMIZER_STEP
             kind = float if args[0].is_floating_point() else int
-            return kind(in_optimizer and args[0].dtype is not torch.bool)
+            return args[0].dtype is torch.bool or kind(in_optimizer)
         if name == "aten.index":
             args = (args[0], [i for index in args[1] for i in _whole(index)])
         made = func(*args, **(kwargs or {}))
