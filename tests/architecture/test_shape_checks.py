@@ -22,9 +22,7 @@ def test_wrong_shapes_fail_at_the_annotation() -> None:
 
 
 def test_wrong_types_fail_in_the_config_too() -> None:
-    with pytest.raises(
-        Exception, match=r"load_config\(\) parameter files=7 violates type hint"
-    ):
+    with pytest.raises(Exception, match=r"load_config\(\) parameter files=7 violates type hint"):
         load_config(FitConfig, 7, [])  # type: ignore[arg-type]
 
 

@@ -181,6 +181,11 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
          ["unknown option", "'--components.clip_higher.enabled'"]),
         (["fit", "--seed"], ["--seed needs a value"]),
         (["fit", "--seed", "--algorithm.gamma=1"], ["--seed needs a value"]),
+        (["fit", "--seed", "--print_config", "5"], ["--seed needs a value"]),
+        (
+            ["fit", "--output_dir", "--config", "conf/vapo.yaml", "trainer.devices=2"],
+            ["--output_dir needs a value"],
+        ),
         (["fit", "my.yaml"], ["a config file is given as --config my.yaml"]),
         (["fit", "--num_iterations", "3"], ["did you mean '--training.num_iterations'?"]),
         (["fit", "stray"], ["unexpected argument 'stray'", "KEY=VALUE"]),

@@ -214,6 +214,15 @@ def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: 
     assert own["weights"] != str(policy)  # of the weights, not of the folder's name
 
 
+def test_a_part_of_the_prompts_is_not_taken_for_all(
+    tmp_path: Path, policy: Path, finished: Path
+) -> None:
+    config, path = config_of(tmp_path, policy), copy(finished, tmp_path)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:4]))
+    with pytest.raises(UserError, match=r"it has 4 of 9 prompts; remove it"):
+        filter.run(config, num_responses=K, output=str(path))
+
+
 def test_a_foreign_file_is_not_touched(tmp_path: Path, policy: Path, finished: Path) -> None:
     config, path = config_of(tmp_path, policy), tmp_path / "mine.jsonl"
     path.write_text("precious\n")

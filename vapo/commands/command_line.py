@@ -40,9 +40,11 @@ class Parser(argparse.ArgumentParser):
         """
         options, left = self.parse_known_args(argv)
         overrides: list[str] = []
+        place = 0  # in argv, behind the last of `left` that was taken
         flags = [flag for action in self._actions for flag in action.option_strings]
         while left:
             token = left.pop(0)
+            place = argv.index(token, place) + 1
             flag, equals, _ = token.partition("=")
             if entries is None:
                 self.error(f"unexpected argument '{token}'{did_you_mean(token, flags)}")
@@ -57,7 +59,8 @@ class Parser(argparse.ArgumentParser):
                     raise UserError(
                         f"command line: unknown option '{flag}'{hint or '; see --help'}"
                     )
-                if not equals and (not left or left[0].startswith("--")):
+                follows = argv[place] if place < len(argv) else "--"
+                if not equals and (follows.startswith("--") or follows != left[0]):
                     raise UserError(f"{flag} needs a value, as {flag}=VALUE")
                 overrides.append(token[2:] if equals else f"{flag[2:]}={left.pop(0)}")
             elif equals and not token.startswith("-"):

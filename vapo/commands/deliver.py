@@ -11,7 +11,7 @@ from vapo.config.credentials import without_credentials
 from vapo.errors import UserError
 from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery
-from vapo.tracking.journal import JOURNAL_NAME, Journal, read_target
+from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
 from vapo.tracking.opening import client_of
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import locate_store
@@ -38,7 +38,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
         try:
             with closing(Journal(folder)) as journal:
                 num_left += _deliver(folder, journal, tracking_uri, only_list)
-        except UserError as error:  # it is in use, perhaps
+        except JournalInUseError as error:
             if not only_list:
                 raise
             say(error)

@@ -37,7 +37,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
-    is_there = path.exists()
+    is_there = path.exists() and path.stat().st_size > 0
     if is_there:
         check_settings(path, settings)
     with recorded(config, "filter", prompts) as (progress, logger):
@@ -45,6 +45,11 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
         if not is_there:
             num_tokens = sample_file(config, prompts.train, tokenizer, path, settings, progress)
         histogram = read_histogram(path, num_responses)
+        if sum(histogram) != len(prompts.train):
+            raise UserError(
+                f"--output {path}: it has {sum(histogram)} of {len(prompts.train)} prompts; remove "
+                "it, or give another name"
+            )
         metrics = summary_metrics(histogram)
         metrics["filter/num_response_tokens"] = float(num_tokens)
         metrics["filter/sampling_s"] = time.monotonic() - started

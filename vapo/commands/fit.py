@@ -38,7 +38,7 @@ from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
-from vapo.system.libraries import pick_device
+from vapo.system.libraries import pick_device, quiet_libraries, set_threads
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -87,6 +87,8 @@ def checked_inputs(config: FitConfig) -> Inputs:
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
+    quiet_libraries()
+    set_threads(config.trainer)
     check_launch(config.trainer)
     pick_device(config.trainer)
     estimator_of(config.algorithm)

@@ -165,5 +165,5 @@ def visible_gpus() -> list[str]:
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1")]
-    indices = output_of(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"])
+    indices = output_of(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], timeout_s=10)
     return (indices or "").split()

@@ -30,6 +30,10 @@ JOURNAL_NAME = "journal.jsonl"
 _TARGET = "target.json"
 
 
+class JournalInUseError(UserError):
+    """Another process writes into it, or delivers it."""
+
+
 class Journal:
     """The records of one run in their order. Not for several threads at once.
 
@@ -52,7 +56,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = (folder / "lock").open("w")
             if not try_lock(self._lock, with_children=True):
-                raise UserError(
+                raise JournalInUseError(
                     f"{folder} is in use: its run, or a `vapo deliver`, is still running"
                 )
             self._open()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import logging
 import os
 import sys
@@ -94,7 +95,7 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
         if (database := store.database) and not database.exists():
             from mlflow.db import upgrade
 
-            for left in database.parent.glob(f".{database.name}.new*"):
+            for left in database.parent.glob(f".{glob.escape(database.name)}.new*"):
                 left.unlink()  # of a process that was killed
             # aside: MLflow never opens a store again whose making was cut short
             write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))

@@ -69,10 +69,12 @@ def host() -> dict[str, str]:
     return facts
 
 
-def output_of(command: list[str]) -> str | None:
+def output_of(command: list[str], *, timeout_s: float = 5) -> str | None:
     """What a command prints; None if it fails, or is not there."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=timeout_s, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()

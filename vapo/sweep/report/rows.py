@@ -143,7 +143,11 @@ def separate_rows(recorded: Iterable[Recorded]) -> tuple[dict[str, list[Recorded
         for identity, runs in groups.items():
             rows[titles[identity]], more = _one_of_each_seed(titles[identity], runs)
             notes += more
-    return dict(sorted(rows.items(), key=lambda row: row[1][0].run.info.start_time)), notes
+
+    def first_start(row: tuple[str, list[Recorded]]) -> int:
+        return min(int(one.run.info.start_time) for one in row[1])
+
+    return dict(sorted(rows.items(), key=first_start)), notes
 
 
 def _one_of_each_seed(row: str, runs: Iterable[Recorded]) -> tuple[list[Recorded], list[str]]:
