@@ -187,7 +187,6 @@ def test_adapters_beside_a_head_of_another_kind(tmp_path: Path, head: str) -> No
     ("overrides", "key"),
     [
         ((*LORA, "critic.frozen=[self_attn.]"), "critic.frozen"),
-        ((*LORA, "trainer.strategy=fsdp", "trainer.devices=2"), "critic.lora"),
         (("critic.minibatch_size=7",), "critic.minibatch_size"),
         (
             ("critic.minibatch_size=1", "trainer.strategy=fsdp", "trainer.devices=2"),
