@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedConfig
 
-from vapo.commands.early_checks import (
+from vapo.commands.estimate_checks import (
     model_config_folder,
     only_config_needed,
     simulated_config,

@@ -17,9 +17,9 @@ _PACKAGE = Path(__file__).parents[1]
 # the critics of `vapo critics` is not among them: their results belong to it.
 _AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/simulation",
                "studies/run_hours.py", "studies/critics/report.py", "cli.py",
-               "commands/command_line.py",
-               "commands/command_table.py", "commands/early_checks.py", "commands/file_checks.py",
-               "commands/ui.py", "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
+               "commands/command_line.py", "commands/command_table.py", "commands/early_checks.py",
+               "commands/estimate_checks.py", "commands/file_checks.py", "commands/ui.py",
+               "commands/sweep.py", "commands/report.py", "commands/rollouts.py",
                "commands/critics.py", "commands/trying.py", "commands/trials.py",
                "commands/sampled_trials.py")  # fmt: skip
 

@@ -1,0 +1,75 @@
+"""What `vapo estimate` can simulate, and needs of a model; asked before torch is imported, too."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from vapo.config import FitConfig
+from vapo.config.validation import first_problem
+from vapo.errors import UserError
+
+
+def simulated_config(
+    config: FitConfig, num_ranks: int | None, tflops: float | None, gb_s: float | None
+) -> FitConfig:
+    """The config on so many ranks, for `vapo estimate --simulate_ranks`; None: as it is.
+
+    Raises: UserError for what cannot be simulated, or does not divide among the ranks, and for
+        rates that no step has a use for.
+    """
+    if num_ranks is None:
+        if gb_s is not None:
+            raise UserError("--interconnect_gb_s is of a simulated step: give --simulate_ranks N")
+        return config
+    rates = [rate for rate in (tflops, gb_s) if rate is not None]
+    if num_ranks < 1 or not all(0 < rate < math.inf for rate in rates):
+        raise UserError(
+            "--simulate_ranks must be at least 1, and --sustained_tflops and --interconnect_gb_s "
+            "finite numbers above 0"
+        )
+    if gb_s is not None and tflops is None:
+        raise UserError("a step's time needs --sustained_tflops beside --interconnect_gb_s")
+    trainer = config.trainer
+    if trainer.cpu_offload:
+        raise UserError(
+            "--simulate_ranks cannot tell a host's memory from a GPU's: set "
+            "trainer.cpu_offload=false"
+        )
+    if config.critic.count > 1:
+        raise UserError("--simulate_ranks trains one critic: set critic.count=1")
+    for name in ("actor", "critic"):
+        if getattr(config, name).attn_implementation == "flash_attention_2":
+            raise UserError(
+                "--simulate_ranks runs on a CPU, which has no flash_attention_2: set "
+                f"{name}.attn_implementation=sdpa, which keeps as much"
+            )
+    if num_ranks != trainer.num_ranks:
+        trainer = replace(trainer, devices=num_ranks, num_nodes=1)
+        config = replace(config, trainer=trainer)
+    if (problem := first_problem(config)) is not None:
+        raise UserError(f"--simulate_ranks {num_ranks}: {problem.message}")
+    return config
+
+
+def model_config_folder(model_config: Path) -> str:
+    """The folder of `vapo estimate --model_config`. Raises: UserError: it has no config.json."""
+    folder = model_config.parent if model_config.name == "config.json" else model_config
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--model_config: no config.json at {model_config}")
+    return str(folder)
+
+
+@contextmanager
+def only_config_needed() -> Iterator[None]:
+    """Add to the error of a missing model that `vapo estimate` needs its config.json alone."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"{error}\nOnly the model's config.json is needed: name one with --model_config FILE, "
+            "for actor and critic alike"
+        ) from error
