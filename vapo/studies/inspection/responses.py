@@ -15,9 +15,11 @@ class InspectedResponse:
     reward: float
     group: str  # responses to one prompt of one step share it
     step: int | None = None
+    prompt_ids: tuple[int, ...] | None = None  # as the policy read it
     response_ids: tuple[int, ...] | None = None
     tokens: tuple[str, ...] | None = None  # the text of each response token
-    values: tuple[float, ...] | None = None
+    is_sampled: tuple[bool, ...] | None = None  # False: an environment's token; None: all are
+    values: tuple[float, ...] | None = None  # of the state before each token
     logprobs: tuple[float, ...] | None = None
     advantages: tuple[float, ...] | None = None
     returns: tuple[float, ...] | None = None  # the framework's own value targets
