@@ -24,6 +24,7 @@ class InspectedResponse:
     advantages: tuple[float, ...] | None = None
     returns: tuple[float, ...] | None = None  # the framework's own value targets
     is_truncated: bool | None = None
+    answer: str | None = None  # the reference that a verifier compares with
 
 
 @dataclass(frozen=True)
