@@ -68,9 +68,7 @@ def prompt_mean(rows: Sequence[Row], values: Values, policy: str) -> Values:
 
 def reads_length(rows: Sequence[Row], values: Values, policy: str) -> Values:
     mean, longest = float(np.concatenate(values).mean()), max(map(len, values))
-    return [
-        mean + 0.5 - 1.2 * np.arange(len(x)) / longest + 0.15 * (x - mean) for x in values
-    ]
+    return [mean + 0.5 - 1.2 * np.arange(len(x)) / longest + 0.15 * (x - mean) for x in values]
 
 
 CASES: dict[str, Callable[[Sequence[Row], Values, str], Values]] = {

@@ -245,6 +245,19 @@ def off_by_one(findings: Findings) -> Said:
         )
 
 
+def beside_advantages(findings: Findings) -> Said:
+    """Values and advantages of the file at different places: one of both was shifted."""
+    found = findings.advantages
+    if found is not None and found.shift not in (None, 0):
+        yield Remark(
+            "inspect-off-by-one",
+            "wrong",
+            "Advantages and values stand at different tokens",
+            f"{found.text[:1].upper()}{found.text[1:]}.",
+            "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
+        )
+
+
 def beside_siblings(
     critic: CriticFigures, findings: Findings, diagnosis: list[Remark | str]
 ) -> Said:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from vapo.studies.inspection.agreement import advantage_alignment
 from vapo.studies.inspection.alignment import Alignment, alignment
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.group_sample import GroupKey, GroupSample, tokens_of
@@ -13,6 +14,7 @@ from vapo.studies.inspection.running import GroupFigures, RunningSums, TokenColu
 
 MAX_PARTS = 40  # points of a comparison over time
 _SHOWN_BAD_ROWS = 10
+_ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
 _SAMPLE_TOKENS = 1_000_000
 Part = tuple[str, int | None]  # a file, and a step
 
@@ -36,6 +38,9 @@ class PartFindings:
 class Findings:
     """What was found. `sample` has the groups that the figures with intervals are of.
 
+    `alignment`: whether each value stands at its token; `advantages`: whether the advantages were
+    made of the values where they stand.
+
     `is_whole`: that is all of them. `parts` are in order, and empty where there is only one; of
     more than MAX_PARTS the first, the last and others evenly spread.
     """
@@ -44,6 +49,7 @@ class Findings:
     groups: GroupFigures
     critic: CriticFigures | None
     alignment: Alignment | None
+    advantages: Alignment | None
     parts: list[PartFindings]
     sample: Mapping[GroupKey, list[InspectedResponse]]
     is_whole: bool
@@ -98,12 +104,13 @@ def find(
         sums.setdefault(part, RunningSums()).add(response, response.group, columns)
         sample.add(str(part), response)
     kept = sample.groups()
-    chosen = [one for group in kept.values() for one in group if one.values is not None]
+    chosen = list(_with_values(kept))
     return Findings(
         sums=whole,
         groups=whole.groups.figures(whole.high, seed=seed),
         critic=critic_figures(tokens_of(kept, gamma=gamma), seed=seed),
         alignment=alignment(chosen) if chosen else None,
+        advantages=advantage_alignment(chosen) if chosen else None,
         parts=_parts(sums, kept, gamma=gamma, seed=seed) if len(sums) > 1 else [],
         sample=kept,
         is_whole=sample.is_whole,
@@ -111,6 +118,17 @@ def find(
         num_bad_rows=num_bad,
         bad_rows=bad,
     )
+
+
+def _with_values(
+    kept: Mapping[GroupKey, list[InspectedResponse]],
+) -> Iterator[InspectedResponse]:
+    """Responses with values, some of each step, whose groups have names of their own."""
+    groups = [group for group in kept.values() if any(one.values is not None for one in group)]
+    for number, group in enumerate(groups[:: max(1, len(groups) // _ALIGNED_GROUPS)]):
+        for one in group:
+            if one.values is not None:
+                yield replace(one, group=str(number))
 
 
 def file_of(response: InspectedResponse) -> str:

@@ -31,7 +31,7 @@ ROWS = {
     "inspect-over-time": "inspect: the critic changed",
     "inspect-too-few": "inspect: not enough responses to say",
 }
-"""Anchor -> the first words of its row in the table "When value training fails"."""
+"""Anchor -> the first words of its row in the table "Verdicts of vapo inspect"."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Remark:
 
     @property
     def row(self) -> str:
-        return f'docs/value_page.md, "When value training fails", row "{ROWS[self.anchor]}"'
+        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{ROWS[self.anchor]}"'
 
 
 Said = Iterator[Remark | str]  # text alone: what there are too few responses to say

@@ -89,11 +89,13 @@ class TruthRequest:
         """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
         low, high = findings.outcomes or (0.0, 1.0)
         longest = max(1, findings.sums.longest)
+        prompts = [len(one.prompt_ids or ()) for one in findings.responses]
         own = [
             *_UNUSED_DATA,
             f"actor.path={self.policy}",
             "critic.init=policy",
             f"rollouts.max_response_tokens={longest}",
+            f"data.max_prompt_tokens={max(1, *prompts)}",
             *(f"rewards.{setting}" for setting in verifier_settings(str(self.verifier))),
             *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
             f"value_truth.num_continuations={self.num_continuations}",

@@ -1,6 +1,6 @@
 """The words of `vapo inspect`: what is wrong, by which figure, and what to do.
 
-docs/value_page.md has a row of its table "When value training fails" for each.
+docs/value_page.md has a row of its table "Verdicts of vapo inspect" for each.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 
 from vapo.studies.inspection.critic_verdicts import (
+    beside_advantages,
     beside_siblings,
     off_by_one,
     shift,
@@ -32,7 +33,7 @@ def verdicts(findings: Findings) -> list[Remark]:
         said.append(Remark("inspect-equal-rewards", "wrong", "All rewards are equal", text))
     else:
         diagnosis = list(what_it_knows(critic, findings))
-        said += [*off_by_one(findings), *diagnosis]
+        said += [*off_by_one(findings), *beside_advantages(findings), *diagnosis]
         said += shift(critic, diagnosis)
         said += beside_siblings(critic, findings, diagnosis)
         said += _micro_batches(findings)
