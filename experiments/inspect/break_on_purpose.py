@@ -1,7 +1,7 @@
 """Break the values of sound rollouts in five ways that happen, and write a file for each.
 
-    python experiments/inspect/break_on_purpose.py rollouts.jsonl --policy models/checked_steps/policy \
-        --output_dir runs/inspect --steps 44 53
+    python experiments/inspect/break_on_purpose.py rollouts.jsonl \
+        --policy models/checked_steps/policy --output_dir runs/inspect --steps 44 53
 
 `rollouts.jsonl` is what `record.py` wrote. The files have the same responses and rewards, and
 other values:
@@ -26,14 +26,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
 Row = dict[str, Any]
 Values = list[np.ndarray]  # of each row
 
 
 def untrained(rows: Sequence[Row], values: Values, policy: str) -> Values:
+    import torch
+    from transformers import AutoModelForCausalLM
+
     model = AutoModelForCausalLM.from_pretrained(policy)
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     found = []

@@ -1,4 +1,4 @@
-"""The skill in the package: its commands are understood, and run; the verdicts that it names exist."""
+"""The skill in the package: its commands run, and the verdicts that it names exist."""
 
 from __future__ import annotations
 

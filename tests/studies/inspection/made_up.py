@@ -16,24 +16,23 @@ STEPS = 6  # tokens of a response but for the last
 def sound(
     num_prompts: int = 60, size: int = 8, *, seed: int = 0, step: int | None = None
 ) -> list[InspectedResponse]:
-    """Walks of tokens `+` and `-`, of 6 to 9 steps; the reward is 1 or -1, by chance and the walk.
+    """Walks of tokens `+` and `-`, of 6 to 9 steps, each of which changes what the response is worth.
 
-    The value is the true one: of the prompt's hardness, and of the tokens so far.
+    The value is the true one: as likely as it says, the reward is 1, else -1.
     """
     draw, found = random.Random(seed), []
     for prompt in range(num_prompts):
-        hardness, length = draw.uniform(-1, 1), STEPS + prompt % 4
+        hardness, length = draw.uniform(-0.8, 0.8), STEPS + prompt % 4
         for _ in range(size):
-            score, values, tokens = 0.4 * hardness, [], []
+            worth, values, tokens = hardness, [], []
             for _ in range(length):
-                values.append(max(-0.95, min(0.95, score)))
-                token = draw.choice("+-")
-                score += 0.3 if token == "+" else -0.3
-                tokens.append(token)
-            chance = (1 + max(-0.95, min(0.95, score))) / 2
-            values.append(2 * chance - 1)
+                values.append(worth)
+                tokens.append(draw.choice("+-"))
+                move = min(0.3, 1 - abs(worth))
+                worth += move if tokens[-1] == "+" else -move
+            values.append(worth)
             tokens.append(".")
-            reward = 1.0 if draw.random() < chance else -1.0
+            reward = 1.0 if draw.random() < (1 + worth) / 2 else -1.0
             found.append(
                 InspectedResponse(
                     place=f"made_up.jsonl, row {len(found) + 1}",

@@ -26,11 +26,17 @@ from vapo.studies.inspection.group_sample import (
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
-NUM_GROUPS = 6
-MAX_RESPONSES = 8  # of a group
-MAX_TOKENS = 20_000  # of all cards; about 55 bytes each
 _MAX_PROMPT_CHARS = 20_000
 _UNKNOWN_TOKEN = "\u25aa"
+
+
+@dataclass(frozen=True)
+class PageSize:
+    """How many groups a page shows, responses of each, and tokens in all."""
+
+    num_groups: int
+    max_responses: int
+    max_tokens: int
 
 
 @dataclass
@@ -79,6 +85,7 @@ def cards_data(
     *,
     truths: Mapping[int, Profile],
     measured: Sequence[GroupKey] = (),
+    size: PageSize,
     seed: int,
 ) -> dict[str, Any]:
     """What `page.js` needs of the groups.
@@ -90,8 +97,8 @@ def cards_data(
     numbers = {id(one): number for number, one in enumerate(findings.responses)}
     vocabulary = Vocabulary(None if tokenizer is None else TokenText(tokenizer))
     shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
-    groups, budget = [], MAX_TOKENS
-    chosen = choose_groups(findings, measured, seed=seed)
+    groups, budget = [], size.max_tokens
+    chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
     for place, (key, reason) in enumerate(chosen.items()):
         group = findings.sample[key]
         lengths = [_shown_length(response) for response in group]
@@ -99,7 +106,7 @@ def cards_data(
             range(len(group)),
             is_correct=[bool(findings.is_right(one)) for one in group],
             lengths=lengths,
-            max_responses=MAX_RESPONSES,
+            max_responses=size.max_responses,
             max_tokens=budget // (len(chosen) - place),
             measured=[i for i, one in enumerate(group) if numbers[id(one)] in truths],
         )
@@ -122,19 +129,19 @@ def cards_data(
 
 
 def choose_groups(
-    findings: Findings, measured: Sequence[GroupKey], *, seed: int
+    findings: Findings, measured: Sequence[GroupKey], num_groups: int, *, seed: int
 ) -> dict[GroupKey, str]:
     """One group for each reason, those that were measured first, then others at random."""
     sample = findings.sample
-    chosen: dict[GroupKey, str] = dict.fromkeys(measured[: NUM_GROUPS - 1], "measured")
+    chosen: dict[GroupKey, str] = dict.fromkeys(measured[:num_groups], "measured")
     for reason, score in _reasons(findings):
         scores = {key: score(group) for key, group in sample.items() if key not in chosen}
         best = max(scores, key=lambda key: scores[key], default=None)
-        if best is not None and scores[best] > 0 and len(chosen) < NUM_GROUPS:
+        if best is not None and scores[best] > 0 and len(chosen) < num_groups:
             chosen[best] = reason
     others = [key for key in sample if key not in chosen]
     random.Random(seed).shuffle(others)
-    return chosen | dict.fromkeys(others[: NUM_GROUPS - len(chosen)], "at random")
+    return chosen | dict.fromkeys(others[: num_groups - len(chosen)], "at random")
 
 
 def _reasons(findings: Findings) -> list[tuple[str, Callable[[list[InspectedResponse]], float]]]:

@@ -104,7 +104,7 @@ def _length(critic: CriticFigures) -> Remark:
 
 def _prompt_mean(critic: CriticFigures) -> Remark:
     between = ""
-    if not critic.explained_between.is_unknown:
+    if critic.explained_between.low > LITTLE_BELOW and critic.explained_between.is_bounded:
         between = f" It tells prompts apart (explained between {shown(critic.explained_between)})."
     return Remark(
         "inspect-prompt-mean",
@@ -168,9 +168,9 @@ def _by_slope(critic: CriticFigures, findings: Findings) -> Said:
 
 def _follows(critic: CriticFigures) -> Remark:
     parts = [f"explained variance {shown(critic.explained)}"]
-    if not critic.explained_between.is_unknown:
+    if critic.explained_between.is_bounded:
         parts.append(f"of what prompts are worth {shown(critic.explained_between)}")
-    if not critic.explained_within.is_unknown:
+    if critic.explained_within.is_bounded:
         parts.append(f"within a prompt {shown(critic.explained_within)}")
     return Remark(
         "inspect-follows",

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.points import UNKNOWN, Figure
+from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.studies.inspection.group_sample import Tokens
 
 MIN_GROUPS = 4  # fewer say nothing of the spread between prompts
@@ -42,7 +42,7 @@ class Bootstrap:
             }
         num = min(self.num_groups, _MAX_DRAWN)
         counts = draw.multinomial(num, np.full(num, 1 / num), size=num_resamples) if num else None
-        self.totals = {name: float(x.sum()) for name, x in table.items()}
+        self.totals = {name: x.sum() for name, x in table.items()}  # NumPy: division by 0 is NaN
         self.resampled = {name: x if counts is None else counts @ x for name, x in table.items()}
 
     def figure(self, function: Callable[[Sums], Any]) -> Figure:

@@ -14,8 +14,8 @@ from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.rendering import filled_page
 from vapo.diagnostics.value_page.token_text import visible
 from vapo.diagnostics.value_page.truth import truth_data
-from vapo.diagnostics.value_truth.points import Figure
-from vapo.studies.inspection.cards import cards_data
+from vapo.diagnostics.value_truth.figure import Figure
+from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
 from vapo.studies.inspection.group_sample import GroupKey, tokens_of
@@ -54,6 +54,7 @@ def inspection_page(
     notes: Sequence[str],
     tokenizer: PreTrainedTokenizerBase | None,
     truth: MeasuredTruth | None,
+    size: PageSize,
     seed: int,
 ) -> str:
     """The page's HTML."""
@@ -66,6 +67,7 @@ def inspection_page(
         tokenizer,
         truths={} if truth is None else truth.prefixes(),
         measured=measured,
+        size=size,
         seed=seed,
     )
     positions: Profile = {} if tokens is None else position_table(tokens)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from vapo.diagnostics.value_truth.points import Figure
+from vapo.diagnostics.value_truth.figure import Figure
 from vapo.errors import UserError
 from vapo.studies.inspection.findings import Findings, find
 from vapo.studies.inspection.remarks import Remark
@@ -61,8 +61,14 @@ class Inspection:
             lines += ["", self.truth.text()]
         return "\n".join(lines)
 
-    def page(self) -> str:
-        """One HTML file that needs no network."""
+    def page(self, *, num_groups: int = 6, max_responses: int = 8, max_tokens: int = 20_000) -> str:
+        """One HTML file that needs no network.
+
+        Args:
+            num_groups, max_responses: groups that are shown, and responses of each.
+            max_tokens: response tokens on the page, of about 55 bytes each.
+        """
+        from vapo.studies.inspection.cards import PageSize
         from vapo.studies.inspection.page import inspection_page
 
         return inspection_page(
@@ -73,6 +79,7 @@ class Inspection:
             notes=[*self.notes, *(f"{row.place}: {row.reason}" for row in self.findings.bad_rows)],
             tokenizer=self.tokenizer,
             truth=self.truth,
+            size=PageSize(num_groups, max_responses, max_tokens),
             seed=self.seed,
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.points import UNKNOWN, Figure
+from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.studies.inspection.figures import Bootstrap
 from vapo.studies.inspection.group_sample import response_length, returns_of, sampled_places
 from vapo.studies.inspection.responses import InspectedResponse

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vapo.diagnostics.value_truth.points import Figure
+from vapo.diagnostics.value_truth.figure import Figure
 
 
 def shown(figure: Figure) -> str:
