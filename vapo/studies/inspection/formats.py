@@ -60,7 +60,7 @@ def _plain(row: Row, place: Place) -> list[InspectedResponse]:
     given = row.get("group")
     truncated = row.get("is_truncated")
     if truncated is None and row.get("finish_reason") is not None:
-        truncated = row["finish_reason"] in ("length", "turn_length")
+        truncated = row["finish_reason"] != "stop"
     return [
         InspectedResponse(
             place=str(place),
