@@ -168,7 +168,7 @@ def trl() -> None:
             policy=str(ROOT / "models/checked_steps/policy"),
             output=Path(out),
             num_steps=4,
-            num_prompts=2,
+            num_prompts=4,
             group_size=4,
             steps_per_generation=2,
             conversation=True,
