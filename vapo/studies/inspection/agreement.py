@@ -42,6 +42,8 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
             changes = [value_changes(row) for row in kept]
             moved = np.concatenate([c[shift + 1] for c in changes if c is not None])
             fit = np.linalg.lstsq(made_of, moved, rcond=None)[0]
+            if fit[0] <= 0 or fit[1] > 0.05 * fit[0]:  # GAE's are 1 and -lambda, scaled
+                fit = np.array([0.0, 0.0, moved.mean()])
             sums[0] += float(np.sum((moved - made_of @ fit) ** 2))
             sums[1] += float(np.sum((moved - moved.mean()) ** 2))
     explained = {k: 1 - left / total for k, (left, total) in shares.items() if total > 0}

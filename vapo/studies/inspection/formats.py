@@ -60,7 +60,7 @@ def _plain(row: Row, place: Place) -> list[InspectedResponse]:
     given = row.get("group")
     truncated = row.get("is_truncated")
     if truncated is None and row.get("finish_reason") is not None:
-        truncated = row["finish_reason"] in ("length", "turn_length")
+        truncated = row["finish_reason"] != "stop"
     return [
         InspectedResponse(
             place=str(place),
@@ -198,6 +198,7 @@ _ONLY_TEXTS = (
     "they were sampled, and the end token is not among them"
 )
 FORMATS = (
+    Format("slime's rollout dump", ("tokens", "response_length", "response"), slime_rollouts),
     Format("the plain form", ("prompt", "response", "reward"), _plain),
     Format(
         "verl's dumped rollouts (trainer.rollout_data_dir or validation_data_dir)",
@@ -218,7 +219,6 @@ FORMATS = (
     ),
     Format("verifiers' or prime-rl's episodes (traces.jsonl)", ("traces",), traces),
     Format("verifiers' or prime-rl's traces", ("nodes", "rewards"), traces),
-    Format("slime's rollout dump", ("tokens", "response_length", "response"), slime_rollouts),
     Format("slime's training dump", ("tokens", "response_lengths"), slime_training),
     Format("NeMo-RL's training data", ("content", "rewards", "token_loss_mask"), nemo_rl),
     Format("OpenRLHF's scored responses", ("input", "output", "reward"), _openrlhf, (_ONLY_TEXTS,)),
