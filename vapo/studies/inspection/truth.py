@@ -62,6 +62,7 @@ class TruthRequest:
         num_continuations: from each prefix.
         verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
             `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
+        tokenizer: the policy's; None: that of its folder.
         overrides: keys of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
 
     Raises: UserError: one of them is missing or wrong.
@@ -70,6 +71,7 @@ class TruthRequest:
     policy: str | None
     num_continuations: int
     verifier: str | None
+    tokenizer: PreTrainedTokenizerBase | None = None
     num_responses: int = 16
     seed: int = 0
     overrides: Sequence[str] = ()
@@ -187,7 +189,7 @@ def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
     rows = [i for i, one in enumerate(findings.responses) if _can_continue(one)][:_MAX_RESPONSES]
     config = request.config(findings)
     check_engine(config)
-    tokenizer = load_tokenizer(str(request.policy), key="--policy")
+    tokenizer = request.tokenizer or load_tokenizer(str(request.policy), key="--policy")
     if not rows:
         raise UserError(
             "--value_truth: no response can be continued: the ids of prompt and response are "
