@@ -8,7 +8,7 @@ from __future__ import annotations
 from vapo.studies.inspection.figures import MIN_GROUPS, CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import shown
+from vapo.studies.inspection.shown import sentence, shown
 
 CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
@@ -226,11 +226,11 @@ def off_by_one(findings: Findings) -> Said:
     if found is None:
         return
     if found.shift is None:
-        text = found.text.removesuffix(".")
-        yield f"whether each value stands at its own token ({text[:1].lower()}{text[1:]})"
+        why = found.text.removesuffix(".").removeprefix("off by one? ")
+        yield f"whether each value stands at its own token ({why[:1].lower()}{why[1:]})"
     elif found.shift == 0:
         title = "Each value stands at its own token"
-        yield Remark("inspect-alignment", "good", title, found.text)
+        yield Remark("inspect-alignment", "good", title, sentence(found.text))
     else:
         early = "each value has already seen its own token"
         late = "each value is that of the token before"
@@ -238,7 +238,7 @@ def off_by_one(findings: Findings) -> Said:
             "inspect-off-by-one",
             "wrong",
             f"Values are off by one: {early if found.shift > 0 else late}",
-            found.text,
+            sentence(found.text),
             "The value of token t is the critic's output at the token before it: for prompts of P "
             "tokens slice outputs P-1 to -1, not P to the end, and shift the mask with it. "
             "Advantages otherwise blame the neighbour.",
@@ -253,7 +253,7 @@ def beside_advantages(findings: Findings) -> Said:
             "inspect-off-by-one",
             "wrong",
             "Advantages and values stand at different tokens",
-            f"{found.text[:1].upper()}{found.text[1:]}.",
+            sentence(found.text),
             "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
         )
 
