@@ -1,6 +1,6 @@
 """Small sums told in words, for a language model: FOLDER/train.jsonl and FOLDER/heldout.jsonl.
 
-    python experiments/inspect/words.py runs/words
+python experiments/inspect/words.py runs/words
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.group_sample import GroupSample, tokens_of
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches
+from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches, Moments
 
 
 def response(
@@ -97,13 +97,13 @@ def test_explained_variance_in_one_piece_and_over_micro_batches() -> None:
     whole, pieces = ExplainedVariance(), MicroBatches(2)
     for level in (0.0, 100.0):
         for reward in (level - 1, level + 1):
-            values, returns = np.array([level]), np.array([reward])
-            whole.add(values, returns)
-            pieces.add(values, returns)
+            moments = Moments.of(np.array([level]), np.array([reward]))
+            whole.add(moments)
+            pieces.add(moments)
     assert whole.value == pytest.approx(1 - 1 / 2501)
     assert (pieces.num, pieces.mean) == (2, pytest.approx(0))
     for _ in range(2):
-        pieces.add(np.array([1.0]), np.array([3.0]))
+        pieces.add(Moments.of(np.array([1.0]), np.array([3.0])))
     assert pieces.num_undefined == 1
 
 

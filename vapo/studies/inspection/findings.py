@@ -10,10 +10,16 @@ from vapo.studies.inspection.alignment import Alignment, alignment
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.group_sample import GroupKey, GroupSample, tokens_of
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import GroupFigures, RunningSums, TokenColumns
+from vapo.studies.inspection.running import (
+    GroupFigures,
+    MicroBatches,
+    RunningSums,
+    TokenColumns,
+)
 
 MAX_PARTS = 40  # points of a comparison over time
 _SHOWN_BAD_ROWS = 10
+_MICRO_BATCHES = (1, 4, 16)  # rows
 _ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
 _SAMPLE_TOKENS = 1_000_000
 Part = tuple[str, int | None]  # a file, and a step
@@ -90,7 +96,8 @@ def find(
         gamma: the discount of the reward, which is at the last token.
         max_tokens: the tokens of the groups that are kept; the sums are of all.
     """
-    whole, sums = RunningSums(), dict[Part, RunningSums]()
+    whole = RunningSums(micro_batches=[MicroBatches(num) for num in _MICRO_BATCHES])
+    sums: dict[Part, RunningSums] = {}
     sample = GroupSample(max_tokens, seed)
     bad: list[BadRow] = []
     num_bad = 0
