@@ -28,7 +28,7 @@ from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
-_SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")
+_PARTS = ("charts.js", "truth.js", "tokens.js")  # of the script; page.js comes last
 _MAX_PROMPT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 500
 _MAX_OBSERVED_CHARS = 4000
@@ -36,17 +36,22 @@ _MAX_OBSERVED_CHARS = 4000
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
     """The page's HTML. `about`: title, facts (name -> text) and notes, as the page shows them."""
-    style = _template("page.css")
-    script = "\n".join(_template(name) for name in _SCRIPTS)
-    data = json.dumps(page_data(contents, token_text, about), separators=(",", ":"))
+    return filled_page(page_data(contents, token_text, about))
+
+
+def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
+    """The HTML of a page's data; `script` and `style` come before and after the page's own."""
+    style = _template("page.css") + style
+    script = "\n".join([*map(_template, _PARTS), script, _template("page.js")])
+    text = json.dumps(data, separators=(",", ":"))
     for character in "<>&":  # in JSON they occur in strings only
-        data = data.replace(character, f"\\u{ord(character):04x}")
+        text = text.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(visible(str(about["title"]))),
+        "title": html.escape(visible(str(data["title"]))),
         "style_hash": _hash(style),
         "script_hash": _hash(script),
         "style": style,
-        "data": data,
+        "data": text,
         "script": script,
     }  # in one pass: no part is searched for places
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
@@ -103,8 +108,8 @@ def _group_data(
         "num_responses": batch.group_size,
         "num_correct": int(batch.is_correct[rows].sum()),
         "prompt_id": visible(prompt.prompt_id),
-        "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
-        "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
+        "prompt": shortened(prompt.text, _MAX_PROMPT_CHARS),
+        "answer": shortened(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [
             _response_data(contents, row, shown[row], token_text) | {"truth": measured.get(row)}
             for row in group.num_tokens
@@ -124,17 +129,17 @@ def _response_data(
         "is_correct": rollout.is_correct,
         "reward": float(batch.rewards[row]),
         "finish_reason": rollout.finish_reason.value,
-        "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
-        "failure": failure and _shortened(failure, _MAX_ANSWER_CHARS),
+        "extracted": None if extracted is None else shortened(extracted, _MAX_ANSWER_CHARS),
+        "failure": failure and shortened(failure, _MAX_ANSWER_CHARS),
         "carries_loss": bool((batch.loss_mask | batch.value_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),
         "turns": _turns_data(rollout, len(token_ids), token_text),
-        "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),
+        "ids": packed_ids(token_ids),
         "in_context": _in_context(rollout, token_ids, token_text),
         "columns": {
-            name: _packed(column[row, places].float()) for name, column in contents.columns.items()
+            name: packed(column[row, places].float()) for name, column in contents.columns.items()
         },
     }
 
@@ -171,7 +176,7 @@ def _turn_places(rollout: Rollout) -> list[int]:
 def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
     beside = dict(token_text.in_context(token_ids))
     texts = [beside.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
-    return _shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
+    return shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
 
 
 def _in_context(
@@ -186,9 +191,13 @@ def _in_context(
     ]
 
 
-def _packed(column: Tensor) -> str | float | None:
+def packed_ids(token_ids: Sequence[int]) -> str:
+    return _base64(np.asarray(token_ids, dtype="<i4").tobytes())
+
+
+def packed(column: Tensor) -> str | float | None:
     """Pack numbers exactly: a float32 prints as the double that it is. None: no number at all."""
-    if bool(column.isnan().all()):
+    if bool(column.isnan().all()):  # also of no tokens
         return None
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
@@ -206,7 +215,7 @@ def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Meas
     return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
 
 
-def _shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible) -> str:
+def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible) -> str:
     shown = show(text[:max_chars])
     left_out = len(text) - max_chars
     return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown

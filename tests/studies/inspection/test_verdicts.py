@@ -1,0 +1,122 @@
+"""Five critics that are broken in the ways that happen are named; sound ones are not accused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.studies.inspection import made_up
+from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.remarks import ROWS, Remark
+from vapo.studies.inspection.responses import InspectedResponse
+from vapo.studies.inspection.verdicts import verdicts
+
+DOCS = Path(__file__).parents[3] / "docs"
+Responses = Sequence[InspectedResponse]
+
+
+def said(responses: Responses) -> list[Remark]:
+    return verdicts(find(iter(responses)))
+
+
+def wrong(responses: Responses) -> list[str]:
+    return [remark.anchor for remark in said(responses) if remark.severity == "wrong"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "anchors"),
+    [
+        (made_up.untrained, {"inspect-untrained"}),
+        (made_up.off_by_one, {"inspect-off-by-one"}),
+        (made_up.lagging, {"inspect-off-by-one"}),
+        (made_up.wrong_scale, {"inspect-scale"}),
+        (made_up.percent, {"inspect-scale"}),
+        (made_up.prompt_mean, {"inspect-prompt-mean"}),
+        (made_up.reads_length, {"inspect-length"}),
+    ],
+)
+def test_a_broken_critic_is_named(
+    spoil: Callable[[Responses], list[InspectedResponse]], anchors: set[str]
+) -> None:
+    assert set(wrong(spoil(made_up.sound()))) == anchors
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_sound_critic_is_not_accused(seed: int, size: int) -> None:
+    remarks = said(made_up.sound(size=size, seed=seed))
+    assert not [remark for remark in remarks if remark.severity == "wrong"]
+    assert {"inspect-follows", "inspect-alignment"} <= {remark.anchor for remark in remarks}
+
+
+def test_the_untrained_head_is_told_with_its_figures() -> None:
+    (first, *_) = said(made_up.untrained(made_up.sound()))
+    assert first.title == "A value head that was never trained"
+    assert "lie 3." in first.text or "lie 2.9" in first.text
+    explained = float(re.findall(r"explained variance is (-[\d.]+) \[", first.text)[0])
+    assert explained == pytest.approx(-4.0, abs=0.5)  # 1 - (1 + 2^2) / 1
+    assert "newly initialized" in first.advice
+
+
+def test_shifted_flat_and_extreme_values() -> None:
+    responses = made_up.sound()
+    shifted = made_up.with_values(responses, lambda _, v: v + 0.5)
+    assert wrong(shifted) == ["inspect-shifted"]
+    mean = sum(r.reward for r in responses) / len(responses)
+    flat = made_up.with_values(responses, lambda _, v: mean + 0.3 * (v - mean))
+    assert wrong(flat) == ["inspect-flat"]
+    extreme = made_up.with_values(responses, lambda _, v: mean + 1.9 * (v - mean))
+    assert wrong(extreme) == ["inspect-extreme"]
+    constant = made_up.with_values(responses, lambda _, v: 0 * v + mean)
+    assert wrong(constant) == ["inspect-constant"]
+
+
+def test_without_values_it_says_what_a_critic_could_know() -> None:
+    bare = [replace(r, values=None) for r in made_up.sound()]
+    remarks = said(bare)
+    assert [remark.anchor for remark in remarks] == ["inspect-could-know"]
+    assert "lies between prompts" in remarks[0].text
+    alone = [replace(r, group=r.place) for r in bare]
+    assert "no groups" in said(alone)[0].title
+
+
+def test_few_prompts_are_too_few() -> None:
+    (*_, last) = said(made_up.sound(num_prompts=3))
+    assert last.anchor == "inspect-too-few" or not wrong(made_up.sound(num_prompts=3))
+
+
+def test_equal_rewards_say_nothing() -> None:
+    equal = [replace(r, reward=1.0) for r in made_up.sound()]
+    assert "inspect-equal-rewards" in wrong(equal)
+
+
+def test_a_mean_over_micro_batches_is_told_apart() -> None:
+    remarks = {remark.anchor: remark for remark in said(made_up.sound(seed=3))}
+    remark = remarks["inspect-micro-batches"]
+    assert "responses is" in remark.text
+
+
+def test_the_course_is_told() -> None:
+    early, late = made_up.sound(step=1), made_up.sound(step=2, seed=5)
+    spoiled = made_up.untrained(late)
+    found = {remark.anchor: remark for remark in said([*early, *spoiled])}
+    assert found["inspect-over-time"].severity == "wrong"
+    assert "step 1" in found["inspect-over-time"].text
+    assert "inspect-over-time" not in {one.anchor for one in said([*early, *late])}
+
+
+def test_numbers_that_cannot_be_are_told() -> None:
+    first, *others = made_up.sound()
+    bad = replace(first, values=(float("nan"), *(first.values or ())[1:]), logprobs=(0.5,) * 7)
+    assert {"inspect-not-finite", "inspect-log-probs"} <= set(wrong([bad, *others]))
+
+
+def test_every_remark_has_its_row_in_the_documentation() -> None:
+    text = (DOCS / "value_page.md").read_text(encoding="utf-8")
+    table = text.partition("### Verdicts of vapo inspect")[2].partition("\n### ")[0]
+    rows = dict(re.findall(r'^\| <a id="([\w-]+)"></a>(.*?) \|', table, re.MULTILINE))
+    assert rows == ROWS

@@ -1,0 +1,153 @@
+"""A sample of whole groups from a stream of responses, in whatever order they come."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import chain
+
+import numpy as np
+
+from vapo.studies.inspection.responses import InspectedResponse
+
+GroupKey = tuple[str, str]  # the part of the stream (a step, a file), and the group's name in it
+
+
+@dataclass
+class GroupSample:
+    """All responses of some groups, drawn at random, of at most about `max_tokens` tokens.
+
+    Each group has a random number, by its name and `seed`, and those with the smallest are kept:
+    a group that was given up once is never met again, so that no kept group lacks a response. All
+    groups are kept where they have no more tokens. One group is always kept.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    num_tokens: int = 0
+    num_groups_seen: int = 0
+    _kept: dict[GroupKey, list[InspectedResponse]] = field(default_factory=dict)
+    _heap: list[tuple[int, GroupKey]] = field(default_factory=list)  # the largest number first
+    _limit: int | None = None  # groups at or above it were given up
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was given up."""
+        return self._limit is None
+
+    def add(self, part: str, response: InspectedResponse) -> None:
+        key = (part, response.group)
+        number = self._number(key)
+        if self._limit is not None and number >= self._limit:
+            return
+        if key not in self._kept:
+            self._kept[key] = []
+            heapq.heappush(self._heap, (-number, key))
+        self._kept[key].append(response)
+        self.num_tokens += num_tokens(response)
+        while self.num_tokens > self.max_tokens and len(self._kept) > 1:
+            negative, given_up = heapq.heappop(self._heap)
+            self._limit = -negative
+            self.num_tokens -= sum(map(num_tokens, self._kept.pop(given_up)))
+
+    def groups(self) -> dict[GroupKey, list[InspectedResponse]]:
+        """The kept groups, in the order in which they were met."""
+        return dict(self._kept)
+
+    def responses(self) -> Iterator[InspectedResponse]:
+        return chain.from_iterable(self._kept.values())
+
+    def _number(self, key: GroupKey) -> int:
+        digest = blake2b(repr((self.seed, *key)).encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "big")
+
+
+def num_tokens(response: InspectedResponse) -> int:
+    """What a response costs to keep: its tokens, or about as many where nothing counts them."""
+    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
+        if column is not None:
+            return max(1, len(column))
+    return max(1, len(response.response) // 4)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sampled tokens of responses that have a finite value, one after the other.
+
+    Of each token: `values`, `returns`, how many sampled tokens come before it (`position`), its
+    response (`row`) and that one's group. Of each response: `rewards`, `lengths` in sampled tokens
+    and `row_groups`. Groups are numbered from 0.
+    """
+
+    values: np.ndarray
+    returns: np.ndarray
+    position: np.ndarray
+    row: np.ndarray
+    rewards: np.ndarray
+    lengths: np.ndarray
+    row_groups: np.ndarray
+    num_groups: int
+
+    @property
+    def group(self) -> np.ndarray:
+        return self.row_groups[self.row]
+
+    def by_group(self, x: np.ndarray) -> np.ndarray:
+        """Sums of a column of the tokens, one for each group."""
+        return np.bincount(self.group, weights=x, minlength=self.num_groups)
+
+
+def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
+    """Which of the response's tokens the policy sampled."""
+    if response.is_sampled is None:
+        return np.arange(length)
+    return np.flatnonzero(np.asarray(response.is_sampled[:length], dtype=bool))
+
+
+def response_length(response: InspectedResponse) -> int | None:
+    """Its sampled tokens; None where no column counts them."""
+    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
+        if column is not None:
+            return len(sampled_places(response, len(column)))
+    return None
+
+
+def returns_of(response: InspectedResponse, num: int, gamma: float) -> np.ndarray:
+    """The Monte-Carlo return at each of `num` sampled tokens, the reward at the last.
+
+    R_t = gamma^(num - 1 - t) * reward
+    """
+    return response.reward * gamma ** np.arange(num - 1, -1, -1.0)
+
+
+def tokens_of(groups: dict[GroupKey, list[InspectedResponse]], *, gamma: float) -> Tokens:
+    """The groups' tokens as arrays; responses without values are not among them."""
+    columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
+    rewards, lengths, row_groups = [], [], []
+    for number, group in enumerate(groups.values()):
+        for response in group:
+            if response.values is None:
+                continue
+            places = sampled_places(response, len(response.values))
+            values = np.asarray(response.values, dtype=float)[places]
+            is_known = np.isfinite(values)
+            columns["values"].append(values[is_known])
+            columns["returns"].append(returns_of(response, len(places), gamma)[is_known])
+            columns["position"].append(np.flatnonzero(is_known))
+            columns["row"].append(np.full(int(is_known.sum()), len(rewards)))
+            rewards.append(response.reward)
+            lengths.append(len(places))
+            row_groups.append(number)
+    together = {name: np.concatenate(x) if x else np.zeros(0) for name, x in columns.items()}
+    return Tokens(
+        values=together["values"],
+        returns=together["returns"],
+        position=together["position"].astype(int),
+        row=together["row"].astype(int),
+        rewards=np.array(rewards, dtype=float),
+        lengths=np.array(lengths, dtype=int),
+        row_groups=np.array(row_groups, dtype=int),
+        num_groups=len(groups),
+    )

@@ -1,0 +1,281 @@
+"""Sums over a stream of responses, of which nothing is kept: exact, however many rows there are."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
+from vapo.studies.inspection.figures import Bootstrap
+from vapo.studies.inspection.group_sample import response_length, returns_of, sampled_places
+from vapo.studies.inspection.responses import InspectedResponse
+
+_TINY = 1e-12
+_MOST_REWARDS = 100  # different ones that are counted
+_ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
+
+
+@dataclass
+class ExplainedVariance:
+    """1 - Var(R - V) / Var(R) of all that was added, in one piece."""
+
+    num: int = 0
+    _sums: np.ndarray = field(default_factory=lambda: np.zeros(4))
+
+    def add(self, values: np.ndarray, returns: np.ndarray) -> None:
+        error = returns - values
+        self.num += len(values)
+        self._sums += [returns.sum(), (returns**2).sum(), error.sum(), (error**2).sum()]
+
+    @property
+    def value(self) -> float:
+        """NaN where nothing was added, or all returns are equal."""
+        if not self.num:
+            return math.nan
+        r, rr, d, dd = self._sums / self.num
+        variance = rr - r * r
+        return math.nan if variance <= _TINY * max(rr, _TINY) else 1 - (dd - d * d) / variance
+
+
+@dataclass
+class MicroBatches:
+    """The mean of explained variances over micro-batches of `num_rows` rows, as they come.
+
+    That is what a framework logs which computes the figure in each micro-batch: not the explained
+    variance of the batch, as returns differ less within few rows than over all.
+    """
+
+    num_rows: int
+    num: int = 0
+    num_undefined: int = 0
+    total: float = 0.0
+    _rows: int = 0
+    _open: ExplainedVariance = field(default_factory=ExplainedVariance)
+
+    def add(self, values: np.ndarray, returns: np.ndarray) -> None:
+        self._open.add(values, returns)
+        self._rows += 1
+        if self._rows == self.num_rows:
+            value = self._open.value
+            if math.isnan(value):
+                self.num_undefined += 1
+            else:
+                self.num += 1
+                self.total += value
+            self._rows, self._open = 0, ExplainedVariance()
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.num if self.num else math.nan
+
+
+@dataclass
+class Groups:
+    """Rewards by group: four numbers for each, which is all that is kept."""
+
+    _number: dict[str, int] = field(default_factory=dict)
+    _count: array[float] = field(default_factory=lambda: array("d"))
+    _sum: array[float] = field(default_factory=lambda: array("d"))
+    _squares: array[float] = field(default_factory=lambda: array("d"))
+    _low: array[float] = field(default_factory=lambda: array("d"))
+    _high: array[float] = field(default_factory=lambda: array("d"))
+
+    def add(self, group: str, reward: float) -> None:
+        number = self._number.setdefault(group, len(self._number))
+        if number == len(self._count):
+            for column, x in zip(self._columns, (0.0, 0.0, 0.0, reward, reward), strict=True):
+                column.append(x)
+        self._count[number] += 1
+        self._sum[number] += reward
+        self._squares[number] += reward * reward
+        self._low[number] = min(self._low[number], reward)
+        self._high[number] = max(self._high[number], reward)
+
+    @property
+    def _columns(self) -> Sequence[array[float]]:
+        return self._count, self._sum, self._squares, self._low, self._high
+
+    def __len__(self) -> int:
+        return len(self._number)
+
+    def figures(self, best: float, *, seed: int) -> GroupFigures:
+        """`best`: the highest reward of all, which a right response has."""
+        n, s, ss, low, high = (np.frombuffer(x) for x in self._columns)
+        several = n >= 2
+        within = np.maximum(ss - s * s / n, 0.0)
+        share = np.where(several, n / np.maximum(n - 1, 1), 0.0)
+        kept = several.astype(float)
+        table = {
+            "n": n * kept,
+            "s": s * kept,
+            "ss": ss * kept,
+            "left_out": share**2 * within,
+            "within": within * kept,
+            "free": (n - 1) * kept,
+        }
+        bootstrap = Bootstrap(table, seed=seed, num_resamples=500)
+
+        def of(name: str, num: str) -> Figure:
+            def explained(t: dict[str, np.ndarray]) -> np.ndarray:
+                variance = t["ss"] / t["n"] - (t["s"] / t["n"]) ** 2
+                least = _TINY * np.maximum(t["ss"] / t["n"], _TINY)
+                return 1 - t[name] / t[num] / np.where(variance > least, variance, np.nan)
+
+            return bootstrap.figure(explained) if several.any() else UNKNOWN  # type: ignore[arg-type]
+
+        num_several = int(several.sum())
+        equal = several & (low == high)
+        return GroupFigures(
+            num_groups=len(n),
+            num_several=num_several,
+            size_mean=float(n.mean()),
+            all_best=float((equal & (low == best)).sum()) / max(num_several, 1),
+            all_equal=float(equal.sum()) / max(num_several, 1),
+            prompt_share=of("within", "free"),
+            left_out_mean=of("left_out", "n"),
+        )
+
+
+@dataclass(frozen=True)
+class GroupFigures:
+    """What the groups' rewards say, with or without values.
+
+    Of groups with two responses or more (`num_several`): the share whose rewards are all the best
+    there is (`all_best`), or equal (`all_equal`), which a comparison within groups learns nothing
+    from. `prompt_share`: the share of the rewards' variance that lies between prompts, which is
+    the most that a critic of the prompt alone can explain. `left_out_mean`: the explained variance
+    of the mean of a response's siblings, which a method without a critic subtracts.
+    """
+
+    num_groups: int
+    num_several: int
+    size_mean: float
+    all_best: float
+    all_equal: float
+    prompt_share: Figure
+    left_out_mean: Figure
+
+
+@dataclass(frozen=True)
+class TokenColumns:
+    """What the sums need of one response's sampled tokens, computed once.
+
+    `length` is None where no column counts them. `values`, `returns` and the framework's own
+    value `targets` are of the tokens with a finite value.
+    """
+
+    length: int | None
+    values: np.ndarray | None = None
+    returns: np.ndarray | None = None
+    targets: np.ndarray | None = None
+    num_bad_values: int = 0
+    num_logprobs: int = 0
+    logprob: float = 0.0
+    num_impossible_logprobs: int = 0
+
+    @classmethod
+    def of(cls, response: InspectedResponse, *, gamma: float) -> TokenColumns:
+        found: dict[str, Any] = {"length": response_length(response)}
+        if response.logprobs is not None:
+            places = sampled_places(response, len(response.logprobs))
+            logprobs = np.asarray(response.logprobs, dtype=float)[places]
+            is_possible = np.isfinite(logprobs) & (logprobs <= _ROUNDED_LOGPROB)
+            found["num_impossible_logprobs"] = int((~is_possible).sum())
+            found["num_logprobs"] = int(is_possible.sum())
+            found["logprob"] = float(logprobs[is_possible].sum())
+        if response.values is not None:
+            places = sampled_places(response, len(response.values))
+            values = np.asarray(response.values, dtype=float)[places]
+            known = np.isfinite(values)
+            found["values"] = values[known]
+            found["returns"] = returns_of(response, len(places), gamma)[known]
+            found["num_bad_values"] = int((~known).sum())
+            if response.returns is not None:
+                found["targets"] = np.asarray(response.returns, dtype=float)[places][known]
+        return cls(**found)
+
+
+@dataclass
+class RunningSums:
+    """Everything that is exact over a stream: of all of it, or of one part.
+
+    `lengths` counts sampled tokens where a column of the response counts them, else nothing.
+    """
+
+    num: int = 0
+    reward: float = 0.0
+    reward_squares: float = 0.0
+    low: float = math.inf
+    high: float = -math.inf
+    rewards: dict[float, int] = field(default_factory=dict)  # while there are few different ones
+    num_with_length: int = 0
+    tokens: int = 0
+    longest: int = 0
+    num_known_ends: int = 0
+    num_truncated: int = 0
+    truncated_reward: float = 0.0
+    num_with_values: int = 0
+    num_bad_values: int = 0
+    num_logprobs: int = 0
+    logprob: float = 0.0
+    num_impossible_logprobs: int = 0
+    explained: ExplainedVariance = field(default_factory=ExplainedVariance)
+    explained_of_targets: ExplainedVariance = field(default_factory=ExplainedVariance)
+    micro_batches: tuple[MicroBatches, ...] = field(
+        default_factory=lambda: tuple(MicroBatches(num) for num in (1, 4, 16))
+    )
+    groups: Groups = field(default_factory=Groups)
+
+    def add(self, response: InspectedResponse, group: str, columns: TokenColumns) -> None:
+        """Add a response, of which `columns` are."""
+        reward = response.reward
+        self.num += 1
+        self.reward += reward
+        self.reward_squares += reward * reward
+        self.low, self.high = min(self.low, reward), max(self.high, reward)
+        if reward in self.rewards or len(self.rewards) <= _MOST_REWARDS:
+            self.rewards[reward] = self.rewards.get(reward, 0) + 1
+        self.groups.add(group, reward)
+        if columns.length is not None:
+            self.num_with_length += 1
+            self.tokens += columns.length
+            self.longest = max(self.longest, columns.length)
+        if response.is_truncated is not None:
+            self.num_known_ends += 1
+            self.num_truncated += response.is_truncated
+            self.truncated_reward += reward * response.is_truncated
+        self.num_logprobs += columns.num_logprobs
+        self.logprob += columns.logprob
+        self.num_impossible_logprobs += columns.num_impossible_logprobs
+        if columns.values is None or columns.returns is None:
+            return
+        self.num_with_values += 1
+        self.num_bad_values += columns.num_bad_values
+        self.explained.add(columns.values, columns.returns)
+        for one in self.micro_batches:
+            one.add(columns.values, columns.returns)
+        if columns.targets is not None:
+            both = np.isfinite(columns.targets)
+            self.explained_of_targets.add(columns.values[both], columns.targets[both])
+
+    @property
+    def reward_mean(self) -> float:
+        return self.reward / self.num if self.num else math.nan
+
+    @property
+    def reward_std(self) -> float:
+        variance = self.reward_squares / max(self.num, 1) - self.reward_mean**2
+        return math.sqrt(max(variance, 0.0)) if self.num else math.nan
+
+    @property
+    def length_mean(self) -> float:
+        return self.tokens / self.num_with_length if self.num_with_length else math.nan
+
+    @property
+    def truncated_share(self) -> float:
+        return self.num_truncated / self.num_known_ends if self.num_known_ends else math.nan
