@@ -259,8 +259,8 @@ def test_verifiers_traces() -> None:
     good, bad, notes = read(FIXTURES / "verifiers_0.4")
     assert len(good) == 8
     assert [one.reason for one in bad] == [
-        "no message of the trace was sampled; it ended in an error: the sandbox was lost"
-    ] or "the trace has no messages" in bad[0].reason
+        "the trace has no messages; it ended in an error: the sandbox was lost"
+    ]
     first, cut, last = good[0], good[1], good[7]
     assert (first.prompt, first.response, first.answer) == ("What is 2 + 3?", "5", "5")
     assert first.reward == pytest.approx(1.05)

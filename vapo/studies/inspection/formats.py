@@ -193,10 +193,6 @@ def _results(row: Row, place: Place) -> list[InspectedResponse]:
     ]
 
 
-_ONLY_TEXTS = (
-    "the file has texts alone: tokens are made of them again, which may cut them otherwise than "
-    "they were sampled, and the end token is not among them"
-)
 FORMATS = (
     Format("slime's rollout dump", ("tokens", "response_length", "response"), slime_rollouts),
     Format("the plain form", ("prompt", "response", "reward"), _plain),
@@ -204,7 +200,7 @@ FORMATS = (
         "verl's dumped rollouts (trainer.rollout_data_dir or validation_data_dir)",
         ("input", "output", "score"),
         _verl,
-        (_ONLY_TEXTS, "verl writes its texts without special tokens, a chat template's included"),
+        ("verl writes its texts without special tokens, those of a chat template included",),
     ),
     Format(
         "verifiers' or prime-rl's results (results.jsonl, train_rollouts.jsonl)",
@@ -215,11 +211,11 @@ FORMATS = (
         "TRL's completions (log_completions)",
         ("prompt", "completion", "advantage"),
         _trl,
-        (_ONLY_TEXTS, "the reward is the sum of its reward functions, whatever reward_weights are"),
+        ("the reward is the sum of its reward functions, whatever reward_weights are",),
     ),
     Format("verifiers' or prime-rl's episodes (traces.jsonl)", ("traces",), traces),
     Format("verifiers' or prime-rl's traces", ("nodes", "rewards"), traces),
     Format("slime's training dump", ("tokens", "response_lengths"), slime_training),
     Format("NeMo-RL's training data", ("content", "rewards", "token_loss_mask"), nemo_rl),
-    Format("OpenRLHF's scored responses", ("input", "output", "reward"), _openrlhf, (_ONLY_TEXTS,)),
+    Format("OpenRLHF's scored responses", ("input", "output", "reward"), _openrlhf),
 )

@@ -168,7 +168,10 @@ class ResponseReader:
 
     def _said_of_tokens(self, tokens: TextTokens) -> Iterator[str]:
         if tokens.num_encoded:
-            yield f"the tokens of {tokens.num_encoded:,} responses were made of their texts"
+            yield (
+                f"the tokens of {tokens.num_encoded:,} responses were made of their texts, which "
+                "may cut them otherwise than they were sampled; the end token is not among them"
+            )
         if tokens.num_rebuilt:
             yield (
                 f"{tokens.num_rebuilt:,} prompts got their chat template back; without its special "
