@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.studies.inspection import made_up
+from vapo.studies.inspection import critic_verdicts
+from vapo.studies.inspection import verdicts as verdicts_module
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.remarks import ROWS, Remark
 from vapo.studies.inspection.responses import InspectedResponse
@@ -120,3 +122,16 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
     table = text.partition("### Verdicts of vapo inspect")[2].partition("\n### ")[0]
     rows = dict(re.findall(r'^\| <a id="([\w-]+)"></a>(.*?) \|', table, re.MULTILINE))
     assert rows == ROWS
+
+
+def test_the_documentation_has_the_thresholds() -> None:
+    text = (DOCS / "inspect_verdicts.md").read_text(encoding="utf-8")
+    known = {
+        name: value
+        for module in (critic_verdicts, verdicts_module)
+        for name, value in vars(module).items()
+        if name.isupper() and isinstance(value, float)
+    }
+    assert len(known) == 16
+    for name, value in known.items():
+        assert f"`{name}` = {value:g}" in text, name
