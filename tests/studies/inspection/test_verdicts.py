@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.studies.inspection import made_up
@@ -71,10 +74,47 @@ def test_shifted_flat_and_extreme_values() -> None:
     mean = sum(r.reward for r in responses) / len(responses)
     flat = made_up.with_values(responses, lambda _, v: mean + 0.3 * (v - mean))
     assert wrong(flat) == ["inspect-flat"]
-    extreme = made_up.with_values(responses, lambda _, v: mean + 1.9 * (v - mean))
+    noise = np.random.default_rng(0).normal  # as of verdicts that were learned by heart
+    extreme = made_up.with_values(
+        responses, lambda _, v: np.clip(v + 0.8 * noise(size=len(v)), -1.4, 1.4)
+    )
     assert wrong(extreme) == ["inspect-extreme"]
     constant = made_up.with_values(responses, lambda _, v: 0 * v + mean)
     assert wrong(constant) == ["inspect-constant"]
+
+
+def test_a_critic_that_is_right_about_length_is_not_accused() -> None:
+    """Each token may end the response, and the longer it is, the worse: nothing else matters."""
+    draw, responses = random.Random(0), []
+    for number in range(400):
+        length = next(n for n in itertools.count(2) if draw.random() < 0.25 or n == 12)
+        reward = 1.0 if draw.random() < 1.2 - 0.1 * length else 0.0
+        values = [max(0.0, 1.2 - 0.1 * min(t + 4, 12)) for t in range(length)]
+        responses.append(
+            replace(
+                made_up.sound(1, 1)[0],
+                reward=reward,
+                group=str(number // 4),
+                tokens=tuple("ab"[draw.random() < 0.5] for _ in range(length)),
+                values=tuple(values),
+                logprobs=None,
+            )
+        )
+    remarks = said(responses)
+    assert not [remark for remark in remarks if remark.severity == "wrong"]
+    (length_remark,) = [r for r in remarks if r.anchor == "inspect-length"]
+    assert "the rewards depend on it" in length_remark.title
+
+
+def test_rewards_of_0_and_1_and_one_response_per_prompt() -> None:
+    halves = [
+        replace(r, reward=(r.reward + 1) / 2, values=tuple((v + 1) / 2 for v in r.values or ()))
+        for r in made_up.sound(size=1, num_prompts=300)
+    ]
+    assert not wrong(halves)
+    assert wrong([replace(r, reward=2 * r.reward - 1) for r in halves]) == ["inspect-scale"]
+    tenths = made_up.with_values(halves, lambda _, v: 0.1 * v)
+    assert wrong(tenths) == ["inspect-scale"]
 
 
 def test_without_values_it_says_what_a_critic_could_know() -> None:
@@ -132,6 +172,6 @@ def test_the_documentation_has_the_thresholds() -> None:
         for name, value in vars(module).items()
         if name.isupper() and isinstance(value, float)
     }
-    assert len(known) == 16
+    assert len(known) == 18
     for name, value in known.items():
         assert f"`{name}` = {value:g}" in text, name

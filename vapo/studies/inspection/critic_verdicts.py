@@ -15,6 +15,8 @@ UNRELATED_BELOW = 0.15  # correlation of values and returns
 LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for what they know
 LITTLE_BELOW = 0.1  # explained variance
 BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups
+SOME_ABOVE = 0.05  # explained variance: enough to call what it reads right
+OF_LENGTH_ABOVE = 0.3  # explained variance / what length, all of it, explains of the returns
 LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
 ALL_LENGTH_ABOVE = 0.9  # the same: whatever else is wrong, it reads nothing else
 OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
@@ -87,12 +89,16 @@ def _untrained(critic: CriticFigures) -> Remark:
 
 
 def _length(critic: CriticFigures) -> Remark:
+    """No fault where the returns do depend on length, and the critic knows how."""
+    of_returns = critic.return_by_length
+    is_right = critic.explained.low > SOME_ABOVE
+    is_right &= critic.explained.value > OF_LENGTH_ABOVE * of_returns.value
     return Remark(
         "inspect-length",
-        "wrong",
-        "The critic reads length",
+        "note" if is_right else "wrong",
+        f"The critic reads length{', and the rewards depend on it' if is_right else ''}",
         f"Token position and response length alone explain {shown(critic.by_length)} of the "
-        f"values' variance, and beyond them the values explain "
+        f"values' variance and {shown(of_returns)} of the returns'. Beyond them the values explain "
         f"{shown(critic.explained_beyond_length)} of the returns. A response's mean value "
         f"correlates with its length by {shown(critic.length_correlation)}, its reward by "
         f"{shown(critic.reward_length_correlation)}.",

@@ -39,6 +39,7 @@ FIGURE_TEXTS = {
     "explained_within": "explained within a prompt's responses",
     "value_between": "share of the values' variance between prompts",
     "by_length": "share of it that position and length explain",
+    "return_by_length": "share of the returns' variance that position and length explain",
     "explained_beyond_length": "explained variance beyond position and length",
     "length_correlation": "correlation of a response's mean value with its length",
     "reward_length_correlation": "correlation of its reward with its length",
