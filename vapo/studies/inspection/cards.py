@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -212,7 +213,7 @@ def _card(
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,
-        "place": visible(response.place),
+        "place": visible(PurePath(response.place).name),  # "rows.jsonl, row 12"
         "is_correct": findings.is_right(response),
         "reward": response.reward,
         "finish_reason": ends[response.is_truncated],
@@ -242,13 +243,13 @@ def _group_data(
     index: int,
 ) -> dict[str, Any]:
     rights = [findings.is_right(one) for one in group]
-    step = group[0].step
+    step, name = group[0].step, key[1].rpartition("|")[2]  # behind the file and the step
     return {
         "index": index,
         "reason": reason,
         "num_responses": len(group),
         "num_correct": sum(map(bool, rights)) if None not in rights else None,
-        "prompt_id": visible(key[1] if step is None else f"{key[1]}, step {step}"),
+        "prompt_id": visible(name if step is None else f"{name}, step {step}"),
         "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
         "answer": shortened(group[0].answer or "", 500),
         "responses": cards,

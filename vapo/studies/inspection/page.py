@@ -240,7 +240,7 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
             if all(f.is_bounded for _, f in rows):
                 line["band"] = [[f.low for _, f in rows], [f.high for _, f in rows]]
             series.append(line)
-        if series:
+        if any(y for line in series for y in line["y"]):  # not: nothing was ever truncated
             about = f"{text} {remark}".strip()
             yield {"title": title, "x_label": x_label, "series": series, "remark": about}
 
