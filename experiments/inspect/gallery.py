@@ -17,7 +17,6 @@ from pathlib import Path
 from vapo.studies.inspection.reading import read_responses
 from vapo.studies.inspection.report import inspect_responses
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.truth import TruthRequest
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,8 @@ def main() -> None:
         file = args.folder / f"{page.file}.jsonl"
         truth = None
         if name == "sound" and args.policy:
+            from vapo.studies.inspection.truth import TruthRequest  # it loads torch
+
             truth = TruthRequest(args.policy, 16, args.verifier, num_responses=24)
         found = inspect_responses(
             rows(page, file), name=page.title, truth=truth, policy=truth and args.policy

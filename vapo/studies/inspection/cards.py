@@ -6,18 +6,14 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.contents import choose_rows
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.diagnostics.value_page.rendering import packed, packed_ids, shortened
-from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
     GroupKey,
@@ -25,7 +21,13 @@ from vapo.studies.inspection.group_sample import (
     returns_of,
     sampled_places,
 )
+from vapo.studies.inspection.profiles import Profile
 from vapo.studies.inspection.responses import InspectedResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vapo.diagnostics.value_page.token_text import TokenText
 
 _MAX_PROMPT_CHARS = 20_000
 _UNKNOWN_TOKEN = "\u25aa"
@@ -96,7 +98,7 @@ def cards_data(
         measured: groups that were measured, which are shown before others.
     """
     numbers = {id(one): number for number, one in enumerate(findings.responses)}
-    vocabulary = Vocabulary(None if tokenizer is None else TokenText(tokenizer))
+    vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
     shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
     groups, budget = [], size.max_tokens
     chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
@@ -127,6 +129,12 @@ def cards_data(
         "partial": {str(i): text for i, text in vocabulary.partial.items()},
         "groups": groups,
     }
+
+
+def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
+    from vapo.diagnostics.value_page.token_text import TokenText  # it loads transformers
+
+    return TokenText(tokenizer)
 
 
 def choose_groups(
@@ -229,7 +237,7 @@ def _card(
         "text": ""
         if response.tokens or vocabulary.token_text
         else shortened(response.response, 4000),
-        "columns": {name: packed(torch.from_numpy(x).float()) for name, x in columns.items()},
+        "columns": {name: packed(x.astype(np.float32)) for name, x in columns.items()},
         "truth": truth,
     }
 
@@ -262,6 +270,6 @@ def _measures(shown: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]
         end = None if measure.last_token_counts else -1
         columns = [columns[measure.name][:end] for columns in shown if measure.name in columns]
         if columns:
-            numbers: Tensor = torch.from_numpy(np.concatenate(columns))
-            found.append({**measure._asdict(), "domain": domain(measure, numbers)})
+            ends = domain(measure, np.concatenate(columns))
+            found.append({**measure._asdict(), "domain": ends})
     return found

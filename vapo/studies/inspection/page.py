@@ -8,22 +8,25 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.rendering import filled_page
-from vapo.diagnostics.value_page.token_text import visible
-from vapo.diagnostics.value_page.truth import truth_data
+from vapo.diagnostics.value_page.template import filled_page
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
 from vapo.studies.inspection.group_sample import GroupKey, tokens_of
-from vapo.studies.inspection.profiles import calibration_table, length_table, position_table
+from vapo.studies.inspection.profiles import (
+    Profile,
+    calibration_table,
+    length_table,
+    position_table,
+)
 from vapo.studies.inspection.remarks import Remark
 from vapo.studies.inspection.shown import rounded, shown
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from vapo.studies.inspection.truth import MeasuredTruth
 
 FIGURE_TEXTS = {
@@ -84,7 +87,7 @@ def inspection_page(
         **cards,
         "positions": positions,
         "calibration": calibration,
-        "truth": None if truth is None else truth_data(truth.truth),
+        "truth": None if truth is None else truth.page_data(),
         "report": {
             "tiles": list(_tiles(findings)),
             "remarks": [_remark(one) for one in remarks],

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.truth import measured_prefixes
+from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
@@ -165,6 +165,10 @@ class MeasuredTruth:
     def table(self) -> dict[str, Any]:
         own = {"agreement": self.agreement, "num_judged": self.num_judged}
         return own | truth_table(self.truth)
+
+    def page_data(self) -> dict[str, Any]:
+        """The verdict and two charts, for `page.js`."""
+        return truth_data(self.truth)
 
     def groups(self, findings: Findings) -> list[GroupKey]:
         """The groups with a response that was continued from every step."""
