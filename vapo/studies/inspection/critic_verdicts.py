@@ -81,7 +81,7 @@ def _untrained(critic: CriticFigures) -> Remark:
         "A value head that was never trained",
         f"The values have nothing to do with the returns (correlation {shown(critic.correlation)})"
         f", yet they vary {critic.spread.value:.1f} times as much{shift}. So explained variance is "
-        f"{shown(critic.explained)}, far below 0, which a constant has.",
+        f"{shown(critic.explained)}, far below the 0 of a constant.",
         "Look in the log of loading for a value head that was newly initialized or a checkpoint "
         "whose head has another name; check that the critic's optimizer steps and its loss falls; "
         "then train the critic alone on a fixed policy first.",

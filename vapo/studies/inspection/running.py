@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
-from vapo.studies.inspection.figures import Bootstrap
+from vapo.studies.inspection.figures import Bootstrap, Sums
 from vapo.studies.inspection.group_sample import response_length, returns_of, sampled_places
 from vapo.studies.inspection.responses import InspectedResponse
 
@@ -142,12 +142,12 @@ class Groups:
         bootstrap = Bootstrap(table, seed=seed, num_resamples=500)
 
         def of(name: str, num: str) -> Figure:
-            def explained(t: dict[str, np.ndarray]) -> np.ndarray:
+            def explained(t: Sums) -> Any:
                 variance = t["ss"] / t["n"] - (t["s"] / t["n"]) ** 2
                 least = _TINY * np.maximum(t["ss"] / t["n"], _TINY)
                 return 1 - t[name] / t[num] / np.where(variance > least, variance, np.nan)
 
-            return bootstrap.figure(explained) if several.any() else UNKNOWN  # type: ignore[arg-type]
+            return bootstrap.figure(explained) if several.any() else UNKNOWN
 
         num_several = int(several.sum())
         equal = several & (low == high)
