@@ -140,8 +140,15 @@ def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
 def choose_groups(
     findings: Findings, measured: Sequence[GroupKey], num_groups: int, *, seed: int
 ) -> dict[GroupKey, str]:
-    """One group for each reason, those that were measured first, then others at random."""
+    """One group for each reason, those that were measured first, then others at random.
+
+    Of several steps those of the last one are shown, if it has as many.
+    """
     sample = findings.sample
+    steps = [group[0].step for group in sample.values()]
+    last = max((step for step in steps if step is not None), default=None)
+    if steps.count(last) >= num_groups:
+        sample = {key: group for key, group in sample.items() if group[0].step == last}
     chosen: dict[GroupKey, str] = dict.fromkeys(measured[:num_groups], "measured")
     for reason, score in _reasons(findings):
         scores = {key: score(group) for key, group in sample.items() if key not in chosen}
