@@ -171,13 +171,19 @@ class MeasuredTruth:
         return truth_data(self.truth)
 
     def groups(self, findings: Findings) -> list[GroupKey]:
-        """The groups with a response that was continued from every step."""
-        rows, found, first = self.truth.rows, [], 0
+        """The groups with a response that was continued from every step; first those in whose
+        responses most is lost or won."""
+        moves: dict[int, list[float]] = {}
+        for point in self.truth.points:
+            moves.setdefault(point.row, []).append(point.mean)
+        spread: dict[GroupKey, float] = {}
+        first = 0
         for key, group in findings.sample.items():
-            if any(first <= row < first + len(group) for row in rows):
-                found.append(key)
+            rows = [row for row in range(first, first + len(group)) if row in self.truth.rows]
+            if rows:
+                spread[key] = max(max(moves[row]) - min(moves[row]) for row in rows)
             first += len(group)
-        return found
+        return sorted(spread, key=lambda key: -spread[key])
 
     def prefixes(self) -> dict[int, Profile]:
         """The measured prefixes of each response, by its number in the sample."""
