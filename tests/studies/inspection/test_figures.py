@@ -11,7 +11,13 @@ import pytest
 from tests.studies.inspection import made_up
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.findings import find
-from vapo.studies.inspection.group_sample import GroupSample, tokens_of
+from vapo.studies.inspection.group_sample import (
+    GroupSample,
+    Valued,
+    num_tokens,
+    tokens_of,
+    valued,
+)
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches, Moments
 
@@ -30,10 +36,12 @@ def response(
 
 
 def of(responses: list[InspectedResponse], gamma: float = 1.0) -> CriticFigures:
-    sample = GroupSample(10**9)
+    groups: dict[tuple[str, str], list[Valued]] = {}
     for one in responses:
-        sample.add("", one)
-    found = critic_figures(tokens_of(sample.groups(), gamma=gamma), seed=0)
+        own = valued(one)
+        assert own is not None
+        groups.setdefault(("", one.group), []).append(own)
+    found = critic_figures(tokens_of(groups, gamma=gamma), seed=0)
     assert found is not None
     return found
 
@@ -129,9 +137,9 @@ def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
     orders = [responses, sorted(responses, key=lambda r: hash((r.place, 1)))]
     kept = []
     for order in orders:
-        sample = GroupSample(max_tokens=300)
+        sample = GroupSample[InspectedResponse](max_tokens=300)
         for one in order:
-            sample.add("", one)
+            sample.add(("", one.group), one, num_tokens(one))
         assert not sample.is_whole
         assert sample.num_tokens <= 300
         assert all(len(group) == 4 for group in sample.groups().values())

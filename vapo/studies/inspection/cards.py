@@ -205,7 +205,7 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
             found[name] = np.asarray(column, dtype=float)[places][:num]
     if "value" in found:
         length = _shown_length(response)
-        returns = returns_of(response, length, gamma)
+        returns = returns_of(response.reward, length, gamma)
         values = np.asarray(response.values, dtype=float)[sampled_places(response, length)]
         following = np.append(gamma * values[1:], response.reward)
         found["return"] = returns[:num]

@@ -14,7 +14,7 @@ from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
-from vapo.studies.inspection.group_sample import GroupKey, tokens_of
+from vapo.studies.inspection.group_sample import GroupKey
 from vapo.studies.inspection.profiles import (
     Profile,
     calibration_table,
@@ -63,9 +63,7 @@ def inspection_page(
     seed: int,
 ) -> str:
     """The page's HTML."""
-    tokens = tokens_of(findings.sample, gamma=findings.gamma)
-    if not len(tokens.values):
-        tokens = None  # type: ignore[assignment]
+    tokens = findings.tokens
     measured: list[GroupKey] = [] if truth is None else truth.groups(findings)
     cards = cards_data(
         findings,
@@ -94,7 +92,7 @@ def inspection_page(
             "tables": list(_tables(findings)),
             "course_title": "Over the steps" if _has_steps(findings) else "File by file",
             "course": list(_course(findings)),
-            "charts": list(_charts(length_table(findings, tokens))),
+            "charts": list(_charts(length_table(findings))),
         },
     }
     own = files("vapo.studies.inspection")
@@ -193,10 +191,10 @@ def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
 def sample_note(findings: Findings) -> str:
     if findings.is_whole:
         return "Of all responses; the responses to one prompt of one step are one draw."
-    num, total = len(findings.sample), findings.groups.num_groups
+    num = 0 if findings.tokens is None else findings.tokens.num_groups
     return (
-        f"Intervals are of a random {num:,} of {total:,} groups; counts, rewards and explained "
-        "variance in one piece are of all."
+        f"Intervals are of a random {num:,} of {findings.groups.num_groups:,} groups; counts, "
+        "rewards and explained variance in one piece are of all."
     )
 
 

@@ -93,19 +93,21 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
     }
 
 
-def length_table(findings: Findings, tokens: Tokens | None) -> Profile:
+def length_table(findings: Findings) -> Profile:
     """Bins of response lengths with about as many responses each: mean reward, and mean value."""
-    lengths, rewards, values = [], [], []
-    means = None if tokens is None else iter(_means(tokens.values, tokens.row)[0].tolist())
-    for response in findings.responses:
-        value = math.nan if means is None or response.values is None else next(means, math.nan)
-        if (length := response_length(response)) is not None:
-            lengths.append(length)
-            rewards.append(response.reward)
-            values.append(value)
+    if (tokens := findings.tokens) is not None:
+        lengths, rewards = tokens.lengths.tolist(), tokens.rewards.tolist()
+        values = np.full(len(lengths), math.nan)
+        means, _ = _means(tokens.values, tokens.row)
+        values[: len(means)] = means
+    else:
+        known = [(response_length(one), one.reward) for one in findings.responses]
+        pairs = [(length, reward) for length, reward in known if length is not None]
+        lengths, rewards = [x for x, _ in pairs], [y for _, y in pairs]
+        values = np.full(len(lengths), math.nan)
     if len(set(lengths)) < 2:
         return {}
-    x, y, z = (np.array(column, dtype=float) for column in (lengths, rewards, values))
+    x, y, z = (np.asarray(column, dtype=float) for column in (lengths, rewards, values))
     edges = np.unique(np.quantile(x, np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
     bins = np.searchsorted(edges, x, side="left")
     used = [bins == number for number in np.unique(bins)]

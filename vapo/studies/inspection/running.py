@@ -12,7 +12,13 @@ import numpy as np
 
 from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.studies.inspection.figures import Bootstrap, Sums
-from vapo.studies.inspection.group_sample import response_length, returns_of, sampled_places
+from vapo.studies.inspection.group_sample import (
+    Valued,
+    response_length,
+    returns_of,
+    sampled_places,
+    valued,
+)
 from vapo.studies.inspection.responses import InspectedResponse
 
 _TINY = 1e-12
@@ -187,10 +193,11 @@ class TokenColumns:
     """What the sums need of one response's sampled tokens, computed once.
 
     `length` is None where no column counts them. `moments` and those of the framework's own value
-    targets are of the tokens with a finite value; None without values.
+    targets are of the tokens with a finite value, `valued` of all; None without values.
     """
 
     length: int | None
+    valued: Valued | None = None
     moments: Moments | None = None
     target_moments: Moments | None = None
     num_bad_values: int = 0
@@ -208,15 +215,15 @@ class TokenColumns:
             found["num_impossible_logprobs"] = int((~is_possible).sum())
             found["num_logprobs"] = int(is_possible.sum())
             found["logprob"] = float(logprobs[is_possible].sum())
-        if response.values is not None:
-            places = sampled_places(response, len(response.values))
-            values = np.asarray(response.values, dtype=float)[places]
+        if (own := valued(response)) is not None:
+            found["valued"], values = own, own.values.astype(float)
             known = np.isfinite(values)
-            returns = returns_of(response, len(places), gamma)
+            returns = returns_of(response.reward, len(values), gamma)
             found["moments"] = Moments.of(values[known], returns[known])
             found["num_bad_values"] = int((~known).sum())
             if response.returns is not None:
-                targets = np.asarray(response.returns, dtype=float)[places]
+                targets = np.asarray(response.returns, dtype=float)
+                targets = targets[sampled_places(response, len(targets))]
                 both = known & np.isfinite(targets)
                 found["target_moments"] = Moments.of(values[both], targets[both])
         return cls(**found)
