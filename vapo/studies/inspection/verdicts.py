@@ -22,6 +22,8 @@ from vapo.studies.inspection.shown import rounded, shown
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2
+_STEPS_NEEDED = 8  # of one run, to say that its critic changed
+_CERTAIN = 2.58  # standard errors: bootstraps of few groups are too narrow
 CHANGED_ABOVE = 0.05  # change of explained variance from the first quarter of a run to the last
 MICRO_BATCHES_OFF = 0.1  # mean of micro-batches against the explained variance in one piece
 
@@ -140,23 +142,24 @@ def _of_numbers(findings: Findings) -> Said:
 def _over_time(findings: Findings) -> Said:
     """The first quarter of one run's steps against the last, or the first file against the last."""
     known = [part for part in findings.parts if part.critic and part.critic.explained.is_bounded]
-    is_one_run = len({part.step for part in known}) == len(known) or known[0].step is None
-    if len(known) < 2 or not is_one_run:
+    are_files = all(part.step is None for part in known)
+    is_one_run = len({part.step for part in known}) == len(known)
+    if len(known) < 2 or not (are_files or (is_one_run and len(known) >= _STEPS_NEEDED)):
         return
     num = max(1, len(known) // 4)
     first, last = known[:num], known[-num:]
     (before, noise), (after, other) = map(_mean_explained, (first, last))
-    difference, half = after - before, 1.96 * math.hypot(noise, other)
+    difference, half = after - before, _CERTAIN * math.hypot(noise, other)
     if abs(difference) < half or abs(difference) < CHANGED_ABOVE:
         return
     fell = difference < 0
     limits = shown(Figure(difference, difference - half, difference + half))
     yield Remark(
         "inspect-over-time",
-        "wrong" if fell else "good",
+        "good" if not fell else "wrong" if after < before / 2 else "note",
         f"Explained variance {'fell' if fell else 'rose'}",
         f"From {rounded(before)} ({_span(first)}) to {rounded(after)} ({_span(last)}), by "
-        f"{limits}.",
+        f"{limits} (99 % interval).",
         "Returns become more equal as a policy improves, so look at slope and bias, too: if they "
         "moved, the policy moves faster than the critic."
         if fell
