@@ -154,6 +154,15 @@ def test_the_course_is_told() -> None:
     assert "(steps 6 to 7)" in found.text
 
 
+def test_two_runs_are_judged_one_by_one() -> None:
+    sound = [r for step in (1, 2) for r in made_up.sound(20, step=step, seed=step)]
+    other = [replace(r, place=f"runs/other.jsonl, row {i}") for i, r in enumerate(sound)]
+    remarks = said([*sound, *made_up.reads_length(other)])
+    wrong = [remark.title for remark in remarks if remark.severity == "wrong"]
+    assert wrong == ["other.jsonl: The critic reads length"]
+    assert "made_up.jsonl: The critic follows the returns" in {one.title for one in remarks}
+
+
 def test_numbers_that_cannot_be_are_told() -> None:
     first, *others = made_up.sound()
     bad = replace(first, values=(float("nan"), *(first.values or ())[1:]), logprobs=(0.5,) * 7)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from vapo.studies.inspection.agreement import advantage_alignment
 from vapo.studies.inspection.alignment import Alignment, alignment
@@ -25,6 +26,7 @@ from vapo.studies.inspection.running import (
 )
 
 MAX_PARTS = 40  # points of a comparison over time
+MAX_RUNS = 8  # files that are judged one by one
 _SHOWN_BAD_ROWS = 10
 _MICRO_BATCHES = (1, 4, 16)  # rows
 _ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
@@ -57,7 +59,8 @@ class Findings:
     made of the values where they stand.
 
     `is_whole`: those are all. `parts` are in order, and empty where there is only one; of
-    more than MAX_PARTS the first, the last and others evenly spread.
+    more than MAX_PARTS the first, the last and others evenly spread. `runs`: the findings of each
+    file, where there are a few and they are not the steps of one run.
     """
 
     sums: RunningSums
@@ -72,15 +75,12 @@ class Findings:
     gamma: float
     num_bad_rows: int = 0
     bad_rows: list[BadRow] = field(default_factory=list)
+    runs: Mapping[str, Findings] = field(default_factory=dict)
 
     @property
     def responses(self) -> list[InspectedResponse]:
         """Those of the sample."""
         return [response for group in self.sample.values() for response in group]
-
-    @property
-    def num_files(self) -> int:
-        return len({file_of(response) for response in self.responses})
 
     @property
     def outcomes(self) -> tuple[float, float] | None:
@@ -106,7 +106,7 @@ def find(
         gamma: the discount of the reward, which is at the last token.
         max_tokens: that figures with intervals are of, in whole groups; the sums are of all.
     """
-    whole = RunningSums(micro_batches=[MicroBatches(num) for num in _MICRO_BATCHES])
+    whole, by_file = _running_sums(), dict[str, RunningSums]()
     sums: dict[Part, RunningSums] = {}
     sample = GroupSample[InspectedResponse](min(max_tokens, _SAMPLE_TOKENS), seed)
     figures = GroupSample[Valued](max_tokens, seed)
@@ -120,26 +120,53 @@ def find(
         part, columns = part_of(response), TokenColumns.of(response, gamma=gamma)
         whole.add(response, f"{part}{response.group}", columns)
         sums.setdefault(part, RunningSums()).add(response, response.group, columns)
+        if part[0] in by_file or len(by_file) <= MAX_RUNS:
+            own = by_file.setdefault(part[0], _running_sums())
+            own.add(response, f"{part}{response.group}", columns)
         key = (str(part), response.group)
         sample.add(key, response, num_tokens(response))
         if columns.valued is not None:
             figures.add(key, columns.valued, len(columns.valued.values))
+    common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}
     kept, with_values = sample.groups(), figures.groups()
+    found = _found(whole, sums, kept, with_values, **common)
+    runs = {}
+    if 2 <= len(by_file) <= MAX_RUNS and not _is_one_run(sums):
+        for file, own in by_file.items():
+            parts = {part: one for part, one in sums.items() if part[0] == file}
+            names = {str(part) for part in parts}
+            chosen = [{k: g for k, g in x.items() if k[0] in names} for x in (kept, with_values)]
+            runs[file] = _found(own, parts, *chosen, **common)
+    return replace(found, num_bad_rows=num_bad, bad_rows=bad, runs=runs)
+
+
+def _running_sums() -> RunningSums:
+    return RunningSums(micro_batches=[MicroBatches(num) for num in _MICRO_BATCHES])
+
+
+def _found(
+    sums: RunningSums,
+    parts: Mapping[Part, RunningSums],
+    kept: Mapping[GroupKey, list[InspectedResponse]],
+    with_values: Mapping[GroupKey, list[Valued]],
+    *,
+    gamma: float,
+    seed: int,
+    is_whole: bool,
+) -> Findings:
     chosen = list(_with_values(kept))
     tokens = tokens_of(with_values, gamma=gamma)
     return Findings(
-        sums=whole,
-        groups=whole.groups.figures(whole.high, seed=seed),
+        sums=sums,
+        groups=sums.groups.figures(sums.high, seed=seed),
         critic=critic_figures(tokens, seed=seed),
         alignment=alignment(chosen) if chosen else None,
         advantages=advantage_alignment(chosen) if chosen else None,
-        parts=_parts(sums, with_values, gamma=gamma, seed=seed) if len(sums) > 1 else [],
+        parts=_parts(parts, with_values, gamma=gamma, seed=seed) if len(parts) > 1 else [],
         sample=kept,
         tokens=tokens if len(tokens.values) else None,
-        is_whole=figures.is_whole,
+        is_whole=is_whole,
         gamma=gamma,
-        num_bad_rows=num_bad,
-        bad_rows=bad,
     )
 
 
@@ -163,6 +190,12 @@ def part_of(response: InspectedResponse) -> Part:
     return file_of(response), response.step
 
 
+def _is_one_run(parts: Iterable[Part]) -> bool:
+    """Whether each step is in one file alone."""
+    steps = [step for _, step in parts]
+    return None not in steps and len(set(steps)) == len(steps)
+
+
 def _parts(
     sums: Mapping[Part, RunningSums],
     kept: Mapping[GroupKey, list[Valued]],
@@ -175,8 +208,7 @@ def _parts(
     Files that have no step in common are one run, in the order of steps.
     """
     names = list(dict.fromkeys(file for file, _ in sums))
-    steps = [step for _, step in sums]
-    is_one_run = None not in steps and len(set(steps)) == len(steps)
+    is_one_run = _is_one_run(sums)
     order = sorted(sums, key=lambda part: (0 if is_one_run else names.index(part[0]), part[1] or 0))
     if len(order) > MAX_PARTS:
         order = [order[i * (len(order) - 1) // (MAX_PARTS - 1)] for i in range(MAX_PARTS)]

@@ -22,7 +22,7 @@ from vapo.studies.inspection.profiles import (
     position_table,
 )
 from vapo.studies.inspection.remarks import Remark
-from vapo.studies.inspection.shown import rounded, shown
+from vapo.studies.inspection.shown import rounded, short_names, shown
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -224,10 +224,11 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
         runs = {}
         for part in parts:
             runs.setdefault(part.file, []).append(part)
+    names = short_names([part.file for part in parts])
     x_label, remark = "step", ""
     if not _has_steps(findings):
         x_label = "file"
-        remark = "; ".join(f"{i}: {part.label}" for i, part in enumerate(parts, start=1))
+        remark = "; ".join(f"{i}: {names[part.file]}" for i, part in enumerate(parts, start=1))
     numbers = {id(part): i for i, part in enumerate(parts, start=1)}
     for title, figure, text in _courses():
         series = []
@@ -236,7 +237,7 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
             rows = [(x, f) for x, f in rows if f is not None and not f.is_unknown]
             if len(rows) < 1:
                 continue
-            line = {"name": name or title, "kind": kind, "x": [x for x, _ in rows]}
+            line = {"name": names.get(name, title), "kind": kind, "x": [x for x, _ in rows]}
             line["y"] = [f.value for _, f in rows]
             if all(f.is_bounded for _, f in rows):
                 line["band"] = [[f.low for _, f in rows], [f.high for _, f in rows]]

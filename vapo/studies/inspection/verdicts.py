@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.critic_verdicts import (
@@ -18,7 +19,7 @@ from vapo.studies.inspection.critic_verdicts import (
 )
 from vapo.studies.inspection.findings import Findings, PartFindings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import rounded, shown
+from vapo.studies.inspection.shown import rounded, short_names, shown
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2
@@ -29,7 +30,22 @@ MICRO_BATCHES_OFF = 0.1  # mean of micro-batches against the explained variance 
 
 
 def verdicts(findings: Findings) -> list[Remark]:
-    """What is wrong first, then notes, then what is good; at least one remark."""
+    """What is wrong first, then notes, then what is good; at least one remark.
+
+    Of several runs each is judged on its own, and named in the titles.
+    """
+    names = short_names(list(findings.runs))
+    remarks = [
+        replace(remark, title=f"{names[file]}: {remark.title}")
+        for file, run in findings.runs.items()
+        for remark in _of_run(run)
+    ]
+    if not findings.runs:
+        remarks = _of_run(findings)
+    return sorted(remarks, key=lambda one: ("wrong", "note", "good").index(one.severity))
+
+
+def _of_run(findings: Findings) -> list[Remark]:
     said: list[Remark | str] = list(_of_numbers(findings))
     if (critic := findings.critic) is None:
         said += _could_know(findings)
@@ -48,7 +64,7 @@ def verdicts(findings: Findings) -> list[Remark]:
     if undecided := [one for one in said if isinstance(one, str)]:
         text = f"Not enough responses to say {'; '.join(undecided)}."
         remarks.append(Remark("inspect-too-few", "note", "Not enough responses", text))
-    return sorted(remarks, key=lambda one: ("wrong", "note", "good").index(one.severity))
+    return remarks
 
 
 def _micro_batches(findings: Findings) -> Said:
