@@ -40,8 +40,8 @@ def test_the_configs_that_it_names_exist() -> None:
 def test_the_verdicts_that_it_names_are_said() -> None:
     source = Path(critic_verdicts.__file__).read_text(encoding="utf-8").lower()
     rows = re.findall(r"^\| (.*?) \| ", TEXT.partition("Verdicts that it gives")[2], re.MULTILINE)
-    for verdict in rows[2:7]:  # behind the head and its line
-        assert verdict.removeprefix("a ").replace("values are ", "values are ") in source, verdict
+    for verdict in rows[1:6]:  # behind the head
+        assert verdict in source, verdict
 
 
 @pytest.mark.slow
