@@ -190,7 +190,7 @@ def v_head(folder: Path) -> None:
     )
     model.is_peft_model = False
     model.save_pretrained(str(folder))
-    AutoTokenizer.from_pretrained(policy).save_pretrained(str(folder))
+    AutoTokenizer.from_pretrained(policy, trust_remote_code=False).save_pretrained(str(folder))
     ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
     values = model.eval()(ids)[2][0].tolist()
     (folder / "expected.json").write_text(json.dumps({"ids": ids[0].tolist(), "values": values}))
