@@ -21,7 +21,8 @@ from mkdocs.structure.pages import Page
 _FROM_CODE = re.compile(r"^::: ", re.MULTILINE)
 _SENTENCE = re.compile(r".+?[.!?](?= |$)")
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
-_texts: dict[str, str] = {}  # src_uri -> Markdown
+_texts: dict[str, str] = {}  # of the build that is under way: src_uri -> Markdown
+_nav: list[Navigation] = []
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> None:
@@ -31,11 +32,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> None:
-    config.extra["llms_nav"] = nav
+    _nav[:] = [nav]
 
 
 def on_post_build(config: MkDocsConfig) -> None:
-    site, nav = Path(config.site_dir), config.extra["llms_nav"]
+    site, (nav,) = Path(config.site_dir), _nav
     sections = list(_sections(nav.items))
     pages = [page for _, pages in sections for page in pages]
     for page in pages:

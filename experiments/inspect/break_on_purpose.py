@@ -35,7 +35,7 @@ def untrained(rows: Sequence[Row], values: Values, policy: str) -> Values:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(policy)
+    model = AutoModelForCausalLM.from_pretrained(policy, trust_remote_code=False)
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
     found = []
     for row in rows:

@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--config", action="append", required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("overrides", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     config = vapo.load_config(*args.config, overrides=args.overrides)
     args.output.unlink(missing_ok=True)
     recorder = Recorder(args.output, load_tokenizer(config.actor.path, key="actor.path"))

@@ -53,7 +53,7 @@ def test_its_commands_run_in_their_order(
     for program, *words in typed():
         if program == "cd":
             monkeypatch.chdir(tmp_path / words[0])
-            rows = ROOT / "tests/studies/inspection/fixtures/plain.jsonl"
+            rows = ROOT / "tests/studies/inspection/fixtures/checked_steps.jsonl"
             Path("rollouts.jsonl").write_bytes(rows.read_bytes())
             continue
         assert program == "vapo"

@@ -16,7 +16,7 @@ STEPS = 6  # tokens of a response but for the last
 def sound(
     num_prompts: int = 60, size: int = 8, *, seed: int = 0, step: int | None = None
 ) -> list[InspectedResponse]:
-    """Walks of tokens `+` and `-`, of 6 to 9 steps, each of which changes what the response is worth.
+    """Walks of tokens `+` and `-`, of 6 to 9 steps, each of which changes the response's worth.
 
     The value is the true one: as likely as it says, the reward is 1, else -1.
     """

@@ -11,9 +11,15 @@ import pytest
 from tests.studies.inspection import made_up
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.findings import find
-from vapo.studies.inspection.group_sample import GroupSample, tokens_of
+from vapo.studies.inspection.group_sample import (
+    GroupSample,
+    Valued,
+    num_tokens,
+    tokens_of,
+    valued,
+)
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches
+from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches, Moments
 
 
 def response(
@@ -30,10 +36,12 @@ def response(
 
 
 def of(responses: list[InspectedResponse], gamma: float = 1.0) -> CriticFigures:
-    sample = GroupSample(10**9)
+    groups: dict[tuple[str, str], list[Valued]] = {}
     for one in responses:
-        sample.add("", one)
-    found = critic_figures(tokens_of(sample.groups(), gamma=gamma), seed=0)
+        own = valued(one)
+        assert own is not None
+        groups.setdefault(("", one.group), []).append(own)
+    found = critic_figures(tokens_of(groups, gamma=gamma), seed=0)
     assert found is not None
     return found
 
@@ -97,13 +105,13 @@ def test_explained_variance_in_one_piece_and_over_micro_batches() -> None:
     whole, pieces = ExplainedVariance(), MicroBatches(2)
     for level in (0.0, 100.0):
         for reward in (level - 1, level + 1):
-            values, returns = np.array([level]), np.array([reward])
-            whole.add(values, returns)
-            pieces.add(values, returns)
+            moments = Moments.of(np.array([level]), np.array([reward]))
+            whole.add(moments)
+            pieces.add(moments)
     assert whole.value == pytest.approx(1 - 1 / 2501)
     assert (pieces.num, pieces.mean) == (2, pytest.approx(0))
     for _ in range(2):
-        pieces.add(np.array([1.0]), np.array([3.0]))
+        pieces.add(Moments.of(np.array([1.0]), np.array([3.0])))
     assert pieces.num_undefined == 1
 
 
@@ -129,9 +137,9 @@ def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
     orders = [responses, sorted(responses, key=lambda r: hash((r.place, 1)))]
     kept = []
     for order in orders:
-        sample = GroupSample(max_tokens=300)
+        sample = GroupSample[InspectedResponse](max_tokens=300)
         for one in order:
-            sample.add("", one)
+            sample.add(("", one.group), one, num_tokens(one))
         assert not sample.is_whole
         assert sample.num_tokens <= 300
         assert all(len(group) == 4 for group in sample.groups().values())

@@ -49,10 +49,10 @@ def test_cards_are_the_responses() -> None:
 
 @needs_node
 def test_the_script_draws_verdicts_figures_and_the_course(tmp_path: Path) -> None:
-    early = made_up.sound(20, step=1)
-    late = made_up.untrained(made_up.sound(20, step=2, seed=1))
+    steps = [made_up.sound(8, step=step, seed=step) for step in range(8)]
+    steps[4:] = map(made_up.untrained, steps[4:])
     file = tmp_path / "page.html"
-    file.write_text(inspected([*early, *late]).page(), encoding="utf-8")
+    file.write_text(inspected([r for step in steps for r in step]).page(), encoding="utf-8")
     body = drawn_by_node(file)
     assert "Explained variance fell" in body
     assert "What to do: " in body

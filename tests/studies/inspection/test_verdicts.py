@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.studies.inspection import made_up
+from vapo.studies.inspection import critic_verdicts
+from vapo.studies.inspection import verdicts as verdicts_module
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.remarks import ROWS, Remark
 from vapo.studies.inspection.responses import InspectedResponse
@@ -69,10 +74,47 @@ def test_shifted_flat_and_extreme_values() -> None:
     mean = sum(r.reward for r in responses) / len(responses)
     flat = made_up.with_values(responses, lambda _, v: mean + 0.3 * (v - mean))
     assert wrong(flat) == ["inspect-flat"]
-    extreme = made_up.with_values(responses, lambda _, v: mean + 1.9 * (v - mean))
+    noise = np.random.default_rng(0).normal  # as of verdicts that were learned by heart
+    extreme = made_up.with_values(
+        responses, lambda _, v: np.clip(v + 0.8 * noise(size=len(v)), -1.4, 1.4)
+    )
     assert wrong(extreme) == ["inspect-extreme"]
     constant = made_up.with_values(responses, lambda _, v: 0 * v + mean)
     assert wrong(constant) == ["inspect-constant"]
+
+
+def test_a_critic_that_is_right_about_length_is_not_accused() -> None:
+    """Each token may end the response, and the longer it is, the worse: nothing else matters."""
+    draw, responses = random.Random(0), []
+    for number in range(400):
+        length = next(n for n in itertools.count(2) if draw.random() < 0.25 or n == 12)
+        reward = 1.0 if draw.random() < 1.2 - 0.1 * length else 0.0
+        values = [max(0.0, 1.2 - 0.1 * min(t + 4, 12)) for t in range(length)]
+        responses.append(
+            replace(
+                made_up.sound(1, 1)[0],
+                reward=reward,
+                group=str(number // 4),
+                tokens=tuple("ab"[draw.random() < 0.5] for _ in range(length)),
+                values=tuple(values),
+                logprobs=None,
+            )
+        )
+    remarks = said(responses)
+    assert not [remark for remark in remarks if remark.severity == "wrong"]
+    (length_remark,) = [r for r in remarks if r.anchor == "inspect-length"]
+    assert "the rewards depend on it" in length_remark.title
+
+
+def test_rewards_of_0_and_1_and_one_response_per_prompt() -> None:
+    halves = [
+        replace(r, reward=(r.reward + 1) / 2, values=tuple((v + 1) / 2 for v in r.values or ()))
+        for r in made_up.sound(size=1, num_prompts=300)
+    ]
+    assert not wrong(halves)
+    assert wrong([replace(r, reward=2 * r.reward - 1) for r in halves]) == ["inspect-scale"]
+    tenths = made_up.with_values(halves, lambda _, v: 0.1 * v)
+    assert wrong(tenths) == ["inspect-scale"]
 
 
 def test_without_values_it_says_what_a_critic_could_know() -> None:
@@ -101,12 +143,15 @@ def test_a_mean_over_micro_batches_is_told_apart() -> None:
 
 
 def test_the_course_is_told() -> None:
-    early, late = made_up.sound(step=1), made_up.sound(step=2, seed=5)
-    spoiled = made_up.untrained(late)
-    found = {remark.anchor: remark for remark in said([*early, *spoiled])}
-    assert found["inspect-over-time"].severity == "wrong"
-    assert "step 1" in found["inspect-over-time"].text
-    assert "inspect-over-time" not in {one.anchor for one in said([*early, *late])}
+    steps = [made_up.sound(15, step=step, seed=step) for step in range(8)]
+    same = [r for step in steps for r in step]
+    assert "inspect-over-time" not in {one.anchor for one in said(same)}
+    spoiled = [r for step in steps[:4] for r in step]
+    spoiled += [r for step in steps[4:] for r in made_up.untrained(step)]
+    found = {remark.anchor: remark for remark in said(spoiled)}["inspect-over-time"]
+    assert found.severity == "wrong"
+    assert "(steps 0 to 1)" in found.text
+    assert "(steps 6 to 7)" in found.text
 
 
 def test_numbers_that_cannot_be_are_told() -> None:
@@ -120,3 +165,16 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
     table = text.partition("### Verdicts of vapo inspect")[2].partition("\n### ")[0]
     rows = dict(re.findall(r'^\| <a id="([\w-]+)"></a>(.*?) \|', table, re.MULTILINE))
     assert rows == ROWS
+
+
+def test_the_documentation_has_the_thresholds() -> None:
+    text = (DOCS / "inspect_verdicts.md").read_text(encoding="utf-8")
+    known = {
+        name: value
+        for module in (critic_verdicts, verdicts_module)
+        for name, value in vars(module).items()
+        if name.isupper() and name[0] != "_" and isinstance(value, float)
+    }
+    assert len(known) == 19
+    for name, value in known.items():
+        assert f"`{name}` = {value:g}" in text, name

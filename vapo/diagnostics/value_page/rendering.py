@@ -1,34 +1,24 @@
-"""Render a page's contents as one self-contained HTML file.
-
-The data is JSON in the page; `page.js` draws it, with text nodes only, so that no response can
-become markup. The Content-Security-Policy admits this script and no other, and no request.
-"""
+"""Render a page's contents as one self-contained HTML file (`template.py` has its form)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
-from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.template import filled_page, packed, packed_ids, shortened
+from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
-_PARTS = ("charts.js", "truth.js", "tokens.js")  # of the script; page.js comes last
 _MAX_PROMPT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 500
 _MAX_OBSERVED_CHARS = 4000
@@ -37,24 +27,6 @@ _MAX_OBSERVED_CHARS = 4000
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
     """The page's HTML. `about`: title, facts (name -> text) and notes, as the page shows them."""
     return filled_page(page_data(contents, token_text, about))
-
-
-def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
-    """The HTML of a page's data; `script` and `style` come before and after the page's own."""
-    style = _template("page.css") + style
-    script = "\n".join([*map(_template, _PARTS), script, _template("page.js")])
-    text = json.dumps(data, separators=(",", ":"))
-    for character in "<>&":  # in JSON they occur in strings only
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    parts = {
-        "title": html.escape(visible(str(data["title"]))),
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
-        "style": style,
-        "data": text,
-        "script": script,
-    }  # in one pass: no part is searched for places
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
 
 
 def page_data(
@@ -139,7 +111,8 @@ def _response_data(
         "ids": packed_ids(token_ids),
         "in_context": _in_context(rollout, token_ids, token_text),
         "columns": {
-            name: packed(column[row, places].float()) for name, column in contents.columns.items()
+            name: packed(column[row, places].float().numpy())
+            for name, column in contents.columns.items()
         },
     }
 
@@ -191,39 +164,7 @@ def _in_context(
     ]
 
 
-def packed_ids(token_ids: Sequence[int]) -> str:
-    return _base64(np.asarray(token_ids, dtype="<i4").tobytes())
-
-
-def packed(column: Tensor) -> str | float | None:
-    """Pack numbers exactly: a float32 prints as the double that it is. None: no number at all."""
-    if bool(column.isnan().all()):  # also of no tokens
-        return None
-    first = float(column[0])
-    if bool((column == first).all()) and np.isfinite(first):
-        return first
-    return _base64(column.numpy().astype("<f4").tobytes())
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Measure) -> Tensor:
     end = None if measure.last_token_counts else -1
     column = contents.columns[measure.name]
     return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
-
-
-def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible) -> str:
-    shown = show(text[:max_chars])
-    left_out = len(text) - max_chars
-    return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown
-
-
-def _template(name: str) -> str:
-    return files("vapo.diagnostics.value_page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())

@@ -5,18 +5,15 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
-from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.contents import choose_rows
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.diagnostics.value_page.rendering import packed, packed_ids, shortened
-from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
     GroupKey,
@@ -24,7 +21,13 @@ from vapo.studies.inspection.group_sample import (
     returns_of,
     sampled_places,
 )
+from vapo.studies.inspection.profiles import Profile
 from vapo.studies.inspection.responses import InspectedResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vapo.diagnostics.value_page.token_text import TokenText
 
 _MAX_PROMPT_CHARS = 20_000
 _UNKNOWN_TOKEN = "\u25aa"
@@ -95,7 +98,7 @@ def cards_data(
         measured: groups that were measured, which are shown before others.
     """
     numbers = {id(one): number for number, one in enumerate(findings.responses)}
-    vocabulary = Vocabulary(None if tokenizer is None else TokenText(tokenizer))
+    vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
     shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
     groups, budget = [], size.max_tokens
     chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
@@ -128,11 +131,24 @@ def cards_data(
     }
 
 
+def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
+    from vapo.diagnostics.value_page.token_text import TokenText  # it loads transformers
+
+    return TokenText(tokenizer)
+
+
 def choose_groups(
     findings: Findings, measured: Sequence[GroupKey], num_groups: int, *, seed: int
 ) -> dict[GroupKey, str]:
-    """One group for each reason, those that were measured first, then others at random."""
+    """One group for each reason, those that were measured first, then others at random.
+
+    Of several steps those of the last one are shown, if it has as many.
+    """
     sample = findings.sample
+    steps = [group[0].step for group in sample.values()]
+    last = max((step for step in steps if step is not None), default=None)
+    if steps.count(last) >= num_groups:
+        sample = {key: group for key, group in sample.items() if group[0].step == last}
     chosen: dict[GroupKey, str] = dict.fromkeys(measured[:num_groups], "measured")
     for reason, score in _reasons(findings):
         scores = {key: score(group) for key, group in sample.items() if key not in chosen}
@@ -189,7 +205,7 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
             found[name] = np.asarray(column, dtype=float)[places][:num]
     if "value" in found:
         length = _shown_length(response)
-        returns = returns_of(response, length, gamma)
+        returns = returns_of(response.reward, length, gamma)
         values = np.asarray(response.values, dtype=float)[sampled_places(response, length)]
         following = np.append(gamma * values[1:], response.reward)
         found["return"] = returns[:num]
@@ -212,7 +228,7 @@ def _card(
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,
-        "place": visible(response.place),
+        "place": visible(PurePath(response.place).name),  # "rows.jsonl, row 12"
         "is_correct": findings.is_right(response),
         "reward": response.reward,
         "finish_reason": ends[response.is_truncated],
@@ -228,7 +244,7 @@ def _card(
         "text": ""
         if response.tokens or vocabulary.token_text
         else shortened(response.response, 4000),
-        "columns": {name: packed(torch.from_numpy(x).float()) for name, x in columns.items()},
+        "columns": {name: packed(x.astype(np.float32)) for name, x in columns.items()},
         "truth": truth,
     }
 
@@ -242,13 +258,13 @@ def _group_data(
     index: int,
 ) -> dict[str, Any]:
     rights = [findings.is_right(one) for one in group]
-    step = group[0].step
+    step, name = group[0].step, key[1].rpartition("|")[2]  # behind the file and the step
     return {
         "index": index,
         "reason": reason,
         "num_responses": len(group),
         "num_correct": sum(map(bool, rights)) if None not in rights else None,
-        "prompt_id": visible(key[1] if step is None else f"{key[1]}, step {step}"),
+        "prompt_id": visible(name if step is None else f"{name}, step {step}"),
         "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
         "answer": shortened(group[0].answer or "", 500),
         "responses": cards,
@@ -261,6 +277,6 @@ def _measures(shown: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]
         end = None if measure.last_token_counts else -1
         columns = [columns[measure.name][:end] for columns in shown if measure.name in columns]
         if columns:
-            numbers: Tensor = torch.from_numpy(np.concatenate(columns))
-            found.append({**measure._asdict(), "domain": domain(measure, numbers)})
+            ends = domain(measure, np.concatenate(columns))
+            found.append({**measure._asdict(), "domain": ends})
     return found

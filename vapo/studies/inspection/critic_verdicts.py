@@ -8,13 +8,15 @@ from __future__ import annotations
 from vapo.studies.inspection.figures import MIN_GROUPS, CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import shown
+from vapo.studies.inspection.shown import sentence, shown
 
 CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
 LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for what they know
 LITTLE_BELOW = 0.1  # explained variance
 BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups
+SOME_ABOVE = 0.05  # explained variance: enough to call what it reads right
+OF_LENGTH_ABOVE = 0.3  # explained variance / what length, all of it, explains of the returns
 LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
 ALL_LENGTH_ABOVE = 0.9  # the same: whatever else is wrong, it reads nothing else
 OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
@@ -79,7 +81,7 @@ def _untrained(critic: CriticFigures) -> Remark:
         "A value head that was never trained",
         f"The values have nothing to do with the returns (correlation {shown(critic.correlation)})"
         f", yet they vary {critic.spread.value:.1f} times as much{shift}. So explained variance is "
-        f"{shown(critic.explained)}, far below 0, which a constant has.",
+        f"{shown(critic.explained)}, far below the 0 of a constant.",
         "Look in the log of loading for a value head that was newly initialized or a checkpoint "
         "whose head has another name; check that the critic's optimizer steps and its loss falls; "
         "then train the critic alone on a fixed policy first.",
@@ -87,12 +89,16 @@ def _untrained(critic: CriticFigures) -> Remark:
 
 
 def _length(critic: CriticFigures) -> Remark:
+    """No fault where the returns do depend on length, and the critic knows how."""
+    of_returns = critic.return_by_length
+    is_right = critic.explained.low > SOME_ABOVE
+    is_right &= critic.explained.value > OF_LENGTH_ABOVE * of_returns.value
     return Remark(
         "inspect-length",
-        "wrong",
-        "The critic reads length",
+        "note" if is_right else "wrong",
+        f"The critic reads length{', and the rewards depend on it' if is_right else ''}",
         f"Token position and response length alone explain {shown(critic.by_length)} of the "
-        f"values' variance, and beyond them the values explain "
+        f"values' variance and {shown(of_returns)} of the returns'. Beyond them the values explain "
         f"{shown(critic.explained_beyond_length)} of the returns. A response's mean value "
         f"correlates with its length by {shown(critic.length_correlation)}, its reward by "
         f"{shown(critic.reward_length_correlation)}.",
@@ -226,11 +232,11 @@ def off_by_one(findings: Findings) -> Said:
     if found is None:
         return
     if found.shift is None:
-        text = found.text.removesuffix(".")
-        yield f"whether each value stands at its own token ({text[:1].lower()}{text[1:]})"
+        why = found.text.removesuffix(".").removeprefix("off by one? ")
+        yield f"whether each value stands at its own token ({why[:1].lower()}{why[1:]})"
     elif found.shift == 0:
         title = "Each value stands at its own token"
-        yield Remark("inspect-alignment", "good", title, found.text)
+        yield Remark("inspect-alignment", "good", title, sentence(found.text))
     else:
         early = "each value has already seen its own token"
         late = "each value is that of the token before"
@@ -238,7 +244,7 @@ def off_by_one(findings: Findings) -> Said:
             "inspect-off-by-one",
             "wrong",
             f"Values are off by one: {early if found.shift > 0 else late}",
-            found.text,
+            sentence(found.text),
             "The value of token t is the critic's output at the token before it: for prompts of P "
             "tokens slice outputs P-1 to -1, not P to the end, and shift the mask with it. "
             "Advantages otherwise blame the neighbour.",
@@ -253,7 +259,7 @@ def beside_advantages(findings: Findings) -> Said:
             "inspect-off-by-one",
             "wrong",
             "Advantages and values stand at different tokens",
-            f"{found.text[:1].upper()}{found.text[1:]}.",
+            sentence(found.text),
             "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
         )
 

@@ -70,7 +70,8 @@ class CriticFigures:
     noise of few responses taken away; `explained_within`: of the differences within a group.
     `value_between`: the share of V's variance that lies between groups.
 
-    `by_length`: the share of V's variance that position and response length alone explain;
+    `by_length`: the share of V's variance that position and response length alone explain, and
+    `return_by_length` of R's;
     `explained_beyond_length`: `explained` of what they leave of V and R. `length_correlation` of a
     response's mean value with its length, `reward_length_correlation` of its reward.
     """
@@ -94,6 +95,7 @@ class CriticFigures:
     explained_within: Figure
     value_between: Figure
     by_length: Figure
+    return_by_length: Figure
     explained_beyond_length: Figure
     length_correlation: Figure
     reward_length_correlation: Figure
@@ -133,6 +135,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         explained_within=of(lambda s: 1 - s["within_d"] / known(s["within_r"])),
         value_between=of(lambda s: 1 - s["within_all_v"] / (s["n"] * known(_var(s, "v")))),
         by_length=of(lambda s: 1 - s["left_vv"] / (s["n"] * known(_var(s, "v")))),
+        return_by_length=of(lambda s: 1 - s["left_rr"] / (s["n"] * known(_var(s, "r")))),
         explained_beyond_length=of(lambda s: 1 - s["left_dd"] / known(s["left_rr"])),
         length_correlation=of(lambda s: _row_correlation(s, "mean")),
         reward_length_correlation=of(lambda s: _row_correlation(s, "reward")),

@@ -8,14 +8,28 @@ from dataclasses import dataclass, field, replace
 from vapo.studies.inspection.agreement import advantage_alignment
 from vapo.studies.inspection.alignment import Alignment, alignment
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
-from vapo.studies.inspection.group_sample import GroupKey, GroupSample, tokens_of
+from vapo.studies.inspection.group_sample import (
+    GroupKey,
+    GroupSample,
+    Tokens,
+    Valued,
+    num_tokens,
+    tokens_of,
+)
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import GroupFigures, RunningSums, TokenColumns
+from vapo.studies.inspection.running import (
+    GroupFigures,
+    MicroBatches,
+    RunningSums,
+    TokenColumns,
+)
 
 MAX_PARTS = 40  # points of a comparison over time
 _SHOWN_BAD_ROWS = 10
+_MICRO_BATCHES = (1, 4, 16)  # rows
 _ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
-_SAMPLE_TOKENS = 1_000_000
+_SAMPLE_TOKENS = 300_000  # of whole responses, of about 200 bytes each
+_FIGURE_TOKENS = 5_000_000  # that the critic's figures are of
 Part = tuple[str, int | None]  # a file, and a step
 
 
@@ -36,12 +50,13 @@ class PartFindings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found. `sample` has the groups that the figures with intervals are of.
+    """What was found. `sample` has whole responses of some groups, to be shown and looked at.
 
+    The critic's figures are of `tokens`; None without values.
     `alignment`: whether each value stands at its token; `advantages`: whether the advantages were
     made of the values where they stand.
 
-    `is_whole`: that is all of them. `parts` are in order, and empty where there is only one; of
+    `is_whole`: those are all. `parts` are in order, and empty where there is only one; of
     more than MAX_PARTS the first, the last and others evenly spread.
     """
 
@@ -52,6 +67,7 @@ class Findings:
     advantages: Alignment | None
     parts: list[PartFindings]
     sample: Mapping[GroupKey, list[InspectedResponse]]
+    tokens: Tokens | None
     is_whole: bool
     gamma: float
     num_bad_rows: int = 0
@@ -82,16 +98,18 @@ def find(
     *,
     gamma: float = 1.0,
     seed: int = 0,
-    max_tokens: int = _SAMPLE_TOKENS,
+    max_tokens: int = _FIGURE_TOKENS,
 ) -> Findings:
     """Read the stream once.
 
     Args:
         gamma: the discount of the reward, which is at the last token.
-        max_tokens: the tokens of the groups that are kept; the sums are of all.
+        max_tokens: that figures with intervals are of, in whole groups; the sums are of all.
     """
-    whole, sums = RunningSums(), dict[Part, RunningSums]()
-    sample = GroupSample(max_tokens, seed)
+    whole = RunningSums(micro_batches=[MicroBatches(num) for num in _MICRO_BATCHES])
+    sums: dict[Part, RunningSums] = {}
+    sample = GroupSample[InspectedResponse](min(max_tokens, _SAMPLE_TOKENS), seed)
+    figures = GroupSample[Valued](max_tokens, seed)
     bad: list[BadRow] = []
     num_bad = 0
     for response in responses:
@@ -102,18 +120,23 @@ def find(
         part, columns = part_of(response), TokenColumns.of(response, gamma=gamma)
         whole.add(response, f"{part}{response.group}", columns)
         sums.setdefault(part, RunningSums()).add(response, response.group, columns)
-        sample.add(str(part), response)
-    kept = sample.groups()
+        key = (str(part), response.group)
+        sample.add(key, response, num_tokens(response))
+        if columns.valued is not None:
+            figures.add(key, columns.valued, len(columns.valued.values))
+    kept, with_values = sample.groups(), figures.groups()
     chosen = list(_with_values(kept))
+    tokens = tokens_of(with_values, gamma=gamma)
     return Findings(
         sums=whole,
         groups=whole.groups.figures(whole.high, seed=seed),
-        critic=critic_figures(tokens_of(kept, gamma=gamma), seed=seed),
+        critic=critic_figures(tokens, seed=seed),
         alignment=alignment(chosen) if chosen else None,
         advantages=advantage_alignment(chosen) if chosen else None,
-        parts=_parts(sums, kept, gamma=gamma, seed=seed) if len(sums) > 1 else [],
+        parts=_parts(sums, with_values, gamma=gamma, seed=seed) if len(sums) > 1 else [],
         sample=kept,
-        is_whole=sample.is_whole,
+        tokens=tokens if len(tokens.values) else None,
+        is_whole=figures.is_whole,
         gamma=gamma,
         num_bad_rows=num_bad,
         bad_rows=bad,
@@ -142,7 +165,7 @@ def part_of(response: InspectedResponse) -> Part:
 
 def _parts(
     sums: Mapping[Part, RunningSums],
-    kept: Mapping[GroupKey, list[InspectedResponse]],
+    kept: Mapping[GroupKey, list[Valued]],
     *,
     gamma: float,
     seed: int,
@@ -157,7 +180,7 @@ def _parts(
     order = sorted(sums, key=lambda part: (0 if is_one_run else names.index(part[0]), part[1] or 0))
     if len(order) > MAX_PARTS:
         order = [order[i * (len(order) - 1) // (MAX_PARTS - 1)] for i in range(MAX_PARTS)]
-    by_part: dict[str, dict[GroupKey, list[InspectedResponse]]] = {}
+    by_part: dict[str, dict[GroupKey, list[Valued]]] = {}
     for key, group in kept.items():
         by_part.setdefault(key[0], {})[key] = group
     return [

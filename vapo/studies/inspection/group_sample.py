@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from itertools import chain
+from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,9 +15,19 @@ from vapo.studies.inspection.responses import InspectedResponse
 GroupKey = tuple[str, str]  # the part of the stream (a step, a file), and the group's name in it
 
 
+T = TypeVar("T")
+
+
+class Valued(NamedTuple):
+    """What figures need of a response: the values of its sampled tokens in float32, its reward."""
+
+    values: np.ndarray
+    reward: float
+
+
 @dataclass
-class GroupSample:
-    """All responses of some groups, drawn at random, of at most about `max_tokens` tokens.
+class GroupSample(Generic[T]):
+    """All that was kept of some groups, drawn at random, of at most about `max_tokens` tokens.
 
     Each group has a random number, by its name and `seed`, and those with the smallest are kept:
     a group that was given up once is never met again, so that no kept group lacks a response. All
@@ -27,8 +37,8 @@ class GroupSample:
     max_tokens: int
     seed: int = 0
     num_tokens: int = 0
-    num_groups_seen: int = 0
-    _kept: dict[GroupKey, list[InspectedResponse]] = field(default_factory=dict)
+    _kept: dict[GroupKey, list[T]] = field(default_factory=dict)
+    _costs: dict[GroupKey, int] = field(default_factory=dict)
     _heap: list[tuple[int, GroupKey]] = field(default_factory=list)  # the largest number first
     _limit: int | None = None  # groups at or above it were given up
 
@@ -37,27 +47,25 @@ class GroupSample:
         """Whether nothing was given up."""
         return self._limit is None
 
-    def add(self, part: str, response: InspectedResponse) -> None:
-        key = (part, response.group)
+    def add(self, key: GroupKey, one: T, num_tokens: int) -> None:
         number = self._number(key)
         if self._limit is not None and number >= self._limit:
             return
         if key not in self._kept:
-            self._kept[key] = []
+            self._kept[key], self._costs[key] = [], 0
             heapq.heappush(self._heap, (-number, key))
-        self._kept[key].append(response)
-        self.num_tokens += num_tokens(response)
+        self._kept[key].append(one)
+        self._costs[key] += num_tokens
+        self.num_tokens += num_tokens
         while self.num_tokens > self.max_tokens and len(self._kept) > 1:
             negative, given_up = heapq.heappop(self._heap)
             self._limit = -negative
-            self.num_tokens -= sum(map(num_tokens, self._kept.pop(given_up)))
+            del self._kept[given_up]
+            self.num_tokens -= self._costs.pop(given_up)
 
-    def groups(self) -> dict[GroupKey, list[InspectedResponse]]:
+    def groups(self) -> dict[GroupKey, list[T]]:
         """The kept groups, in the order in which they were met."""
         return dict(self._kept)
-
-    def responses(self) -> Iterator[InspectedResponse]:
-        return chain.from_iterable(self._kept.values())
 
     def _number(self, key: GroupKey) -> int:
         digest = blake2b(repr((self.seed, *key)).encode(), digest_size=8)
@@ -114,31 +122,35 @@ def response_length(response: InspectedResponse) -> int | None:
     return None
 
 
-def returns_of(response: InspectedResponse, num: int, gamma: float) -> np.ndarray:
+def valued(response: InspectedResponse) -> Valued | None:
+    """None without values."""
+    if response.values is None:
+        return None
+    values = np.asarray(response.values, dtype=np.float32)
+    return Valued(values[sampled_places(response, len(values))], response.reward)
+
+
+def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:
     """The Monte-Carlo return at each of `num` sampled tokens, the reward at the last.
 
     R_t = gamma^(num - 1 - t) * reward
     """
-    return response.reward * gamma ** np.arange(num - 1, -1, -1.0)
+    return reward * gamma ** np.arange(num - 1, -1, -1.0)
 
 
-def tokens_of(groups: dict[GroupKey, list[InspectedResponse]], *, gamma: float) -> Tokens:
-    """The groups' tokens as arrays; responses without values are not among them."""
+def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> Tokens:
+    """The groups' tokens as arrays."""
     columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
     rewards, lengths, row_groups = [], [], []
     for number, group in enumerate(groups.values()):
-        for response in group:
-            if response.values is None:
-                continue
-            places = sampled_places(response, len(response.values))
-            values = np.asarray(response.values, dtype=float)[places]
-            is_known = np.isfinite(values)
-            columns["values"].append(values[is_known])
-            columns["returns"].append(returns_of(response, len(places), gamma)[is_known])
+        for one in group:
+            is_known, length = np.isfinite(one.values), len(one.values)
+            columns["values"].append(one.values[is_known].astype(float))
+            columns["returns"].append(returns_of(one.reward, length, gamma)[is_known])
             columns["position"].append(np.flatnonzero(is_known))
             columns["row"].append(np.full(int(is_known.sum()), len(rewards)))
-            rewards.append(response.reward)
-            lengths.append(len(places))
+            rewards.append(one.reward)
+            lengths.append(length)
             row_groups.append(number)
     together = {name: np.concatenate(x) if x else np.zeros(0) for name, x in columns.items()}
     return Tokens(

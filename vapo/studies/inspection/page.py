@@ -8,29 +8,33 @@ from dataclasses import fields
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedTokenizerBase
-
-from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.rendering import filled_page
-from vapo.diagnostics.value_page.token_text import visible
-from vapo.diagnostics.value_page.truth import truth_data
+from vapo.diagnostics.value_page.template import filled_page
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
-from vapo.studies.inspection.group_sample import GroupKey, tokens_of
-from vapo.studies.inspection.profiles import calibration_table, length_table, position_table
+from vapo.studies.inspection.group_sample import GroupKey
+from vapo.studies.inspection.profiles import (
+    Profile,
+    calibration_table,
+    length_table,
+    position_table,
+)
 from vapo.studies.inspection.remarks import Remark
 from vapo.studies.inspection.shown import rounded, shown
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from vapo.studies.inspection.truth import MeasuredTruth
 
 FIGURE_TEXTS = {
     "explained": "explained variance, in one piece",
     "explained_unshifted": "the same, a constant shift counted as an error",
     "bias": "bias: mean of value - return",
-    "slope": "slope of the returns on the values",
+    "slope": "slope of the line that predicts returns from values",
+    "intercept": "intercept of that line",
     "correlation": "correlation of value and return",
     "spread": "sd of the values / sd of the returns",
     "outside": "share of values that are no possible return",
@@ -38,6 +42,7 @@ FIGURE_TEXTS = {
     "explained_within": "explained within a prompt's responses",
     "value_between": "share of the values' variance between prompts",
     "by_length": "share of it that position and length explain",
+    "return_by_length": "share of the returns' variance that position and length explain",
     "explained_beyond_length": "explained variance beyond position and length",
     "length_correlation": "correlation of a response's mean value with its length",
     "reward_length_correlation": "correlation of its reward with its length",
@@ -58,9 +63,7 @@ def inspection_page(
     seed: int,
 ) -> str:
     """The page's HTML."""
-    tokens = tokens_of(findings.sample, gamma=findings.gamma)
-    if not len(tokens.values):
-        tokens = None  # type: ignore[assignment]
+    tokens = findings.tokens
     measured: list[GroupKey] = [] if truth is None else truth.groups(findings)
     cards = cards_data(
         findings,
@@ -82,14 +85,14 @@ def inspection_page(
         **cards,
         "positions": positions,
         "calibration": calibration,
-        "truth": None if truth is None else truth_data(truth.truth),
+        "truth": None if truth is None else truth.page_data(),
         "report": {
             "tiles": list(_tiles(findings)),
             "remarks": [_remark(one) for one in remarks],
             "tables": list(_tables(findings)),
             "course_title": "Over the steps" if _has_steps(findings) else "File by file",
             "course": list(_course(findings)),
-            "charts": list(_charts(length_table(findings, tokens))),
+            "charts": list(_charts(length_table(findings))),
         },
     }
     own = files("vapo.studies.inspection")
@@ -188,10 +191,10 @@ def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
 def sample_note(findings: Findings) -> str:
     if findings.is_whole:
         return "Of all responses; the responses to one prompt of one step are one draw."
-    num, total = len(findings.sample), findings.groups.num_groups
+    num = 0 if findings.tokens is None else findings.tokens.num_groups
     return (
-        f"Intervals are of a random {num:,} of {total:,} groups; counts, rewards and explained "
-        "variance in one piece are of all."
+        f"Intervals are of a random {num:,} of {findings.groups.num_groups:,} groups; counts, "
+        "rewards and explained variance in one piece are of all."
     )
 
 
@@ -238,7 +241,7 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
             if all(f.is_bounded for _, f in rows):
                 line["band"] = [[f.low for _, f in rows], [f.high for _, f in rows]]
             series.append(line)
-        if series:
+        if any(y for line in series for y in line["y"]):  # not: nothing was ever truncated
             about = f"{text} {remark}".strip()
             yield {"title": title, "x_label": x_label, "series": series, "remark": about}
 

@@ -6,13 +6,19 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
-from vapo.studies.inspection.figures import Bootstrap
-from vapo.studies.inspection.group_sample import response_length, returns_of, sampled_places
+from vapo.studies.inspection.figures import Bootstrap, Sums
+from vapo.studies.inspection.group_sample import (
+    Valued,
+    response_length,
+    returns_of,
+    sampled_places,
+    valued,
+)
 from vapo.studies.inspection.responses import InspectedResponse
 
 _TINY = 1e-12
@@ -20,24 +26,45 @@ _MOST_REWARDS = 100  # different ones that are counted
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
+class Moments(NamedTuple):
+    """Of some tokens: their number, and sums of R, R^2, R - V and (R - V)^2."""
+
+    num: int
+    r: float
+    rr: float
+    d: float
+    dd: float
+
+    @classmethod
+    def of(cls, values: np.ndarray, returns: np.ndarray) -> Moments:
+        error = returns - values
+        sums = (returns.sum(), returns @ returns, error.sum(), error @ error)
+        return cls(len(values), *map(float, sums))
+
+
 @dataclass
 class ExplainedVariance:
     """1 - Var(R - V) / Var(R) of all that was added, in one piece."""
 
     num: int = 0
-    _sums: np.ndarray = field(default_factory=lambda: np.zeros(4))
+    r: float = 0.0
+    rr: float = 0.0
+    d: float = 0.0
+    dd: float = 0.0
 
-    def add(self, values: np.ndarray, returns: np.ndarray) -> None:
-        error = returns - values
-        self.num += len(values)
-        self._sums += [returns.sum(), (returns**2).sum(), error.sum(), (error**2).sum()]
+    def add(self, moments: Moments) -> None:
+        self.num += moments.num
+        self.r += moments.r
+        self.rr += moments.rr
+        self.d += moments.d
+        self.dd += moments.dd
 
     @property
     def value(self) -> float:
         """NaN where nothing was added, or all returns are equal."""
         if not self.num:
             return math.nan
-        r, rr, d, dd = self._sums / self.num
+        r, rr, d, dd = (x / self.num for x in (self.r, self.rr, self.d, self.dd))
         variance = rr - r * r
         return math.nan if variance <= _TINY * max(rr, _TINY) else 1 - (dd - d * d) / variance
 
@@ -57,8 +84,8 @@ class MicroBatches:
     _rows: int = 0
     _open: ExplainedVariance = field(default_factory=ExplainedVariance)
 
-    def add(self, values: np.ndarray, returns: np.ndarray) -> None:
-        self._open.add(values, returns)
+    def add(self, moments: Moments) -> None:
+        self._open.add(moments)
         self._rows += 1
         if self._rows == self.num_rows:
             value = self._open.value
@@ -121,12 +148,12 @@ class Groups:
         bootstrap = Bootstrap(table, seed=seed, num_resamples=500)
 
         def of(name: str, num: str) -> Figure:
-            def explained(t: dict[str, np.ndarray]) -> np.ndarray:
+            def explained(t: Sums) -> Any:
                 variance = t["ss"] / t["n"] - (t["s"] / t["n"]) ** 2
                 least = _TINY * np.maximum(t["ss"] / t["n"], _TINY)
                 return 1 - t[name] / t[num] / np.where(variance > least, variance, np.nan)
 
-            return bootstrap.figure(explained) if several.any() else UNKNOWN  # type: ignore[arg-type]
+            return bootstrap.figure(explained) if several.any() else UNKNOWN
 
         num_several = int(several.sum())
         equal = several & (low == high)
@@ -165,14 +192,14 @@ class GroupFigures:
 class TokenColumns:
     """What the sums need of one response's sampled tokens, computed once.
 
-    `length` is None where no column counts them. `values`, `returns` and the framework's own
-    value `targets` are of the tokens with a finite value.
+    `length` is None where no column counts them. `moments` and those of the framework's own value
+    targets are of the tokens with a finite value, `valued` of all; None without values.
     """
 
     length: int | None
-    values: np.ndarray | None = None
-    returns: np.ndarray | None = None
-    targets: np.ndarray | None = None
+    valued: Valued | None = None
+    moments: Moments | None = None
+    target_moments: Moments | None = None
     num_bad_values: int = 0
     num_logprobs: int = 0
     logprob: float = 0.0
@@ -188,15 +215,17 @@ class TokenColumns:
             found["num_impossible_logprobs"] = int((~is_possible).sum())
             found["num_logprobs"] = int(is_possible.sum())
             found["logprob"] = float(logprobs[is_possible].sum())
-        if response.values is not None:
-            places = sampled_places(response, len(response.values))
-            values = np.asarray(response.values, dtype=float)[places]
+        if (own := valued(response)) is not None:
+            found["valued"], values = own, own.values.astype(float)
             known = np.isfinite(values)
-            found["values"] = values[known]
-            found["returns"] = returns_of(response, len(places), gamma)[known]
+            returns = returns_of(response.reward, len(values), gamma)
+            found["moments"] = Moments.of(values[known], returns[known])
             found["num_bad_values"] = int((~known).sum())
             if response.returns is not None:
-                found["targets"] = np.asarray(response.returns, dtype=float)[places][known]
+                targets = np.asarray(response.returns, dtype=float)
+                targets = targets[sampled_places(response, len(targets))]
+                both = known & np.isfinite(targets)
+                found["target_moments"] = Moments.of(values[both], targets[both])
         return cls(**found)
 
 
@@ -226,9 +255,7 @@ class RunningSums:
     num_impossible_logprobs: int = 0
     explained: ExplainedVariance = field(default_factory=ExplainedVariance)
     explained_of_targets: ExplainedVariance = field(default_factory=ExplainedVariance)
-    micro_batches: tuple[MicroBatches, ...] = field(
-        default_factory=lambda: tuple(MicroBatches(num) for num in (1, 4, 16))
-    )
+    micro_batches: Sequence[MicroBatches] = ()
     groups: Groups = field(default_factory=Groups)
 
     def add(self, response: InspectedResponse, group: str, columns: TokenColumns) -> None:
@@ -252,16 +279,15 @@ class RunningSums:
         self.num_logprobs += columns.num_logprobs
         self.logprob += columns.logprob
         self.num_impossible_logprobs += columns.num_impossible_logprobs
-        if columns.values is None or columns.returns is None:
+        if columns.moments is None:
             return
         self.num_with_values += 1
         self.num_bad_values += columns.num_bad_values
-        self.explained.add(columns.values, columns.returns)
+        self.explained.add(columns.moments)
         for one in self.micro_batches:
-            one.add(columns.values, columns.returns)
-        if columns.targets is not None:
-            both = np.isfinite(columns.targets)
-            self.explained_of_targets.add(columns.values[both], columns.targets[both])
+            one.add(columns.moments)
+        if columns.target_moments is not None:
+            self.explained_of_targets.add(columns.target_moments)
 
     @property
     def reward_mean(self) -> float:

@@ -27,3 +27,12 @@ def rounded(x: float) -> str:
     digits = 2 if abs(x) < 10 else 1 if abs(x) < 100 else 0
     text = f"{x:.{digits}f}"
     return text.removeprefix("-") if float(text) == 0 else text
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop.
+
+    >>> sentence("each value (1 pair)")
+    'Each value (1 pair).'
+    """
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."

@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_page.truth import measured_prefixes
+from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
@@ -166,14 +166,24 @@ class MeasuredTruth:
         own = {"agreement": self.agreement, "num_judged": self.num_judged}
         return own | truth_table(self.truth)
 
+    def page_data(self) -> dict[str, Any]:
+        """The verdict and two charts, for `page.js`."""
+        return truth_data(self.truth)
+
     def groups(self, findings: Findings) -> list[GroupKey]:
-        """The groups with a response that was continued from every step."""
-        rows, found, first = self.truth.rows, [], 0
+        """The groups with a response that was continued from every step; first those in whose
+        responses most is lost or won."""
+        moves: dict[int, list[float]] = {}
+        for point in self.truth.points:
+            moves.setdefault(point.row, []).append(point.mean)
+        spread: dict[GroupKey, float] = {}
+        first = 0
         for key, group in findings.sample.items():
-            if any(first <= row < first + len(group) for row in rows):
-                found.append(key)
+            rows = [row for row in range(first, first + len(group)) if row in self.truth.rows]
+            if rows:
+                spread[key] = max(max(moves[row]) - min(moves[row]) for row in rows)
             first += len(group)
-        return found
+        return sorted(spread, key=lambda key: -spread[key])
 
     def prefixes(self) -> dict[int, Profile]:
         """The measured prefixes of each response, by its number in the sample."""

@@ -6,7 +6,9 @@ docs/value_page.md has a row of its table "Verdicts of vapo inspect" for each.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.critic_verdicts import (
     beside_advantages,
     beside_siblings,
@@ -14,12 +16,15 @@ from vapo.studies.inspection.critic_verdicts import (
     shift,
     what_it_knows,
 )
-from vapo.studies.inspection.findings import Findings
+from vapo.studies.inspection.findings import Findings, PartFindings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import shown
+from vapo.studies.inspection.shown import rounded, shown
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2
+_STEPS_NEEDED = 8  # of one run, to say that its critic changed
+_CERTAIN = 2.58  # standard errors: bootstraps of few groups are too narrow
+CHANGED_ABOVE = 0.05  # change of explained variance from the first quarter of a run to the last
 MICRO_BATCHES_OFF = 0.1  # mean of micro-batches against the explained variance in one piece
 
 
@@ -135,22 +140,44 @@ def _of_numbers(findings: Findings) -> Said:
 
 
 def _over_time(findings: Findings) -> Said:
-    """The first and the last part that have figures, where their intervals do not overlap."""
-    known = [(part.label, part.critic) for part in findings.parts if part.critic is not None]
-    if len(known) < 2:
+    """The first quarter of one run's steps against the last, or the first file against the last."""
+    known = [part for part in findings.parts if part.critic and part.critic.explained.is_bounded]
+    are_files = all(part.step is None for part in known)
+    is_one_run = len({part.step for part in known}) == len(known)
+    if len(known) < 2 or not (are_files or (is_one_run and len(known) >= _STEPS_NEEDED)):
         return
-    (first, before), (last, after) = known[0], known[-1]
-    one, two = before.explained, after.explained
-    if one.is_bounded and two.is_bounded and (two.high < one.low or two.low > one.high):
-        fell = two.value < one.value
-        yield Remark(
-            "inspect-over-time",
-            "wrong" if fell else "good",
-            f"Explained variance {'fell' if fell else 'rose'}",
-            f"From {shown(one)} ({first}) to {shown(two)} ({last}); bias from "
-            f"{shown(before.bias)} to {shown(after.bias)}.",
-            "Returns become more equal as a policy improves, so look at slope and bias, too: if "
-            "they moved, the policy moves faster than the critic."
-            if fell
-            else "",
-        )
+    num = max(1, len(known) // 4)
+    first, last = known[:num], known[-num:]
+    (before, noise), (after, other) = map(_mean_explained, (first, last))
+    difference, half = after - before, _CERTAIN * math.hypot(noise, other)
+    if abs(difference) < half or abs(difference) < CHANGED_ABOVE:
+        return
+    fell = difference < 0
+    limits = shown(Figure(difference, difference - half, difference + half))
+    yield Remark(
+        "inspect-over-time",
+        "good" if not fell else "wrong" if after < before / 2 else "note",
+        f"Explained variance {'fell' if fell else 'rose'}",
+        f"From {rounded(before)} ({_span(first)}) to {rounded(after)} ({_span(last)}), by "
+        f"{limits} (99 % interval).",
+        "Returns become more equal as a policy improves, so look at slope and bias, too: if they "
+        "moved, the policy moves faster than the critic."
+        if fell
+        else "",
+    )
+
+
+def _mean_explained(parts: Sequence[PartFindings]) -> tuple[float, float]:
+    """The mean over parts, and its standard error by their intervals."""
+    figures = [part.critic.explained for part in parts if part.critic is not None]
+    errors = [(figure.high - figure.low) / 3.92 for figure in figures]
+    mean = sum(figure.value for figure in figures) / len(figures)
+    return mean, math.hypot(*errors) / len(figures)
+
+
+def _span(parts: Sequence[PartFindings]) -> str:
+    first, last = parts[0], parts[-1]
+    if len(parts) == 1:
+        return first.label
+    is_steps = first.step is not None
+    return f"steps {first.step} to {last.step}" if is_steps else f"{first.label} to {last.label}"
