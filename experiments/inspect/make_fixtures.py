@@ -185,8 +185,9 @@ def v_head(folder: Path) -> None:
 
     policy = str(ROOT / "models/checked_steps/policy")
     torch.manual_seed(0)
+    causal = AutoModelForCausalLM.from_pretrained(policy, trust_remote_code=False)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(policy), v_head_init_strategy="normal"
+        causal, v_head_init_strategy="normal", trust_remote_code=False
     )
     model.is_peft_model = False
     model.save_pretrained(str(folder))
