@@ -224,6 +224,7 @@ def inspect(
     value_truth: int | None = None,
     verifier: str | None = None,
     rewards: Sequence[str] = (),
+    sampling: Sequence[str] = (),
     output: PathLike | None = None,
 ) -> Inspection:
     """What a critic knows, by the rollouts of whatever framework, as `vapo inspect` does.
@@ -236,6 +237,7 @@ def inspect(
         value_truth: continuations of each measured prefix; needs the policy.
         verifier: what judges continuations.
         rewards: the columns whose sum is the reward.
+        sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
         output: where to write the page (.html) or the figures (.json).
 
     Raises:
@@ -252,6 +254,7 @@ def inspect(
         value_truth=value_truth,
         verifier=verifier,
         rewards=rewards,
+        sampling=sampling,
     )
     if output is not None:
         write_inspection(found, Path(output))

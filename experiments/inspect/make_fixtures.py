@@ -185,12 +185,13 @@ def v_head(folder: Path) -> None:
 
     policy = str(ROOT / "models/checked_steps/policy")
     torch.manual_seed(0)
+    causal = AutoModelForCausalLM.from_pretrained(policy, trust_remote_code=False)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(
-        AutoModelForCausalLM.from_pretrained(policy), v_head_init_strategy="normal"
+        causal, v_head_init_strategy="normal", trust_remote_code=False
     )
     model.is_peft_model = False
     model.save_pretrained(str(folder))
-    AutoTokenizer.from_pretrained(policy).save_pretrained(str(folder))
+    AutoTokenizer.from_pretrained(policy, trust_remote_code=False).save_pretrained(str(folder))
     ids = torch.tensor([[3, 4, 5, 6, 7, 8]])
     values = model.eval()(ids)[2][0].tolist()
     (folder / "expected.json").write_text(json.dumps({"ids": ids[0].tolist(), "values": values}))

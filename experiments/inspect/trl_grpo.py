@@ -44,7 +44,7 @@ def train(
     from vapo.prompts.sources import read_rows
 
     config = load_config(FitConfig, [CONFIG], [])
-    tokenizer: Any = AutoTokenizer.from_pretrained(policy)
+    tokenizer: Any = AutoTokenizer.from_pretrained(policy, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     rows = read_rows(config.data.train, key="data.train")[: num_prompts * max(num_steps, 1)]
@@ -81,7 +81,9 @@ def train(
         save_strategy="no",
         seed=0,
     )
-    model: Any = AutoModelForCausalLM.from_pretrained(policy, dtype="float32")
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        policy, dtype="float32", trust_remote_code=False
+    )
     trainer = GRPOTrainer(
         model=model, args=options, processing_class=tokenizer, reward_funcs=correct,
         train_dataset=data,

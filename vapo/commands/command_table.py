@@ -245,6 +245,11 @@ COMMANDS = {
                 "--verifier NAME",
                 "what judges continuations: exact, math, regex:PATTERN, or FILE.py:FUNCTION",
             ),
+            option(
+                "--sampling KEY=VALUE",
+                "a config's key for continuations, as rollouts.temperature=0.7 or "
+                "rollouts.engine=vllm; may be repeated", action="append", default=[],
+            ),
             option("--reward NAME,NAME", "the columns whose sum is the reward; a.b is b of a"),
             option(
                 "--output FILE", "page.html, or the figures as summary.json; may be repeated",

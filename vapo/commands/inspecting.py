@@ -33,6 +33,7 @@ def run(
     value_truth: int | None = None,
     verifier: str | None = None,
     reward: str | None = None,
+    sampling: Sequence[str] = (),
     output: Sequence[Path] = (),
 ) -> Inspection:
     """Read, inspect, print, and write what `--output` names."""
@@ -47,6 +48,7 @@ def run(
         value_truth=value_truth,
         verifier=verifier,
         rewards=[] if reward is None else [part for part in reward.split(",") if part],
+        sampling=sampling,
     )
     say(found.text())
     for path in output:
@@ -82,12 +84,14 @@ def inspect_rollouts(
     value_truth: int | None,
     verifier: str | None,
     rewards: Sequence[str],
+    sampling: Sequence[str],
 ) -> Inspection:
     """Inspect files or data; `vapo.inspect` has the arguments.
 
     Raises: UserError: options that do not fit together, a folder that is none, or no rollouts.
     """
-    _check_models(policy, critic, value_truth)
+    _check_truth(value_truth, policy, verifier, sampling)
+    _check_models(policy, critic)
     tokenizer = loaded = None
     if policy is not None or critic is not None:
         say("vapo inspect: loading torch and transformers ...", file=sys.stderr)
@@ -102,8 +106,7 @@ def inspect_rollouts(
     if value_truth:
         from vapo.studies.inspection.truth import TruthRequest
 
-        assert policy is not None
-        truth = TruthRequest(policy, value_truth, verifier, tokenizer=tokenizer)
+        truth = TruthRequest(policy, value_truth, verifier, tokenizer=tokenizer, overrides=sampling)
     from vapo.studies.inspection.report import inspect_responses
 
     return inspect_responses(
@@ -117,14 +120,27 @@ def inspect_rollouts(
     )
 
 
-def _check_models(policy: str | None, critic: str | None, value_truth: int | None) -> None:
-    if value_truth is not None and policy is None:
+def _check_truth(
+    value_truth: int | None, policy: str | None, verifier: str | None, sampling: Sequence[str]
+) -> None:
+    """Without torch, what `TruthRequest` asks again."""
+    if value_truth is None:
+        if verifier is not None or sampling:
+            given = "--sampling" if verifier is None else "--verifier"
+            raise UserError(f"{given} is for continuations: give --value_truth K, too")
+        return
+    if policy is None:
+        raise UserError("--value_truth needs --policy MODEL: it continues the responses")
+    if verifier is None:
         raise UserError(
-            f"--value_truth {value_truth} samples responses on from prefixes: give --policy, the "
-            "model that sampled them"
+            "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
+            "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
         )
-    if value_truth == 1:
-        raise UserError("--value_truth 1: one continuation says nothing of its noise; give 4, say")
+    if value_truth < 2:
+        raise UserError("--value_truth needs 2 continuations or more of each prefix")
+
+
+def _check_models(policy: str | None, critic: str | None) -> None:
     if policy is not None:
         with about("--policy"):
             check_model_folder(policy, has_tokenizer=True)
