@@ -56,7 +56,8 @@ def train(
         [{"prompt": text, "answer": row.answer} for text, row in zip(asked, rows, strict=True)]
     )
 
-    def correct(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
+    def correct(completions: list[Any], answer: list[str], log_extra: Any, **_: Any) -> list[float]:
+        log_extra("answer", answer)  # so that a verifier can judge continuations later
         texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
         found = [re.search(str(config.rewards.pattern), text) for text in texts]  # type: ignore[union-attr]
         return [float(m is not None and m[1] == a) for m, a in zip(found, answer, strict=True)]

@@ -59,7 +59,7 @@ def test_it_prints_and_writes_what_was_found(rollouts: Path, capsys: Any) -> Non
 
 
 def test_python_gets_the_same(rollouts: Path, tmp_path: Path) -> None:
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     of_path = vapo.inspect(rollouts)
     of_frame = vapo.inspect(pandas.DataFrame(rows()), output=tmp_path / "x.json")
@@ -137,7 +137,7 @@ def test_a_chat_template_is_put_back_only_to_the_letter(tmp_path: Path) -> None:
     tokens = TextTokens(tokenizer)
     whole = tokens.render([{"role": "system", "content": "a b"}, {"role": "user", "content": "1?"}])
     ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
-    plain = tokenizer.decode(ids, skip_special_tokens=True)
+    plain = str(tokenizer.decode(ids, skip_special_tokens=True))
     assert "<|" not in plain
     row = InspectedResponse("x, row 1", plain, "12", 1.0, "0")
     assert tokens.complete(row).prompt_ids == tuple(ids)

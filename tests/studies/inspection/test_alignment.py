@@ -22,7 +22,7 @@ def responses(
     The value of a state is what its tokens so far have done. Its log-prob is the token's own.
     """
     draw = np.random.default_rng(0)
-    found = []
+    found: list[InspectedResponse] = []
     chance = np.array([0.4, 0.35, 0.15, 0.1])
     for group in range(NUM_GROUPS):
         for row in range(size):

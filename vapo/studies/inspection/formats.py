@@ -23,6 +23,7 @@ from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.token_dumps import nemo_rl, slime_rollouts, slime_training
 from vapo.studies.inspection.traces import traces
 
+_ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 _NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
@@ -136,7 +137,10 @@ def _openrlhf(row: Row, place: Place) -> list[InspectedResponse]:
 
 
 def _trl(row: Row, place: Place) -> list[InspectedResponse]:
-    """The advantage is one number for a response: no column of its tokens."""
+    """The advantage is one number for a response: no column of its tokens.
+
+    A reference is there if a reward function logged it with TRL's `log_extra`.
+    """
     step, prompt = place.step_of(row), place.text(row, "prompt")
     rewards = place.rewards or trl_rewards(row)
     if not rewards:
@@ -150,6 +154,7 @@ def _trl(row: Row, place: Place) -> list[InspectedResponse]:
             reward=reward_of(row, rewards),
             group=place.group(step, prompt),
             step=step,
+            answer=next((_answer(row[name]) for name in _ANSWERS if name in row), None),
         )
     ]
 
@@ -171,7 +176,7 @@ def _results(row: Row, place: Place) -> list[InspectedResponse]:
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")
     steps = row.get("trajectory")
-    tokens = {}
+    tokens: Mapping[str, Any] = {}
     if isinstance(steps, list) and len(steps) == 1 and isinstance(steps[0], Mapping):
         tokens = steps[0].get("tokens") or {}
     truncated = row.get("is_truncated", tokens.get("is_truncated"))

@@ -44,7 +44,7 @@ class TextTokens:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True
+                    list(map(dict, messages)), tokenize=False, add_generation_prompt=True
                 )
             )
         except Exception as error:  # templates raise what their authors chose
