@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from vapo.studies.inspection.reading import read_responses
+from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
@@ -43,7 +43,7 @@ PAGES = {
 
 
 def rows(page: Page, file: Path) -> Iterator[InspectedResponse | BadRow]:
-    for row in read_responses([file]):
+    for row in ResponseReader([file]):
         if isinstance(row, BadRow):
             yield row
         elif (row.step or 0) >= page.first_step:

@@ -17,7 +17,7 @@ from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo import cli
 from vapo.errors import UserError
 from vapo.rollouts.plain_file import plain_row
-from vapo.studies.inspection.reading import read_responses
+from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.responses import InspectedResponse
 
 FIXTURES = Path(__file__).parents[1] / "studies/inspection/fixtures"
@@ -168,7 +168,7 @@ def test_the_function_for_verl_s_own_values(tmp_path: Path) -> None:
         non_tensor_batch={"uid": ["a", "b"]},
     )
     scope["dump_values"](batch, tiny_tokenizer(), tmp_path / "x.jsonl", 3)
-    first, second = list(read_responses(tmp_path / "x.jsonl"))
+    first, second = list(ResponseReader(tmp_path / "x.jsonl"))
     assert isinstance(first, InspectedResponse)
     assert isinstance(second, InspectedResponse)
     assert (first.prompt_ids, first.response_ids, first.reward) == ((5,), (9, 10, 1), 1.0)
@@ -189,8 +189,8 @@ def test_the_plain_form_of_a_stored_rollout(tmp_path: Path) -> None:
     row = plain_row(stored)
     assert row["is_sampled"] == [True, False, True, True]
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
-    (one,) = read_responses(tmp_path / "x.jsonl")
-    (other,) = read_responses([stored])
+    (one,) = ResponseReader(tmp_path / "x.jsonl")
+    (other,) = ResponseReader([stored])
     assert isinstance(one, InspectedResponse)
     assert isinstance(other, InspectedResponse)
     for name in ("prompt", "response", "reward", "prompt_ids", "response_ids", "logprobs",

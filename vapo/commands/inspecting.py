@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError, about
 from vapo.networks.model_folders import check_critic_folder, check_model_folder
-from vapo.studies.inspection.reading import read_responses
+from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.rows import find_files
 from vapo.system.files import why_not_writable, write_text
 from vapo.system.shown_text import say
@@ -96,7 +96,9 @@ def inspect_rollouts(
     if policy is not None or critic is not None:
         say("vapo inspect: loading torch and transformers ...", file=sys.stderr)
         tokenizer, loaded = _load(policy, critic)
-    reader = read_responses(source, rewards=rewards, tokenizer=tokenizer)
+    reader = ResponseReader(
+        source, rewards=rewards, tokenizer=tokenizer, has_critic=loaded is not None
+    )
     responses: Iterable[InspectedResponse | BadRow] = reader
     if loaded is not None:
         from vapo.studies.inspection.critics import with_values

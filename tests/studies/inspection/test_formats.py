@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from vapo.errors import UserError
-from vapo.studies.inspection.reading import ResponseReader, read_responses
+from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -22,7 +22,7 @@ FIXTURES = Path(__file__).parent / "fixtures"
 
 def read(source: Any, **options: Any) -> tuple[list[InspectedResponse], list[BadRow], str]:
     """The responses, the rows that could not be read, and all notes."""
-    reader = read_responses(source, **options)
+    reader = ResponseReader(source, **options)
     found = list(reader)
     good = [one for one in found if isinstance(one, InspectedResponse)]
     bad = [one for one in found if isinstance(one, BadRow)]
@@ -160,7 +160,7 @@ def test_a_million_rows_are_never_in_memory_together() -> None:
 def test_a_file_that_is_none(tmp_path: Path, name: str, text: str, said: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError) as error:
-        list(read_responses(tmp_path / name))
+        list(ResponseReader(tmp_path / name))
     assert str(tmp_path / name) in str(error.value)
     assert said in str(error.value)
 
@@ -168,12 +168,12 @@ def test_a_file_that_is_none(tmp_path: Path, name: str, text: str, said: str) ->
 def test_paths_that_are_none(tmp_path: Path) -> None:
     lines(tmp_path / "rollouts.jsonl", [PLAIN])
     with pytest.raises(UserError, match=r"no such file or folder; did you mean .*rollouts\.jsonl"):
-        read_responses(tmp_path / "rollout.jsonl")
+        ResponseReader(tmp_path / "rollout.jsonl")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="the folder has no file of rollouts"):
-        read_responses(tmp_path / "empty")
+        ResponseReader(tmp_path / "empty")
     with pytest.raises(UserError, match="int: give a path, a DataFrame"):
-        list(read_responses(3))
+        list(ResponseReader(3))
 
 
 def test_files_of_a_folder_come_by_their_numbers(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:
 
     torch.save({"samples": [Runs()]}, tmp_path / "x.pt")
     with pytest.raises(UserError, match="Only tensors, numbers, texts, lists and dicts are read"):
-        list(read_responses(tmp_path / "x.pt"))
+        list(ResponseReader(tmp_path / "x.pt"))
     assert not (tmp_path / "ran").exists()
 
 

@@ -12,7 +12,7 @@ from tests.studies.inspection import made_up
 from vapo.config.values import PatternSegments, TokenSegments
 from vapo.errors import UserError
 from vapo.studies.inspection.findings import find
-from vapo.studies.inspection.reading import read_responses
+from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
 from vapo.studies.inspection.truth import TruthRequest, verifier_settings
 
@@ -62,7 +62,7 @@ def test_without_ids_nothing_can_be_continued() -> None:
 def test_continuations_beside_the_critic_s_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     request = TruthRequest(POLICY, 8, r"regex:;(\d)$", num_responses=8)
-    found = inspect_responses(read_responses(ROWS), name="rows", truth=request)
+    found = inspect_responses(ResponseReader(ROWS), name="rows", truth=request)
     truth = found.truth
     assert truth is not None
     assert truth.agreement == 1

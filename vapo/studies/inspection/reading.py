@@ -60,6 +60,7 @@ class ResponseReader:
     Args:
         rewards: the columns whose sum is the reward; empty: those of the format.
         tokenizer: makes tokens of texts, and texts of tokens, where the file has one of them.
+        has_critic: values are computed later, so that nobody misses them.
 
     Raises: UserError: a file of no known form, or the only file is unreadable.
     """
@@ -70,11 +71,13 @@ class ResponseReader:
         *,
         rewards: Sequence[str] = (),
         tokenizer: PreTrainedTokenizerBase | None = None,
+        has_critic: bool = False,
     ) -> None:
         self.notes: list[str] = []
         self._tables = _tables(source)
         self._rewards = tuple(rewards)
         self._tokens = None if tokenizer is None else TextTokens(tokenizer)
+        self._has_critic = has_critic
         self._formats: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
         self._order = _AdvantageOrder()
@@ -153,6 +156,8 @@ class ResponseReader:
                         yield note
         for name, text in _WITHOUT.items():
             num = self._counts[name]
+            if name == "values" and self._has_critic:
+                continue
             if num == 0:
                 yield text
             elif num < total:
@@ -182,16 +187,6 @@ class ResponseReader:
                 f"{tokens.num_unlike:,} responses have another number of values or log-probs than "
                 "their texts have tokens: they are left without token ids"
             )
-
-
-def read_responses(
-    source: Any,
-    *,
-    rewards: Sequence[str] = (),
-    tokenizer: PreTrainedTokenizerBase | None = None,
-) -> ResponseReader:
-    """The responses of a path, of several, or of a table in memory; see `ResponseReader`."""
-    return ResponseReader(source, rewards=rewards, tokenizer=tokenizer)
 
 
 def _tables(source: Any) -> list[_Table]:
