@@ -60,7 +60,8 @@ def train(
         log_extra("answer", answer)  # so that a verifier can judge continuations later
         texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
         found = [re.search(str(config.rewards.pattern), text) for text in texts]  # type: ignore[union-attr]
-        return [float(m is not None and m[1] == a) for m, a in zip(found, answer, strict=True)]
+        right = [m is not None and m[1] == a for m, a in zip(found, answer, strict=True)]
+        return [config.rewards.correct if one else config.rewards.incorrect for one in right]
 
     batch = num_prompts * group_size
     options = GRPOConfig(

@@ -215,7 +215,7 @@ def test_trl() -> None:
     assert {one.step for one in good} == {1, 3}
     assert {one.answer for one in good} <= set("0123456789")
     assert len({one.group for one in good}) == 8
-    assert {one.reward for one in good} == {0.0, 1.0}
+    assert {one.reward for one in good} == {-1.0, 1.0}
     assert all(isinstance(one.response, str) and one.response for one in good)
     assert "TRL's completions" in notes
     assert "2 files repeat the one before them" in notes
