@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
@@ -48,7 +48,9 @@ def rows(page: Page, file: Path) -> Iterator[InspectedResponse | BadRow]:
             yield row
         elif (row.step or 0) >= page.first_step:
             place = f"{page.file}.jsonl, row {row.place.rpartition(', row ')[2]}"
-            yield replace(row, place=place, values=row.values if page.has_values else None)
+            group = "|".join(PurePath(part).name for part in row.group.split("|"))
+            values = row.values if page.has_values else None
+            yield replace(row, place=place, group=group, values=values)
 
 
 def main() -> None:
