@@ -6,6 +6,7 @@ TRL and what took that over, else `classifier` or `value_head`; or an adapter st
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,7 +119,9 @@ def _adapter_config(folder: Path) -> Any:
     except ImportError:
         raise UserError(f"an adapter needs peft: {install_command('lora')}") from None
     with refusals(str(folder), "adapter_config.json"):
-        return peft.PeftConfig.from_pretrained(str(folder))
+        return peft.PeftConfig.from_peft_type(
+            **json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+        )
 
 
 def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
