@@ -18,8 +18,9 @@ from vapo.studies.inspection.group_sample import (
     tokens_of,
     valued,
 )
+from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches, Moments
+from vapo.studies.inspection.running import ExplainedVariance, MicroBatches, Moments
 
 
 def response(

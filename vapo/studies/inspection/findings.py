@@ -17,13 +17,9 @@ from vapo.studies.inspection.group_sample import (
     num_tokens,
     tokens_of,
 )
+from vapo.studies.inspection.groups import GroupFigures
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import (
-    GroupFigures,
-    MicroBatches,
-    RunningSums,
-    TokenColumns,
-)
+from vapo.studies.inspection.running import MicroBatches, RunningSums, TokenColumns
 
 MAX_PARTS = 40  # points of a comparison over time
 MAX_RUNS = 8  # files that are judged one by one
