@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class Groups:
         return GroupFigures(
             num_groups=len(n),
             num_several=num_several,
-            size_mean=float(n.mean()),
+            size_mean=float(n.mean()) if len(n) else math.nan,
             all_best=float((equal & (low == best)).sum()) / max(num_several, 1),
             all_equal=float(equal.sum()) / max(num_several, 1),
             prompt_share=of("within", "free"),
