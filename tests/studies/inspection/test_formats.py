@@ -181,6 +181,7 @@ def test_files_of_a_folder_come_by_their_numbers(tmp_path: Path) -> None:
         row = {"input": "a", "output": "b", "score": 1.0}
         lines(tmp_path / f"{step}.jsonl", [row])
     (tmp_path / "11.jsonl").write_text("")  # of a run that goes on
+    (tmp_path / "optimizer.pt").write_text("no rollouts")
     good, bad, _ = read(tmp_path)
     assert [one.step for one in good] == [2, 9, 10]
     assert [one.place for one in bad] == [f"{tmp_path / '11.jsonl'}, row 1"]

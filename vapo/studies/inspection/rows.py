@@ -35,7 +35,10 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
     found: list[Path] = []
     for given in map(Path, paths):
         if given.is_dir():
-            inside = [path for path in given.rglob("*") if path.name.endswith(_SUFFIXES)]
+            paths_inside = list(given.rglob("*"))
+            tables = [path for path in paths_inside if path.name.endswith(_SUFFIXES[:-1])]
+            # beside tables a .pt file is an optimizer's state or the like
+            inside = tables or [path for path in paths_inside if path.suffix == ".pt"]
             if not inside:
                 raise UserError(f"{given}: the folder has no file of rollouts ({_kinds()})")
             found += sorted(inside, key=_by_numbers)
