@@ -20,11 +20,11 @@ def sound(
 
     The value is the true one: as likely as it says, the reward is 1, else -1.
     """
-    draw, found = random.Random(seed), []
+    draw, found = random.Random(seed), list[InspectedResponse]()
     for prompt in range(num_prompts):
         hardness, length = draw.uniform(-0.8, 0.8), STEPS + prompt % 4
         for _ in range(size):
-            worth, values, tokens = hardness, [], []
+            worth, values, tokens = hardness, list[float](), list[str]()
             for _ in range(length):
                 values.append(worth)
                 tokens.append(draw.choice("+-"))

@@ -18,8 +18,9 @@ from vapo.studies.inspection.group_sample import (
     tokens_of,
     valued,
 )
+from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, Groups, MicroBatches, Moments
+from vapo.studies.inspection.running import ExplainedVariance, MicroBatches, Moments
 
 
 def response(
@@ -151,7 +152,8 @@ def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
 def test_a_stream_is_not_held() -> None:
     """Counts and explained variance are of all rows, the sample of some."""
     responses = made_up.sound(num_prompts=100)
-    found = find(iter([*responses, BadRow("a.jsonl, row 9", "no reward")]), max_tokens=1000)
+    stream: list[InspectedResponse | BadRow] = [*responses, BadRow("a.jsonl, row 9", "no reward")]
+    found = find(iter(stream), max_tokens=1000)
     assert found.sums.num == 800
     assert not found.is_whole
     assert len(found.responses) < 200

@@ -81,6 +81,8 @@ def test_shifted_flat_and_extreme_values() -> None:
     assert wrong(extreme) == ["inspect-extreme"]
     constant = made_up.with_values(responses, lambda _, v: 0 * v + mean)
     assert wrong(constant) == ["inspect-constant"]
+    (inverted, *_) = said(made_up.with_values(responses, lambda _, v: 2 * mean - v))
+    assert (inverted.severity, inverted.title) == ("wrong", "The values have the wrong sign")
 
 
 def test_a_critic_that_is_right_about_length_is_not_accused() -> None:
@@ -161,6 +163,14 @@ def test_two_runs_are_judged_one_by_one() -> None:
     wrong = [remark.title for remark in remarks if remark.severity == "wrong"]
     assert wrong == ["other.jsonl: The critic reads length"]
     assert "made_up.jsonl: The critic follows the returns" in {one.title for one in remarks}
+
+
+def test_two_files_without_steps_are_compared() -> None:
+    early = made_up.sound(60)
+    late = made_up.untrained(made_up.sound(60, seed=1))
+    late = [replace(r, place=f"late.jsonl, row {i}") for i, r in enumerate(late)]
+    titles = [remark.title for remark in said([*early, *late]) if remark.severity == "wrong"]
+    assert titles == ["late.jsonl: A value head that was never trained", "Explained variance fell"]
 
 
 def test_numbers_that_cannot_be_are_told() -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _MAX_PROMPT_CHARS = 20_000
 _UNKNOWN_TOKEN = "\u25aa"
+Reason = tuple[str, Callable[[list[InspectedResponse]], float]]  # why a group is shown; its score
 
 
 @dataclass(frozen=True)
@@ -160,7 +161,7 @@ def choose_groups(
     return chosen | dict.fromkeys(others[: num_groups - len(chosen)], "at random")
 
 
-def _reasons(findings: Findings) -> list[tuple[str, Callable[[list[InspectedResponse]], float]]]:
+def _reasons(findings: Findings) -> list[Reason]:
     def error(group: list[InspectedResponse]) -> float:
         with_values = [one for one in group if one.values]
         if not with_values:
@@ -178,13 +179,17 @@ def _reasons(findings: Findings) -> list[tuple[str, Callable[[list[InspectedResp
     def longest(group: list[InspectedResponse]) -> float:
         return float(max(_shown_length(one) for one in group))
 
-    reasons = [("right and wrong answers", mixed), ("longest response", longest)]
-    if findings.critic is not None:
-        reasons = [
-            *(reasons[0], ("largest value error", error), reasons[1]),
-            ("smallest value error", lambda group: 1 / (1 + e) if (e := error(group)) else 0.0),
-        ]
-    return reasons
+    def smallest(group: list[InspectedResponse]) -> float:
+        found = error(group)
+        return 1 / (1 + found) if found else 0.0
+
+    of_all: list[Reason] = [("right and wrong answers", mixed), ("longest response", longest)]
+    if findings.critic is None:
+        return of_all
+    return [
+        *(of_all[0], ("largest value error", error), of_all[1]),
+        ("smallest value error", smallest),
+    ]
 
 
 def _shown_length(response: InspectedResponse) -> int:

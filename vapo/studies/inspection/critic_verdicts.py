@@ -48,6 +48,8 @@ def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
         yield _prompt_mean(critic)
     elif critic.correlation.low > UNRELATED_BELOW:
         yield from _by_slope(critic, findings)
+    elif critic.correlation.high < -UNRELATED_BELOW:
+        yield _wrong_sign(critic)
     elif critic.explained.high < LITTLE_BELOW:
         yield _little(critic, findings)
     else:
@@ -170,6 +172,18 @@ def _by_slope(critic: CriticFigures, findings: Findings) -> Said:
         )
     else:
         yield _follows(critic)
+
+
+def _wrong_sign(critic: CriticFigures) -> Remark:
+    return Remark(
+        "inspect-scale",
+        "wrong",
+        "The values have the wrong sign",
+        f"Where they are high the returns are low: correlation {shown(critic.correlation)}, slope "
+        f"{shown(critic.slope)}, explained variance {shown(critic.explained)}.",
+        "Check whether the critic learned costs or penalties, and whether a sign is lost where "
+        "rewards or values are written.",
+    )
 
 
 def _follows(critic: CriticFigures) -> Remark:

@@ -209,7 +209,7 @@ def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 def _bins(x: np.ndarray, *, most: int) -> np.ndarray:
     """The number of each entry's bin: at most `most` bins of about as many entries; equal ones
     share a bin."""
-    edges = np.unique(np.quantile(x, np.linspace(0, 1, most + 1)[1:-1])) if most > 1 else []
+    edges = np.unique(np.quantile(x, np.linspace(0, 1, most + 1)[1:-1])) if most > 1 else x[:0]
     return np.searchsorted(edges, x, side="left")
 
 

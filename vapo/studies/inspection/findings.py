@@ -17,13 +17,9 @@ from vapo.studies.inspection.group_sample import (
     num_tokens,
     tokens_of,
 )
+from vapo.studies.inspection.groups import GroupFigures
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import (
-    GroupFigures,
-    MicroBatches,
-    RunningSums,
-    TokenColumns,
-)
+from vapo.studies.inspection.running import MicroBatches, RunningSums, TokenColumns
 
 MAX_PARTS = 40  # points of a comparison over time
 MAX_RUNS = 8  # files that are judged one by one
@@ -130,13 +126,14 @@ def find(
     common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}
     kept, with_values = sample.groups(), figures.groups()
     found = _found(whole, sums, kept, with_values, **common)
-    runs = {}
+    runs: dict[str, Findings] = {}
     if 2 <= len(by_file) <= MAX_RUNS and not _is_one_run(sums):
         for file, own in by_file.items():
             parts = {part: one for part, one in sums.items() if part[0] == file}
             names = {str(part) for part in parts}
-            chosen = [{k: g for k, g in x.items() if k[0] in names} for x in (kept, with_values)]
-            runs[file] = _found(own, parts, *chosen, **common)
+            own_sample = {key: group for key, group in kept.items() if key[0] in names}
+            own_values = {key: group for key, group in with_values.items() if key[0] in names}
+            runs[file] = _found(own, parts, own_sample, own_values, **common)
     return replace(found, num_bad_rows=num_bad, bad_rows=bad, runs=runs)
 
 

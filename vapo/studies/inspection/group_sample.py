@@ -141,7 +141,7 @@ def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:
 def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> Tokens:
     """The groups' tokens as arrays."""
     columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
-    rewards, lengths, row_groups = [], [], []
+    rewards, lengths, row_groups = list[float](), list[int](), list[int]()
     for number, group in enumerate(groups.values()):
         for one in group:
             is_known, length = np.isfinite(one.values), len(one.values)

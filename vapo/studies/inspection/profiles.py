@@ -68,7 +68,8 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
     hits = (np.bincount(cell, minlength=size).reshape(shape) > 0).sum(axis=0)
     squares = (residuals.reshape(shape) ** 2).sum(axis=0)
     ends = float(tokens.returns.min()), float(tokens.returns.max())
-    lows, highs = [], []
+    lows: list[float | None] = []
+    highs: list[float | None] = []
     for number in used:
         k = int(hits[number])
         if k < _MIN_GROUPS:

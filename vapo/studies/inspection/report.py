@@ -49,7 +49,7 @@ class Inspection:
         """For a terminal: counts, verdicts, figures, and the rows that could not be read."""
         findings = self.findings
         lines = [self.name, *(f"{name}: {text}" for name, text in self._facts().items())]
-        lines += [f"note: {note}" for note in self.notes]
+        lines += [f"note: {note}" for note in self._notes()]
         lines += [f"{row.place}: {row.reason}" for row in findings.bad_rows]
         more = findings.num_bad_rows - len(findings.bad_rows)
         lines += [f"... and {more:,} more rows that cannot be read"] if more else []
@@ -76,7 +76,7 @@ class Inspection:
             self.remarks,
             title=self.name,
             facts=self._facts(),
-            notes=[*self.notes, *(f"{row.place}: {row.reason}" for row in self.findings.bad_rows)],
+            notes=[*self._notes(), *(f"{x.place}: {x.reason}" for x in self.findings.bad_rows)],
             tokenizer=self.tokenizer,
             truth=self.truth,
             size=PageSize(num_groups, max_responses, max_tokens),
@@ -113,6 +113,13 @@ class Inspection:
             "notes": list(self.notes),
             "truth": None if self.truth is None else self.truth.table(),
         }
+
+    def _notes(self) -> list[str]:
+        if not self.findings.runs:
+            return list(self.notes)
+        num = len(self.findings.runs)
+        text = f"{num} files are judged one by one; counts and figures are of all of them together"
+        return [*self.notes, text]
 
     def _facts(self) -> dict[str, str]:
         findings, sums, groups = self.findings, self.findings.sums, self.findings.groups

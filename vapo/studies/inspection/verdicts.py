@@ -40,7 +40,9 @@ def verdicts(findings: Findings) -> list[Remark]:
         for file, run in findings.runs.items()
         for remark in _of_run(run)
     ]
-    if not findings.runs:
+    if findings.runs:
+        remarks += [one for one in _over_time(findings) if isinstance(one, Remark)]
+    else:
         remarks = _of_run(findings)
     return sorted(remarks, key=lambda one: ("wrong", "note", "good").index(one.severity))
 
