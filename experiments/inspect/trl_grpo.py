@@ -1,8 +1,9 @@
 """A GRPO run of TRL itself on the default task, whose completions `vapo inspect` reads.
 
     python experiments/inspect/trl_grpo.py --output runs/trl_grpo --num_steps 20
-    vapo inspect runs/trl_grpo/completions --policy models/checked_steps/policy --value_truth 16 \\
-        --verifier 'regex:;(\\d)$' --output runs/trl_grpo/page.html
+    vapo inspect runs/trl_grpo/completions/completions_0000[12].parquet \\
+        --policy models/checked_steps/policy --value_truth 16 --verifier 'regex:;(\\d)$' \\
+        --output runs/trl_grpo/page.html
 
 Needs TRL 1.16 beside our own packages: `pip install --no-deps trl==1.16.0`. `--policy` takes any
 causal language model with a tokenizer, as models/smollm2_135m.
