@@ -49,6 +49,10 @@ def test_the_config_has_the_file_s_rewards_lengths_and_steps() -> None:
     assert config.rollouts.max_response_tokens == 10
     assert config.rollouts.temperature == 0.5
     assert isinstance(config.value_truth.segments, TokenSegments)
+    own = replace(request, overrides=["value_truth.segments={kind: pattern, pattern: '[+-]'}"])
+    segments = own.config(find(responses)).value_truth.segments
+    assert isinstance(segments, PatternSegments)
+    assert segments.pattern == "[+-]"
     lines = [replace(r, response="a\nb\n\nc\nd") for r in responses]
     assert isinstance(request.config(find(lines)).value_truth.segments, PatternSegments)
 

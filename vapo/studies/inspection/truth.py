@@ -91,6 +91,7 @@ class TruthRequest:
         """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
         low, high = findings.outcomes or (0.0, 1.0)
         longest = max(1, findings.sums.longest)
+        has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
         prompts = [len(one.prompt_ids or ()) for one in findings.responses]
         own = [
             *_UNUSED_DATA,
@@ -103,7 +104,7 @@ class TruthRequest:
             f"value_truth.num_continuations={self.num_continuations}",
             f"value_truth.num_responses={self.num_responses}",
             "value_truth.num_prefixes=0",
-            *_segments(findings),
+            *([] if has_segments else _segments(findings)),
             "trainer.num_threads=1",
         ]
         return load_config(FitConfig, [], [*own, *self.overrides])
