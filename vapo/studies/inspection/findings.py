@@ -27,7 +27,8 @@ _SHOWN_BAD_ROWS = 10
 _MICRO_BATCHES = (1, 4, 16)  # rows
 _ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
 _SAMPLE_TOKENS = 300_000  # of whole responses, of about 200 bytes each
-_FIGURE_TOKENS = 5_000_000  # that the critic's figures are of
+_FIGURE_TOKENS = 3_000_000  # that the critic's figures are of, of about 150 bytes each
+_OF_A_RESPONSE = 32  # tokens that its own array costs as much as
 Part = tuple[str, int | None]  # a file, and a step
 
 
@@ -122,7 +123,7 @@ def find(
         key = (str(part), response.group)
         sample.add(key, response, num_tokens(response))
         if columns.valued is not None:
-            figures.add(key, columns.valued, len(columns.valued.values))
+            figures.add(key, columns.valued, len(columns.valued.values) + _OF_A_RESPONSE)
     common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}
     kept, with_values = sample.groups(), figures.groups()
     found = _found(whole, sums, kept, with_values, **common)
