@@ -161,7 +161,9 @@ def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
             for kind_key, kinds in entry.only.items() if entry is not None else ():
                 own = _beside(key, kind_key)
                 value = select(tree, own)
-                if is_interpolation(at(tree, own)) and not is_of_type(entries[own].type, value):
+                kind_option = entries[own]
+                assert isinstance(kind_option, Option)
+                if is_interpolation(at(tree, own)) and not is_of_type(kind_option.type, value):
                     continue  # reported where the whole config is built
                 if value not in kinds:
                     hint = _readable(key, value, entries)

@@ -99,9 +99,10 @@ def _completed(
     block: type, raw: Mapping[str, Any], prefix: str, kind: Callable[[str, Any], Any]
 ) -> Tree:
     own: type[Any] = own_type(block, {n: kind(prefix + n, raw.get(n)) for n in kinds_of(block)})
-    tree, inside = _copy(_defaults(own)), partial(_completed, kind=kind)
+    hints = hints_of(own)  # type: ignore[arg-type]
+    tree, inside = _copy(_defaults(own)), partial(_completed, kind=kind)  # type: ignore[arg-type]
     for name in [name for name in tree if name in raw and not is_missing(raw[name])]:
-        tree[name] = _typed(f"{prefix}{name}", raw[name], hints_of(own)[name], inside)
+        tree[name] = _typed(f"{prefix}{name}", raw[name], hints[name], inside)
     return tree
 
 
@@ -195,7 +196,7 @@ def build(block: type, tree: Mapping[str, Any], prefix: str = "") -> Any:
     Raises: MisfitError: an interpolation gave a value of another type.
     """
     own: type[Any] = own_type(block, tree)
-    hints = hints_of(own)
+    hints = hints_of(own)  # type: ignore[arg-type]
     if tree.keys() - hints.keys():
         raise MisfitError(prefix.rstrip("."), tree, block, False)
     return own(**{n: _typed(f"{prefix}{n}", v, hints[n], build) for n, v in tree.items()})
