@@ -62,6 +62,7 @@ class Episode:
     is_correct: bool | None = None
     extracted: str | None = None
     failure: str | None = None
+    is_lost: bool = False
 
     @property
     def last_id(self) -> int | None:
@@ -91,7 +92,13 @@ class Episode:
         num_sampled = self.num_begun + len(turn.ids)
         updates = () if self.num_begun else turn.updates
         self.turns.append(
-            Turn(self.num_observed, num_sampled, version=self.version, updates=updates)
+            Turn(
+                self.num_observed,
+                num_sampled,
+                version=self.version,
+                updates=updates,
+                has_ended=turn.has_ended,
+            )
         )
         self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
         self.num_observed = self.num_begun = 0
@@ -121,6 +128,7 @@ class Episode:
             extracted=self.extracted,
             failure=self.failure,
             in_environment=not self.is_response,
+            is_lost=self.is_lost,
         )
 
 
@@ -298,7 +306,7 @@ class EpisodeLoop:
         return episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
 
     def _fail(self, episode: Episode, failure: str) -> None:
-        episode.failure = failure
+        episode.failure, episode.is_lost = failure, True
         self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: Episode, reason: FinishReason) -> None:

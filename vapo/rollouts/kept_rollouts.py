@@ -20,8 +20,9 @@ from torch import Tensor
 from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
-_FORMAT = 4  # of the file; rollouts in another one are sampled again
-_PLAIN = ("is_correct", "extracted", "failure", "in_environment")  # of a rollout, as JSON has them
+_FORMAT = 5  # of the file; rollouts in another one are sampled again
+# of a rollout, as JSON has them
+_PLAIN = ("is_correct", "extracted", "failure", "in_environment", "is_lost")
 
 
 @dataclass(frozen=True)
