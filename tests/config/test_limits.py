@@ -25,12 +25,6 @@ def tags(**texts: str) -> str:
     return "\n".join(["tracking:", "  tags:", *rows])
 
 
-def chain(reference: str) -> str:
-    """Eight texts, each with ten references to the one before: 100 million at the end."""
-    texts = {f"a{i + 1}": reference.replace("N", str(i)) * 10 for i in range(8)}
-    return tags(a0="xxxxx", **{f"n{i}": f"a{i}" for i in range(9)}, **texts)
-
-
 TOO_MUCH = {
     "aliases": (aliases(7), 4, "more than 10000 keys and values"),
     "merged aliases": (
@@ -42,17 +36,6 @@ TOO_MUCH = {
     "keys": (tags(**{f"k{i}": "" for i in range(6_000)}), 5002, "more than 10000 keys and values"),
     "depth of lists": (f"tracking: {{tags: {'[' * 5000}{']' * 5000}}}", 1, "nested deeper than"),
     "depth of blocks": (f"seed: 1\na: {'{a: ' * 5000}1{'}' * 5000}", 2, "nested deeper than"),
-    "path": (chain("${tracking.tags.aN}"), 15, "tracking.tags.a3: the interpolations"),
-    "relative path": (chain("${.aN}"), 15, "tracking.tags.a3: the interpolations"),
-    "brackets": (chain("${tracking[tags][aN]}"), 15, "tracking.tags.a3: the interpolations"),
-    "selected": (chain("${oc.select:tracking.tags.aN}"), 15, "tracking.tags.a3: the interpol"),
-    "path from a path": (
-        chain("${tracking.tags.${tracking.tags.nN}}"),
-        13,
-        "tracking.tags.a1: the interpolations",
-    ),
-    "decoded": (chain('${oc.decode:"\\${tracking.tags.aN}"}'), 13, "tracking.tags.a1: the inter"),
-    "block": (chain("${tracking.tags.aN}${oc.dict.values:tracking.tags}"), 13, "tracking.tags.a1"),
     "nested": (tags(a="${" * 9 + "a" + "}" * 9), 3, "tracking.tags.a: interpolations nested deep"),
     "many": (tags(a="${seed}" * 51), 3, "tracking.tags.a: 51 interpolations in one text"),
     "long": (tags(a="${seed}" + "x" * 4_000), 3, "tracking.tags.a: a text of 4007 characters"),

@@ -1,15 +1,13 @@
 """Bounds on a config's text, checked before anything is expanded.
 
-A few lines of YAML can stand for billions of nodes (aliases of aliases) or characters
-(interpolations of interpolations), and for more levels than Python's stack has. All limits are
-far above what a config needs; what is above one is an error that names its line.
+A few lines of YAML can stand for billions of nodes (aliases of aliases), and for more levels than
+Python's stack has. All limits are far above what a config needs; what is above one is an error that
+names its line.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -36,21 +34,6 @@ MAX_INTERPOLATIONS = 50
 """In one text."""
 
 MAX_NESTED_INTERPOLATIONS = 8
-MAX_FOLLOWED = 1_000
-"""Interpolations of the whole config, with those in the texts that they point to."""
-
-MAX_EXPANDED_CHARS = 100_000
-"""Of all texts with interpolations, expanded."""
-
-_INTERPOLATION = re.compile(r"(?<!\\)(?:\\\\)*\$\{")
-_ENVIRONMENT = re.compile(r"\s*oc\.env\s*:")
-"""Names no key; a default that is an interpolation is counted by itself."""
-
-_DECODED_ENVIRONMENT = re.compile(r"\$\{\s*oc\.decode\s*:\s*(\$\{\s*oc\.env\s*:[^${}]*\})\s*\}")
-"""Counts as what is in it: a number from the environment is no nesting."""
-
-_READING = re.compile(r"\$\{\s*oc\.(?:decode|create)\b")
-"""Read their argument as YAML once more, escaped interpolations included."""
 
 
 class LimitError(yaml.MarkedYAMLError):
@@ -123,7 +106,7 @@ def integer_excess(value: Any) -> str | None:
 
 def interpolation_excess(text: str) -> str | None:
     """Why a text with interpolations is refused before it is parsed, or None."""
-    found = len(_pieces(text))
+    found = text.count("${")
     if not found:
         return None
     if len(text) > MAX_INTERPOLATED_CHARS:
@@ -147,86 +130,3 @@ def _nesting(text: str) -> int:
         elif character in "}]":
             depth = max(depth - 1, 0)
     return deepest
-
-
-Path = tuple[str, ...]
-
-
-def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
-    """The key whose interpolations come to too much, and why; None where none does.
-
-    Nothing is resolved: the interpolations are followed as a graph, each text once. A reference is
-    unknown when its key has an interpolation inside, or is not in the tree. It is taken to follow
-    every text on the way, which cannot be more than their numbers multiplied: a text that comes to
-    itself is an error of its own.
-    """
-    texts = {path: _DECODED_ENVIRONMENT.sub(r"\1", text) for path, text in _texts(tree, ())}
-    pieces = {path: found for path, text in texts.items() if (found := _pieces(text))}
-    below: dict[Path, list[Path]] = {}
-    for path in texts:
-        for length in range(1, len(path) + 1):
-            below.setdefault(path[:length], []).append(path)
-    most_followed = math.prod(map(len, pieces.values()))
-    most = (most_followed, most_followed * max(map(len, texts.values()), default=0))
-    sizes: dict[Path, tuple[int, int]] = {}
-
-    def size(path: Path) -> tuple[int, int]:
-        """Interpolations followed, and characters, of one text."""
-        if path not in sizes:
-            sizes[path] = (0, 0)  # should it come to itself
-            found = [(0, len(texts[path]))]
-            for piece in pieces.get(path, ()):
-                targets = _targets(piece, path, below, texts)
-                found += [(1, 0), *([most] if targets is None else map(size, targets))]
-            followed, chars = zip(*found, strict=True)
-            sizes[path] = (sum(followed), sum(chars))
-        return sizes[path]
-
-    num_followed = num_chars = 0
-    for path in pieces:
-        followed, chars = size(path)
-        num_followed, num_chars = num_followed + followed, num_chars + chars
-        if num_followed > MAX_FOLLOWED or num_chars > MAX_EXPANDED_CHARS:
-            return ".".join(path), (
-                "the interpolations, with those in the texts that they point to, come to more "
-                f"than {MAX_FOLLOWED}, or to more than {MAX_EXPANDED_CHARS} characters"
-            )
-    return None
-
-
-def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Every value's path and text; a number's is short."""
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-    for name, value in items:
-        if isinstance(value, (Mapping, list)):
-            yield from _texts(value, (*path, str(name)))
-        else:
-            yield (*path, str(name)), value if isinstance(value, str) else "0"
-
-
-def _pieces(text: str) -> list[str]:
-    """What follows each interpolation's beginning."""
-    if _READING.search(text):
-        return text.split("${")[1:]
-    return _INTERPOLATION.split(text)[1:]
-
-
-def _targets(
-    piece: str, path: Path, below: Mapping[Path, list[Path]], texts: Mapping[Path, str]
-) -> list[Path] | None:
-    """What the interpolation that begins the piece names; all below it for a block."""
-    inside, closing, _ = piece.partition("}")
-    if _ENVIRONMENT.match(inside):
-        return []
-    if not closing or _READING.match(f"${{{inside}"):
-        return None
-    name = inside.partition(":")[2] if ":" in inside else inside
-    name = name.partition(",")[0].strip(" \t'\"")
-    num_dots = len(name) - len(name.lstrip("."))
-    base = path[: max(len(path) - num_dots, 0)] if num_dots else ()
-    target = (*base, *re.split(r"[.\[\]]+", name.strip(".]")))
-    known = (target[:length] for length in range(len(target), 0, -1))
-    nearest = next((place for place in known if place in below), None)
-    # below a block that is an interpolation itself lies what that one points to
-    is_found = nearest is not None and (nearest == target or nearest in texts)
-    return below[nearest] if nearest is not None and is_found else None

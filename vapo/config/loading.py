@@ -37,7 +37,6 @@ from vapo.config.layers import (
     show,
     type_error,
 )
-from vapo.config.limits import expansion_excess
 from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
 from vapo.config.validation import first_problem
@@ -94,9 +93,6 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
         values = _merge(values, layer)
         origins.add(layer)
     tree = _typed(schema, values, entries, origins)
-    if (found := expansion_excess(_container(tree))) is not None:
-        key, reason = found
-        raise origins.error(f"{key}: {reason}", key)
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
     config = _to_object(tree, entries, origins)

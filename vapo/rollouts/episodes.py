@@ -29,11 +29,7 @@ _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 Key = tuple[int, int]
 
 Version = Callable[[], int | None]
-"""How often the engine's weights have been updated."""
-
-
-def uncounted() -> None:
-    """Nobody counts the updates."""
+"""How often the engine's weights have been updated; None: nobody counts."""
 
 
 @dataclass
@@ -91,15 +87,8 @@ class Episode:
         self.logprobs.extend(turn.logprobs)
         num_sampled = self.num_begun + len(turn.ids)
         updates = () if self.num_begun else turn.updates
-        self.turns.append(
-            Turn(
-                self.num_observed,
-                num_sampled,
-                version=self.version,
-                updates=updates,
-                has_ended=turn.has_ended,
-            )
-        )
+        played = Turn(self.num_observed, num_sampled, 0.0, self.version, updates, turn.has_ended)
+        self.turns.append(played)
         self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
         self.num_observed = self.num_begun = 0
 
@@ -158,7 +147,7 @@ class EpisodeLoop:
         settings: SamplingSettings,
         tokenizer: PreTrainedTokenizerBase,
         observation_tokens: ObservationTokens | None,
-        version: Version = uncounted,
+        version: Version = lambda: None,
     ) -> None:
         self._stream, self._environments = stream, environments
         self._config, self._settings = config, settings
