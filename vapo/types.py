@@ -268,6 +268,12 @@ class EvaluatedBatch(RolloutBatch):
     critic_members: Int[Tensor, " B"] | None = None
     old_member_values: Float[Tensor, "B T"] | None = None
 
+    @property
+    def values(self) -> Float[Tensor, "B T"]:
+        """`old_values`, of a system that has a critic."""
+        assert self.old_values is not None, "a critic is trained"
+        return self.old_values
+
 
 @dataclass(frozen=True)
 class TrainingBatch(EvaluatedBatch):

@@ -69,9 +69,8 @@ def bootstrapped(
     reward would count beside the value of the same future, and a target V(s_l) + r trained on
     would run away.
     """
-    assert batch.old_values is not None
     last = last_column(value_places(batch, hyperparameters))[:, None]
-    after = hyperparameters.gamma * batch.old_values.gather(1, last)[:, 0]
+    after = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
     is_earned = torch.tensor([any(turn.has_ended for turn in r.turns) for r in batch.rollouts])
     after = after + torch.where(is_earned.to(after.device), batch.turn_rewards.sum(dim=1), 0.0)
     return torch.where(batch.is_truncated.to(after.device), after, rewards)
