@@ -21,7 +21,9 @@ def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:
         turn = Turn(0, len(rollout.response_ids), version=rollout.version, has_ended=has_ended)
         return verdict.on(replace(rollout, turns=(turn,)))
     assert abs(rollout.reward - verdict.reward) < 1e-9
-    return replace(rollout, is_correct=verdict.is_correct, failure=verdict.failure)
+    failure = verdict.failure
+    is_correct, is_lost = verdict.is_correct, failure is not None
+    return replace(rollout, is_correct=is_correct, failure=failure, is_lost=is_lost)
 
 
 def verdict_of(rollout: Rollout) -> Verdict:
