@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from vapo.config import FitConfig
 from vapo.networks.weights_lineage import Lineage
@@ -16,6 +17,7 @@ from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, RolloutBatch
 
 
+@dataclass(eq=False, repr=False)
 class RolloutSource:
     """Hands out each iteration's rollouts once.
 
@@ -29,23 +31,14 @@ class RolloutSource:
         stored: the rollouts that value pretraining trains on; None: it samples.
     """
 
-    def __init__(
-        self,
-        config: FitConfig,
-        collection: RolloutCollection,
-        lineage: Lineage,
-        progress: Progress,
-        kept: KeptRollouts | None = None,
-        stored: StoredRollouts | None = None,
-    ) -> None:
-        self.config = config
-        self.collection = collection
-        self.lineage = lineage
-        self.progress = progress
-        self.kept = kept
-        self.stored = stored
-        self._ahead: ContinuousSampling | None = None
-        self._ready: dict[int, SampledRollouts] = {}
+    config: FitConfig
+    collection: RolloutCollection
+    lineage: Lineage
+    progress: Progress
+    kept: KeptRollouts | None = None
+    stored: StoredRollouts | None = None
+    _ahead: ContinuousSampling | None = field(default=None, init=False)
+    _ready: dict[int, SampledRollouts] = field(default_factory=dict, init=False)
 
     def next_batch(
         self, start: IterationStart, *, last: int
