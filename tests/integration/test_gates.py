@@ -21,7 +21,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.studies.gates import measuring
 from vapo.studies.gates.measuring import run_probe
 from vapo.system.progress import Progress
@@ -157,7 +157,7 @@ class Start(Callback):
 def setting() -> Any:
     config = load_config(FitConfig, STATE_TRACKING, [*SMALL, "critic.minibatch_size=8"])
     tokenizer = load_tokenizer(config.actor.path)
-    with Scorer(config) as scorer:
+    with make_scorer(config) as scorer:
         inputs = Inputs(tokenizer, load_prompts(config.data, tokenizer))
         yield Sampling(config, inputs, scorer, Progress(enabled=False))
 

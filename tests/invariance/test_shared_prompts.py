@@ -37,12 +37,11 @@ from vapo.networks import packed_attention
 from vapo.networks.actor_critic import ForwardFlops
 from vapo.networks.build import make_reference
 from vapo.networks.forward_passes import cut_by_tokens
+from vapo.networks.layouts import choose_layout, enable_packing
 from vapo.networks.packed_attention import (
     PackedRow,
     _by_segments,
     _varlen_flash,
-    choose_layout,
-    enable_packing,
     last_hidden_states,
 )
 from vapo.networks.token_inputs import Layout, Segment, TokenInputs, token_inputs

@@ -39,7 +39,8 @@ EPISODE: dict[str, Any] = {
 def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: Path) -> None:
     episodes, verdicts = make_episodes(6, vocab_size=len(TOKENIZER), max_turns=2)
     plain, plain_verdicts = make_rollouts(1, vocab_size=len(TOKENIZER), max_response=5)
-    failed = replace(plain[0], response_ids=(), rollout_logprobs=(), turns=(), in_environment=True)
+    nothing: dict[str, Any] = {"response_ids": (), "rollout_logprobs": (), "turns": ()}
+    failed = replace(plain[0], **nothing, in_environment=True, is_lost=True)
     rollouts = [*episodes, *plain, failed]
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"

@@ -17,7 +17,7 @@ from vapo.environments.contract import Verdict
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches

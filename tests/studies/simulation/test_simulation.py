@@ -22,7 +22,7 @@ from vapo.commands.estimate import run
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.networks.loading import keep_first_layers
+from vapo.networks.model_configs import keep_first_layers
 from vapo.studies.memory.estimate import Estimate, estimate_memory
 from vapo.studies.simulation.report import (
     Rates,
