@@ -70,8 +70,8 @@ def test_killed_resumed_and_exported(tmp_path: Path, store: Path, is_sharded: bo
     assert pair(whole, store, *arguments) == [0, 0], tail(whole)
     hook = ("kill_at", "minibatch", "8")  # in the policy phase
     assert pair(again, store, *arguments, hook=hook) == [-signal.SIGKILL] * 2, tail(again)
-    by_two = restored(again, store, tmp_path / "two.pt", *arguments, two=True)
-    by_one = restored(again, store, tmp_path / "one.pt", *arguments, FSDP)
+    by_two = restored(again, store, tmp_path / "two.pt", *ADAPTERS, two=True)
+    by_one = restored(again, store, tmp_path / "one.pt", *ADAPTERS, FSDP)
     assert int(by_two["state_dict"]["iteration"]) == 3
     assert_same(by_one, by_two)
     assert pair(again, store, *arguments, "checkpoints.resume=auto") == [0, 0], tail(again)

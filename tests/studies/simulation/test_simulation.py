@@ -295,6 +295,31 @@ def test_what_is_refused(
         run(mid_size_config(folder, *overrides), **options)  # type: ignore[arg-type]
 
 
+@pytest.mark.night
+@pytest.mark.parametrize("budget", [128, 10_000], ids=["many", "one each"])
+def test_several_critics_beside_the_arithmetic(folder: Path, budget: int) -> None:
+    """Each has micro-batches and a gradient of its own, and all lie there to the last."""
+    config = mid_size_config(folder, "critic.count=2", f"training.microbatch_tokens={budget}")
+    simulation, estimate = simulate(config), estimated(config)
+    assert simulation.microbatches == (
+        {"actor": 8, "critic": 8} if budget == 128 else {"actor": 1, "critic": 2}
+    )
+    found = compared(simulation, estimate)
+    assert {s: a / b for s, (b, a) in found.items()} == {
+        stage: pytest.approx(1, abs=0.05) for stage in found
+    }
+    one = simulate(mid_size_config(folder, f"training.microbatch_tokens={budget}"))
+    more = {  # of each part of a critic update, beyond that of one critic
+        part: size - one.peaks[POLICY, "critic update"][part]
+        for part, size in simulation.peaks[POLICY, "critic update"].items()
+    }
+    layer, root = layers_of(folder)
+    critic = 4 * (LAYERS * layer + root - VOCAB * 256 + 256)
+    assert more["weights"] == pytest.approx(critic, rel=0.01)
+    assert more["optimizer states"] == pytest.approx(2 * critic, rel=0.01)
+    assert more["gradients"] == pytest.approx(critic, rel=0.01)
+
+
 # ---- the recipes at their real sizes ----------------------------------------------------------
 
 RECIPES = {
