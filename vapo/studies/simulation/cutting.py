@@ -39,15 +39,15 @@ class Cut:
     def num_microbatches(self) -> int:
         return self.counted.total()
 
-    def work(self, parts: list[Work]) -> Work:
+    def work(self, works: list[Work]) -> Work:
         """Of the whole minibatch, from that of what was run: FLOPs are by size.
 
         What is sent is not: all micro-batches before the last send what the first one does.
         """
         whole = Work()
-        whole.add(parts[-1])
-        whole.add(parts[0], times=self.num_microbatches - 1)
-        flops = {part.size: work.flops for part, work in zip(self.run, parts, strict=True)}
+        whole.add(works[-1])
+        whole.add(works[0], times=self.num_microbatches - 1)
+        flops = {part.size: work.flops for part, work in zip(self.run, works, strict=True)}
         whole.flops = sum(count * flops[size] for size, count in self.counted.items())
         return whole
 

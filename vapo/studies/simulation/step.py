@@ -234,9 +234,9 @@ class _SimulatedModule(VapoModule):
             if sum(parts.values()) > sum(known.values()):
                 self.found.peaks[phase, stage] = parts
         for network, cut in self.cuts.items():
-            parts = [work for stage, work in self.counts.parts if stage == f"{network} update"]
-            if parts:
-                self.found.work[phase, network] = cut.work(parts)
+            works = [work for stage, work in self.counts.parts if stage == f"{network} update"]
+            if works:
+                self.found.work[phase, network] = cut.work(works)
 
 
 _COUNTS = [
