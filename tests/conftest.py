@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
+import jaxtyping
 import pytest
 import torch
 
@@ -47,6 +48,8 @@ LONGEST = (
     "test_kill_points.py",
     "test_staleness.py",
 )
+# Whole runs are not checked call by call: the tests of their parts check types and shapes.
+WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs", "bench")}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -67,6 +70,15 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    jaxtyping.config.update("jaxtyping_disable", not WHOLE_RUNS.isdisjoint(item.path.parents))
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def pytest_runtest_setup() -> None:

@@ -25,6 +25,7 @@ SMALLER = [
     "training.num_iterations=1",
     "training.minibatch_size=8",
     "evaluation.k=1",
+    "rollouts.max_response_tokens=16",
     "rewards.num_workers=1",
 ]
 PAGES = (

@@ -23,6 +23,7 @@ SMALL = (
     "components.value_pretraining.min_iterations=1",
     "components.group_sampling.num_prompts=4",
     "training.minibatch_size=8",
+    "rollouts.max_response_tokens=16",
     "data.heldout.num_examples=4",
     "evaluation.k=1",
 )

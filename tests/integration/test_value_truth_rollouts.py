@@ -40,6 +40,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "truth.parquet", out
 
 
+@pytest.mark.slow
 def test_the_file_has_what_was_measured(truth: tuple[Path, str], data: Path) -> None:
     path, out = truth
     table = pyarrow.parquet.read_table(path)
@@ -150,6 +151,7 @@ def test_a_share_is_spread_over_the_groups(share: float) -> None:
 # ---- value pretraining -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_critic_learns_from_it_and_otherwise_than_from_returns(
     truth: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ rows:
 """
 
 
+@pytest.mark.slow
 def test_critics_of_one_file_by_their_targets(
     truth: tuple[Path, str], data: Path, tmp_path: Path
 ) -> None:

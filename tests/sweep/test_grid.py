@@ -85,7 +85,13 @@ def test_each_row_switches_its_own_numbers_only(tmp_path: Path) -> None:
     assert (second.lambda_critic, second.alpha, second.lambda_policy) == (None, None, 1.0)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == "ablation" else pytest.mark.slow)
+        for path in SHIPPED
+    ],
+)
 def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
     found = ablation(tmp_path) if path.stem == "ablation" else read_grid(path)
     planned = plan(found, seeds=[0, 1])
@@ -104,7 +110,13 @@ def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("overrides", [(), ("components.length_adaptive_gae.alpha=0.5",)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        pytest.param(("components.length_adaptive_gae.alpha=0.5",), marks=pytest.mark.night),
+    ],
+)
 def test_rows_beside_vc_ppos_scores_are_vc_ppo_but_for_their_own_key(
     name: str, key: str, number: str, overrides: tuple[str, ...]
 ) -> None:
