@@ -86,6 +86,12 @@ def pytest_runtest_setup() -> None:
 
 
 @pytest.fixture
+def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs keep their records to themselves, where MLflow is not what is tested."""
+    monkeypatch.setattr("vapo.tracking.sink.MlflowSink.send", lambda self, records: None)
+
+
+@pytest.fixture
 def heard_hangup() -> Iterator[None]:
     """SIGHUP as from a terminal; under nohup, tests inherit that it is ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)

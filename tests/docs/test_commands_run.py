@@ -16,7 +16,7 @@ from tests.integration.commands import FEW_PROMPTS, ROOT, SMALL
 from tests.tracking.ready_stores import ready_store
 from vapo import cli
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unsent")]
 
 SMALLER = [
     *(item for item in SMALL if item not in FEW_PROMPTS),
@@ -25,7 +25,6 @@ SMALLER = [
     "training.num_iterations=1",
     "training.minibatch_size=8",
     "evaluation.k=1",
-    "rollouts.max_response_tokens=16",
     "rewards.num_workers=1",
 ]
 PAGES = (

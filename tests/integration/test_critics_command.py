@@ -17,6 +17,7 @@ from vapo.networks import build
 from vapo.runs.checkpoints import read_checkpoint
 
 __all__ = ["data"]
+pytestmark = pytest.mark.usefixtures("unsent")
 
 GRID = """
 full_system: scalar

@@ -10,6 +10,7 @@ from tests.config.fits import ROOT, STATE_TRACKING
 from tests.integration.commands import SHORTEST, store
 from vapo import cli
 
+pytestmark = pytest.mark.usefixtures("unsent")
 VERIFIER = "def score(text, answer, metadata):\n    return text.rpartition(';')[2] == answer\n"
 OVERLAY = "rewards: {verifier: python, function: 'deep/my-verifier.py:score'}\n"
 POLICY = ROOT / "models" / "state_tracking"

@@ -20,6 +20,7 @@ from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.training.callbacks import value_pretraining as heldout_critic
 
+pytestmark = pytest.mark.usefixtures("unsent")
 BASE = (*ON_STATE_TRACKING, *SHORT)
 NUM = 80  # 20 groups of 4
 

@@ -27,6 +27,7 @@ from vapo.commands import rollouts
 from vapo.rollouts.stored_columns import TRUTH_COLUMNS
 
 __all__ = ["data"]
+pytestmark = pytest.mark.usefixtures("unsent")
 STEPS = ("value_truth.segments.kind=tokens", "value_truth.segments.num_tokens=5")
 MEASURED = ("--value_truth", "2", *STEPS)
 TRUTH = "components.value_pretraining.targets=truth"
