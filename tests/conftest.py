@@ -35,18 +35,22 @@ IMPORTED_BEFORE = (
 # Begun first, the longest of them before the others, or the last process would have one of them
 # alone at the end.
 LONGEST = (
-    "test_algorithms.py",
-    "test_two_processes.py",
     "test_tutorial.py",
-    "test_memory_estimate.py",
-    "test_recipes.py",
     "test_fit.py",
-    "test_launchers.py",
-    "test_critic_grid.py",
-    "test_value_heads.py",
+    "test_memory_estimate.py",
+    "test_simulation.py",
+    "test_vllm_server.py",
     "test_sweep.py",
-    "test_kill_points.py",
+    "test_critic_grid.py",
+    "test_value_truth.py",
     "test_staleness.py",
+    "test_two_processes.py",
+    "test_passes_on_ranks.py",
+    "test_algorithms.py",
+    "test_kill_points.py",
+    "test_recipes.py",
+    "test_value_heads.py",
+    "test_commands_run.py",
 )
 # Whole runs are not checked call by call: the tests of their parts check types and shapes.
 WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs", "bench")}
