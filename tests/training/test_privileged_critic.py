@@ -172,6 +172,7 @@ def heldout_explained_variance(*, shuffled: bool, privileged: bool = True) -> fl
     return float(explained_variance(found, targets, batch.response_mask))
 
 
+@pytest.mark.slow
 def test_an_answer_that_tells_the_return_is_used_and_a_shuffled_one_is_worth_nothing() -> None:
     assert heldout_explained_variance(shuffled=False) > 0.9
     assert heldout_explained_variance(shuffled=True) < 0.1
