@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.config.fits import STATE_TRACKING
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.gradients import NUM_ROLLOUTS, ROOT, compute
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, PADDED, assert_same
 from tests.rollout_fixtures import make_rollouts
@@ -29,6 +29,7 @@ HEADS = {
     "expectation": ("critic.head.kind=categorical",),
     "log-probs": ("critic.sampled_logprobs={}",),
 }
+SLOW = ("two_hot", "expectation")
 FIRST_BATCH = "critic.head.start=first_batch"
 
 
@@ -50,7 +51,9 @@ def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
     return (*HEADS[head], f"critic.init={tmp_path / 'critic'}")
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head", [pytest.param(h, marks=pytest.mark.slow if h in SLOW else ()) for h in HEADS]
+)
 def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
     assert "critic.model.score.bias" in whole["gradients"]
@@ -59,18 +62,20 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
     assert_same(whole, compute(1, MANY, *trained))
 
 
-@pytest.mark.parametrize("head", [pytest.param("bounded", marks=pytest.mark.slow), "log-probs"])
-def test_two_sharded_processes_equal_one(trained: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["bounded", "log-probs"])
+def test_two_sharded_processes_equal_one(trained: tuple[str, ...], two_ranks: Ranks) -> None:
     whole = compute(1, ONE_FORWARD, *trained, PADDED)
-    assert_same(whole, on_ranks(2, compute, 2, MANY, *trained)[0])
+    assert_same(whole, two_ranks.run(compute, 2, MANY, *trained)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["two_hot"])
-def test_the_first_batchs_mean_is_over_all_ranks(head: str, tmp_path: Path) -> None:
+def test_the_first_batchs_mean_is_over_all_ranks(head: str, two_ranks: Ranks) -> None:
     """A bias of two numbers lies on two ranks. The backbone has a gradient of 0 on both."""
     whole, sharded = (
         compute(1, ONE_FORWARD, *HEADS[head], FIRST_BATCH, PADDED),
-        on_ranks(2, compute, 2, MANY, *HEADS[head], FIRST_BATCH)[0],
+        two_ranks.run(compute, 2, MANY, *HEADS[head], FIRST_BATCH)[0],
     )
     for result in (whole, sharded):
         result["gradients"] = {
@@ -87,6 +92,7 @@ def sum_of_rewards() -> float:
     return sum(verdict.reward for verdict in verdicts)
 
 
+@pytest.mark.slow
 def test_a_head_of_weight_0_has_a_small_first_gradient() -> None:
     """JustRL-II's reason for it (40 against 130 to 140): most of a first step is not the head's.
 

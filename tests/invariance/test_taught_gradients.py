@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.config.fits import STATE_TRACKING
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.gradients import NUM_ROLLOUTS, FixedRollouts, RecordsGradients, fitted
 from tests.invariance.test_gradients import (
     MANY,
@@ -96,7 +96,9 @@ def compute(
     return fitted(RecordsGradients(config, pad_id=0), TaughtRollouts(config), config)
 
 
-@pytest.mark.parametrize("weight", ["draws", "none", "only"])
+@pytest.mark.parametrize(
+    "weight", ["draws", *(pytest.param(w, marks=pytest.mark.slow) for w in ("none", "only"))]
+)
 def test_many_microbatches_packed_or_padded_equal_one_padded(weight: str) -> None:
     whole = compute(1, ONE_FORWARD, "truth", weight, PADDED)
     assert whole["metrics"]["critic/value_loss"] > 0
@@ -107,9 +109,10 @@ def test_many_microbatches_packed_or_padded_equal_one_padded(weight: str) -> Non
     assert largest_relative_difference(whole["gradients"], other["gradients"]) > 1e-2
 
 
-def test_two_sharded_processes_equal_one() -> None:
+@pytest.mark.slow
+def test_two_sharded_processes_equal_one(two_ranks: Ranks) -> None:
     whole = compute(1, ONE_FORWARD, "truth", "draws", PADDED)
-    sharded, _ = on_ranks(2, compute, 2, MANY, "truth", "draws", PACKED)
+    sharded, _ = two_ranks.run(compute, 2, MANY, "truth", "draws", PACKED)
     assert_same(whole, sharded)
 
 

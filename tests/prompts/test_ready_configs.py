@@ -112,11 +112,12 @@ def test_dapo_math_17k_for_a_model_without_a_chat_template() -> None:
 )
 def test_aime(name: str, file: str, answers: list[str], response: str) -> None:
     overrides = [f"data.heldout.path={DATA / file}"]
-    split = load(name, overrides=overrides)
+    chosen = config(name, overrides=overrides)
+    split = load_prompts(chosen.data, character_tokenizer())
     assert [p.answer for p in split.heldout] == answers
     math = make_math()
     assert math(response, answers[0], {}).is_correct
     assert not math("Answer: 34", answers[0], {}).is_correct
-    evaluation = config(name, overrides=overrides).evaluation
+    evaluation = chosen.evaluation
     assert (evaluation.k, evaluation.temperature, evaluation.top_p) == (32, 1.0, 0.7)
     assert evaluation.num_prompts is None

@@ -11,7 +11,6 @@ import torch
 from transformers import AutoConfig
 
 from tests.studies.memory.memory_measurement import (
-    LAYERS,
     VOCAB,
     measure,
     mid_size_config,
@@ -30,13 +29,15 @@ from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.memory.tracking import MemoryTracker
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+LAYERS = 2  # all of which are run
 FULL_ROWS = "training.microbatch_tokens=512"  # four, padded
 EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model")
+    folder = tmp_path_factory.mktemp("mid") / "model"
+    return save_mid_size_model(folder, num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,7 @@ def totals(folder: Path, *overrides: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -120,6 +122,7 @@ def test_tracker_counts_what_autograd_keeps() -> None:
         assert tracker.live == 400  # the gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.night)]
 )
@@ -156,6 +159,7 @@ def test_a_head_that_reads_logprobs_counts_as_a_plain_one(folder: Path) -> None:
     assert totals(folder, "critic.sampled_logprobs={}") == totals(folder)
 
 
+@pytest.mark.slow
 def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     """Weights and biases of K outputs, and K float32 numbers a token, kept for the backward."""
     head = ("critic.head.kind=categorical", "critic.loss=cross_entropy")
@@ -171,6 +175,7 @@ def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     assert wide.stages["actor update"]["activations"] == plain.stages["actor update"]["activations"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "copies"),
     [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],
@@ -223,6 +228,7 @@ VINE = (
 )
 
 
+@pytest.mark.slow
 def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
     """More rows at once, up to the engine's; of no more tokens each than responses have."""
     few = ("evaluation.num_prompts=1", "evaluation.k=1")
@@ -234,6 +240,7 @@ def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
     assert vine["logits, temporaries"] > plain["logits, temporaries"]  # a prefix is prefilled
 
 
+@pytest.mark.slow
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
     each = ("trainer.reduce_every_microbatch=true", "training.microbatch_tokens=128")
     stages = estimate(folder, *FSDP, *each).stages
@@ -249,6 +256,7 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
     assert update["gradients in reduction"] == 2 * (head + layer) + 4 * layer
 
 
+@pytest.mark.slow
 def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
     one_reduction = "trainer.reduce_every_microbatch=true"
@@ -272,6 +280,7 @@ def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     assert "host memory" not in render(estimate(folder, *FSDP))
 
 
+@pytest.mark.slow
 def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:
     whole = estimate(folder, *FSDP, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * PARAMETERS
@@ -291,6 +300,7 @@ FEW_ROWS = ("evaluation.num_prompts=1", "evaluation.k=1")
 AHEAD = "training.max_staleness=2"
 
 
+@pytest.mark.slow
 def test_what_samples_ahead_stays_while_the_networks_train(folder: Path) -> None:
     """A second actor, and the caches of the iterations that are under way together."""
     plain, ahead = (estimate(folder, *FEW_ROWS, *own).stages for own in ((), (AHEAD,)))
@@ -318,6 +328,7 @@ def test_caches_of_episodes_that_wait_for_their_environment_count(folder: Path) 
 VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
 
 
+@pytest.mark.slow
 def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
     stages = estimate(folder, *VLLM).stages
     assert stages["sampling"]["vLLM weights"] == 4 * PARAMETERS
@@ -373,6 +384,7 @@ def test_worst_microbatch_where_prompts_are_shared(
     assert worst_microbatch(config, rows, shares_prompts=True) == expected
 
 
+@pytest.mark.slow
 def test_a_shared_prompt_takes_its_memory_once(folder: Path) -> None:
     """Of 2 prompts and 8 responses in one micro-batch 832 tokens of 1,024 are computed."""
     whole = "training.microbatch_tokens=100000"
@@ -381,6 +393,11 @@ def test_a_shared_prompt_takes_its_memory_once(folder: Path) -> None:
         for layout in ("packed", "shared_prompts")
     ]
     assert 832 / 1024 < kept[1] / kept[0] < 0.9  # a response keeps the keys of its prompt
+
+
+@pytest.mark.night
+def test_where_rows_are_padded_no_prompt_is_shared(folder: Path) -> None:
+    whole = "training.microbatch_tokens=100000"
     eager = [
         estimate(folder, whole, *more).stages
         for more in (EAGER, (*EAGER, "training.packing=padded"))
@@ -405,7 +422,7 @@ def test_a_folder_with_config_json_alone_will_do(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     run(mid_size_config(tmp_path), gpu_memory_gib=80)
     out = capsys.readouterr().out
-    assert "parameters: actor 8.0 M, critic 6.0 M; 1 process" in out
+    assert "parameters: actor 6.1 M, critic 4.0 M; 1 process" in out
     assert out.splitlines()[-1].startswith("fits in 80 GiB")
 
 
