@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tests.studies.memory.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, render, run, verdict
+from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory import estimate as estimate_module
@@ -38,6 +40,11 @@ EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("mid") / "model"
     return save_mid_size_model(folder, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> FitConfig:
+    return mid_size_config(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -359,11 +366,11 @@ def test_reference_model_counts(folder: Path) -> None:
     ],
 )
 def test_worst_microbatch(
-    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
+    config: FitConfig, budget: int, rows: int, expected: tuple[int, int, int, int]
 ) -> None:
     """One response may exceed the budget; shorter ones may fill it."""
-    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
-    assert worst_microbatch(config, rows) == expected
+    training = replace(config.training, microbatch_tokens=budget)
+    assert worst_microbatch(replace(config, training=training), rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -378,9 +385,10 @@ def test_worst_microbatch(
     ],
 )
 def test_worst_microbatch_where_prompts_are_shared(
-    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
+    config: FitConfig, budget: int, rows: int, expected: tuple[int, int, int, int]
 ) -> None:
-    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
+    training = replace(config.training, microbatch_tokens=budget)
+    config = replace(config, training=training)
     assert worst_microbatch(config, rows, shares_prompts=True) == expected
 
 
