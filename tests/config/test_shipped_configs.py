@@ -124,6 +124,7 @@ OF_ONE_SYSTEM = CONF / "recipes/sao_environment_qwen2.5_0.5b.yaml"
 WHOLE = [path for path in (DEFAULT, *TASKS, *RECIPES) if path != OF_ONE_SYSTEM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", WHOLE, ids=lambda path: str(path.relative_to(CONF)))
 def test_every_sixth_algorithm_over_every_whole_config(base: Path) -> None:
     """Each time another sixth: six whole configs in a row have had all of them."""
@@ -150,6 +151,7 @@ def check_algorithms(base: Path, algorithms: Sequence[Path]) -> None:
         resolve(load_config(FitConfig, [base, algorithm], own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
 def test_data_over_every_scale_and_recipe(data: Path) -> None:
     """Data alone leaves the training problems, or the model, to another file."""
