@@ -44,7 +44,7 @@ class SamplerContract:
 
     def test_the_seed_decides(self, sample, model):
         prompts = ragged_prompts(6)
-        first, again, other = (sample(model, prompts, seed=seed) for seed in (1, 1, 2))
+        first, again, other = (sample(model, prompts, rows=24, seed=seed) for seed in (1, 1, 2))
         assert first == again
         assert ids_of(first) != ids_of(other)
 
@@ -58,7 +58,7 @@ class SamplerContract:
         assert [r.prompt for r in rollouts] == [p for p in prompts for _ in range(3)]
 
     def test_stop_holds_the_end_token_and_length_does_not(self, sample, model):
-        rollouts = sample(model, ragged_prompts(16), max_response_tokens=12)
+        rollouts = sample(model, ragged_prompts(16), rows=64, max_response_tokens=12)
         reasons = Counter(rollout.finish_reason for rollout in rollouts)
         assert reasons[FinishReason.STOP] > 4
         assert reasons[FinishReason.LENGTH] > 4
@@ -106,7 +106,7 @@ class SamplerContract:
 
     def test_response_text_leaves_special_tokens_out(self, sample, model):
         tokenizer = tiny_tokenizer()
-        for rollout in sample(model, ragged_prompts(6)):
+        for rollout in sample(model, ragged_prompts(6), rows=24):
             kept = [i for i in rollout.response_ids if i > 1]  # 0 is <pad>, 1 is <eos>
             assert rollout.response_text == "".join(tokenizer.convert_ids_to_tokens(kept))
 

@@ -97,6 +97,7 @@ class TestTurns(TurnContract):
                 engine.close()
 
 
+@pytest.mark.slow
 def test_a_batch_beside_an_open_stream_and_a_stream_that_ends_early(tmp_path: Path) -> None:
     """Each takes its own results, whoever steps, and leaves nothing behind."""
     with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
