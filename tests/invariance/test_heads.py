@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from contextlib import chdir
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -33,9 +35,21 @@ SLOW = ("two_hot", "expectation")
 FIRST_BATCH = "critic.head.start=first_batch"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("critics")
+
+
 @pytest.fixture
-def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
+def trained(head: str, folder: Path) -> tuple[str, ...]:
     """The head as that of a saved critic whose weights are not 0, a bias included."""
+    path = folder / head
+    if not path.exists():
+        save_trained(head, path)
+    return (*HEADS[head], f"critic.init={path}")
+
+
+def save_trained(head: str, path: Path) -> None:
     mean = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.2")
     config = load_config(FitConfig, STATE_TRACKING, [*HEADS[head], *mean])
     with chdir(ROOT):
@@ -47,15 +61,19 @@ def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
         for name, weight in critic.named_parameters():
             if LOGPROB_SCORE in name:
                 torch.nn.init.normal_(weight, std=0.2)
-        save_network(critic, config.actor.path, tmp_path / "critic")
-    return (*HEADS[head], f"critic.init={tmp_path / 'critic'}")
+        save_network(critic, config.actor.path, path)
+
+
+@cache
+def whole_of(trained: tuple[str, ...]) -> dict[str, Any]:
+    return compute(1, ONE_FORWARD, *trained, PADDED)
 
 
 @pytest.mark.parametrize(
     "head", [pytest.param(h, marks=pytest.mark.slow if h in SLOW else ()) for h in HEADS]
 )
 def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
-    whole = compute(1, ONE_FORWARD, *trained, PADDED)
+    whole = whole_of(trained)
     assert "critic.model.score.bias" in whole["gradients"]
     if "critic.sampled_logprobs={}" in trained:
         assert (whole["gradients"][f"critic.model.{LOGPROB_SCORE}.weight"] != 0).all()
@@ -65,7 +83,7 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["bounded", "log-probs"])
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], two_ranks: Ranks) -> None:
-    whole = compute(1, ONE_FORWARD, *trained, PADDED)
+    whole = whole_of(trained)
     assert_same(whole, two_ranks.run(compute, 2, MANY, *trained)[0])
 
 
