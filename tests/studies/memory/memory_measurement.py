@@ -26,7 +26,7 @@ from vapo.training.strategy import lightning_precision, make_strategy
 from vapo.types import FinishReason, Prompt, Rollout
 
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
-VOCAB, LAYERS = 8_000, 4
+VOCAB = 8_000
 
 
 def save_mid_size_model(folder: Path, **options: Any) -> Path:
@@ -36,7 +36,7 @@ def save_mid_size_model(folder: Path, **options: Any) -> Path:
         "vocab_size": VOCAB,
         "hidden_size": 256,
         "intermediate_size": 1024,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
