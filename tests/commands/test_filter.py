@@ -143,7 +143,7 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     assert text[3] == "     0.50        0"
 
 
-@pytest.mark.parametrize("num_before", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_before", [pytest.param(0, marks=pytest.mark.night), 2])
 def test_a_killed_run_resumes_to_the_same_file(
     tmp_path: Path, policy: Path, finished: Path, num_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[
 
 
 def check_metrics(
-    system: str, metrics: set[str], num_losses: int, ratios: list[float], keys: set[str]
+    system: str, metrics: set[str], num_losses: int, ratios: list[float], keys: Collection[str]
 ) -> None:
     """What a run of two iterations records, and which networks' weights it saves."""
     assert metrics <= documented_keys()
