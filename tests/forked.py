@@ -100,10 +100,10 @@ class Ranks:
             while missing := [self._channels[i] for i in range(self.num) if i not in results]:
                 ready = wait(missing, deadline - time.monotonic())
                 assert ready, f"no result within {timeout_s} s"
-                for channel in ready:
-                    assert isinstance(channel, Connection)
-                    saved = io.BytesIO(channel.recv_bytes())
-                    results[self._channels.index(channel)] = torch.load(saved, weights_only=True)
+                for answered in ready:
+                    assert isinstance(answered, Connection)
+                    saved = io.BytesIO(answered.recv_bytes())
+                    results[self._channels.index(answered)] = torch.load(saved, weights_only=True)
         except (AssertionError, EOFError, OSError) as error:
             self._end()
             printed = "\n".join(log.read_text()[-3000:] for log in self._logs)

@@ -3,6 +3,7 @@ weights filled after sharding, clipping by a norm over shards."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,7 @@ def test_every_option_on_shards(
 ) -> None:
     """Every network is made on the meta device here, and clipped by the norm over its shards."""
     overrides = (*CLIPPED, *CHECKPOINTING, *options)
-    step = (compute, processes, MANY, *overrides)
-    sharded = two_ranks.run(*step) if processes == 2 else on_ranks(1, *step)
+    step = (processes, MANY, *overrides)
+    run = two_ranks.run if processes == 2 else partial(on_ranks, 1)
+    sharded = run(compute, *step)
     assert_same(clipped, sharded[0])
