@@ -53,7 +53,13 @@ def test_every_file_has_its_command_and_is_short() -> None:
 
 
 @pytest.mark.usefixtures("unsent")
-@pytest.mark.parametrize("command", fits(), ids=lambda command: command.words[-1])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, id=command.words[-1], marks=pytest.mark.slow if number else ())
+        for number, command in enumerate(fits())
+    ],
+)
 def test_a_command_trains(command: Command, folder: Path, capsys: Any) -> None:
     few = [
         "data.train.num_examples=64",

@@ -107,6 +107,7 @@ def test_each_batch_is_of_the_policy_before(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, ON, *FAST, "evaluation.every_n_iterations=1"))

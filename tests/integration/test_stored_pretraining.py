@@ -193,6 +193,7 @@ def test_a_file_that_changes_within_the_first_pass_is_refused(
         stored_fit(tmp_path, own, "--ckpt_path", "last")
 
 
+@pytest.mark.slow
 def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2

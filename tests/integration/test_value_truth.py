@@ -60,6 +60,7 @@ def page_data(page: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_validate_says_what_the_critic_is_worth() -> None:
     found = validate("--value_truth", "4")
     assert found == validate("--value_truth", "4")
@@ -83,7 +84,6 @@ def test_the_page_and_the_console_say_the_same_verdict(tmp_path: Path) -> None:
     assert any(measured)
 
 
-@pytest.mark.slow
 def test_without_a_critic_the_truth_has_the_baselines_error() -> None:
     found = validate("--value_truth", "4", "--config", "conf/algorithm/grpo.yaml")
     assert "truth/baseline_mse" in found

@@ -40,6 +40,7 @@ def killed_at(folder: Path, store: Path, points: list[tuple[str, int]], *argumen
     assert fit(folder, store, *arguments) == 0, log_of(folder)[-3000:]
 
 
+@pytest.mark.slow
 def test_killed_while_sampling_training_and_saving(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:
