@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from vapo.api import (
         Run,
         fit,
+        inspect,
         load_config,
         open_run,
         report,
@@ -34,6 +35,7 @@ __all__ = [
     "VapoModule",
     "__version__",
     "fit",
+    "inspect",
     "load_config",
     "open_run",
     "report",

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
     from lightning.pytorch.loggers import Logger
 
+    from vapo.studies.inspection.report import Inspection
     from vapo.training.parts import TrainingParts
 
 PathLike = str | Path
@@ -213,6 +214,51 @@ def report(
         tracking_uri=tracking_uri,
         output_dir=None if output_dir is None else Path(output_dir),
     )
+
+
+def inspect(
+    rollouts: Any,
+    *,
+    policy: str | None = None,
+    critic: str | None = None,
+    value_truth: int | None = None,
+    verifier: str | None = None,
+    rewards: Sequence[str] = (),
+    sampling: Sequence[str] = (),
+    output: PathLike | None = None,
+) -> Inspection:
+    """What a critic knows, by the rollouts of whatever framework, as `vapo inspect` does.
+
+    Args:
+        rollouts: a path, several, a DataFrame, a `datasets` object, or rows as mappings
+            (docs/inspect.md).
+        policy: the model that sampled them; its tokenizer reads the texts.
+        critic: the folder of a critic, whose values are computed.
+        value_truth: continuations of each measured prefix; needs the policy.
+        verifier: what judges continuations.
+        rewards: the columns whose sum is the reward.
+        sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
+        output: where to write the page (.html) or the figures (.json).
+
+    Raises:
+        UserError: no such file or folder, no known form, or options that do not fit together.
+    """
+    from vapo.commands.inspecting import inspect_rollouts, write_inspection
+
+    is_path = isinstance(rollouts, (str, Path))
+    found = inspect_rollouts(
+        rollouts,
+        name=str(rollouts) if is_path else type(rollouts).__name__,
+        policy=policy,
+        critic=critic,
+        value_truth=value_truth,
+        verifier=verifier,
+        rewards=rewards,
+        sampling=sampling,
+    )
+    if output is not None:
+        write_inspection(found, Path(output))
+    return found
 
 
 @contextmanager

@@ -129,7 +129,9 @@ def test_every_key_for_a_user_of_trl_exists() -> None:
         assert all(is_key(key, describe(FitConfig)) for key in keys), ours
 
 
-OTHERS = {  # Lightning's, a function of ours, and what docs/why.md says is no key
+OTHERS = {  # Lightning's, verl's, a function of ours, and what docs/why.md says is no key
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
     "training.epochs",
     "trainer.global_step",
     "rewards.overlong.soft_overlong_punishment",

@@ -12,7 +12,7 @@ import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
-from docs.hooks import code_reference, config_reference, notebooks
+from docs.hooks import code_reference, config_reference, llms, notebooks
 from docs.hooks.plain_docstrings import laid_out
 from tests.config.fits import ROOT
 from vapo.config.options import Option, describe
@@ -192,3 +192,21 @@ def test_the_search_works_from_a_folder_and_leaves_sources_out(site: Path) -> No
         "max_turns",
     ]
     assert "iframe-worker.js" in _read(site / "environments.html").loaded
+
+
+def test_language_models_get_the_pages_as_text(site: Path) -> None:
+    """llms.txt lists them, each is beside its page, and llms-full.txt has all."""
+    index = (site / "llms.txt").read_text()
+    assert index.startswith("# vapo\n\n> Value-based reinforcement learning")
+    listed = re.findall(r"^- \[(.+?)\]\((\S+)\): (.+)$", index, re.MULTILINE)
+    assert len(listed) > 25
+    assert "## How to" in index
+    full = (site / "llms-full.txt").read_text()
+    for _, target, description in listed:
+        text = (site / target).read_text()
+        assert text.strip() in full, target
+        assert len(description) > 15, target
+    names = {target for _, target, _ in listed}
+    assert {"critics.md", "inspect.md", "reference/config.md", "tutorial.md"} <= names
+    assert "reference/api.md" not in names
+    assert llms.first_sentence("# T\n\n![a](b)\n\nOne [x](y)\nis. Two.") == "One x is."

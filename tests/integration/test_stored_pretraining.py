@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+import vapo as vapo_package
 from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import SHORT, store, vapo
 from tests.runs.comparing import assert_same
@@ -110,6 +111,25 @@ def test_a_killed_command_samples_the_rest(
     result = vapo("rollouts", *BASE, *where(tmp_path), *chunks, *args)
     assert result.returncode == 2
     assert "a file of other settings" in result.stderr
+
+
+def test_the_plain_form_says_the_same(data: Path, tmp_path: Path) -> None:
+    """Of the same settings the same rollouts, for other programs and `vapo inspect`."""
+    path = tmp_path / "plain.jsonl"
+    args = ["--num", str(NUM), "--format", "plain", "--output", str(path)]
+    said = run("rollouts", *BASE, *where(tmp_path), *args)
+    assert said.splitlines()[-1] == str(path)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    stored = pyarrow.parquet.read_table(data).to_pylist()
+    assert len(rows) == NUM
+    for row, of_parquet in zip(rows, stored, strict=True):
+        for name in ("prompt", "response", "reward", "group", "prompt_ids", "response_ids"):
+            assert row[name] == of_parquet[name]
+        assert row["logprobs"] == of_parquet["rollout_logprobs"]
+        assert row["is_truncated"] == (of_parquet["finish_reason"] == "length")
+    found = vapo_package.inspect(path)
+    assert found.findings.sums.num == NUM
+    assert found.findings.num_bad_rows == 0
 
 
 # ---- value pretraining -----------------------------------------------------------------------

@@ -76,7 +76,11 @@ COMMANDS = {
     "rollouts": configured(
         "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
         option("--num N", "rollouts, in whole groups", type=positive, default=1024),
-        option("--output FILE", "Parquet; default: a name of its own in output_dir"),
+        option("--output FILE", "default: a name of its own in output_dir"),
+        option(
+            "--format", "plain: JSON lines that other programs read (docs/inspect.md)",
+            choices=["parquet", "plain"], default="parquet",
+        ),
         option(
             "--value_truth K",
             "also sample K responses on from every step (value_truth.segments) of the rollouts, "
@@ -198,6 +202,37 @@ COMMANDS = {
         "every seed, one after\nthe other in this process; table and figure of the held-out "
         "explained variance are written.\nWhat was trained is not trained again. See "
         "docs/critics.md.",
+    ),
+    "inspect": Command(
+        "inspecting", "say what a critic knows, by the rollouts of whatever framework",
+        (
+            option(
+                "rollouts ROLLOUTS", "files or folders, as docs/inspect.md lists them", type=Path,
+                nargs="+",
+            ),
+            option("--policy MODEL", "the model that sampled them; its tokenizer reads the texts"),
+            option("--critic MODEL", "a folder of a critic, whose values are computed"),
+            option(
+                "--value_truth K",
+                "also sample K continuations of the policy from prefixes, and compare what they "
+                "earn with the values", type=positive,
+            ),
+            option(
+                "--verifier NAME",
+                "what judges continuations: exact, math, regex:PATTERN, or FILE.py:FUNCTION",
+            ),
+            option(
+                "--sampling KEY=VALUE",
+                "a config's key for continuations, as rollouts.temperature=0.7 or "
+                "rollouts.engine=vllm; may be repeated", action="append", default=[],
+            ),
+            option("--reward NAME,NAME", "the columns whose sum is the reward; a.b is b of a"),
+            option(
+                "--output FILE", "page.html, or the figures as summary.json; may be repeated",
+                action="append", type=Path, default=[],
+            ),
+        ),
+        more=" It needs no config, and\nloads torch for --policy and --critic alone.",
     ),
     "report": Command(
         "report", "table and figures of a sweep, or of any recorded runs",

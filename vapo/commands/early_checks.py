@@ -118,9 +118,11 @@ def _filter(config: FitConfig, options: Options) -> None:
 
 def _rollouts(config: FitConfig, options: Options) -> None:
     _check_one_process("rollouts", config)
-    if (output := options["output"]) is not None and Path(output).suffix != ".parquet":
+    is_plain = options["format"] == "plain"
+    suffix, kind = (".jsonl", "JSON lines") if is_plain else (".parquet", "Parquet")
+    if (output := options["output"]) is not None and Path(output).suffix != suffix:
         raise UserError(
-            f"--output {output}: the file is Parquet: give it a name that ends in .parquet"
+            f"--output {output}: the file is {kind}: give it a name that ends in {suffix}"
         )
     if config.rewards.shuffle:
         raise UserError("rewards.shuffle would deal the rewards out anew: set it to false")

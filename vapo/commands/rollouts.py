@@ -29,6 +29,7 @@ from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
 from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.plain_file import write_plain
 from vapo.rollouts.player import Player
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
@@ -55,8 +56,18 @@ def run(
     output: str | None = None,
     value_truth: int | None = None,
     truth_share: float | None = None,
+    format: str = "parquet",
 ) -> Path:
-    """Sample, score and write what is not written yet; the file."""
+    """Sample, score and write what is not written yet; the file.
+
+    The plain form is made of the Parquet file in `output_dir`, which stays.
+    """
+    if format == "plain":
+        stored = run(config, num=num, value_truth=value_truth, truth_share=truth_share)
+        plain = stored.with_suffix(".jsonl") if output is None else Path(output)
+        write_plain(stored, plain)
+        say(plain)
+        return plain
     measuring = None
     if value_truth is not None:
         measuring = Measuring(value_truth, 1.0 if truth_share is None else truth_share)

@@ -92,7 +92,7 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
     if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise UserError(f"{path}: {architecture} is not a causal language model")
     check_supported(path, config)
-    model, missing = _load_weights(AutoModelForCausalLM, path, config, dtype, attn_implementation)
+    model, missing = load_weights(AutoModelForCausalLM, path, config, dtype, attn_implementation)
     _check_complete(path, missing)
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
@@ -135,7 +135,7 @@ def load_value_model(
             plain = auto.from_config(config, trust_remote_code=False)
         auto = class_with_head(type(plain), plan.head)
         write_head(config, plan.head)
-    model, missing = _load_weights(auto, path, config, dtype, attn_implementation)
+    model, missing = load_weights(auto, path, config, dtype, attn_implementation)
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UserError(f"{path}: {type(model).__name__} has no linear head named `score`")
@@ -153,7 +153,7 @@ def load_value_model(
 # ---- reading ------------------------------------------------------------------------------
 
 
-def _load_weights(
+def load_weights(
     auto_class: Any, path: str, config: PreTrainedConfig, dtype: str, attn_implementation: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its weights that the folder does not have."""

@@ -73,12 +73,27 @@ def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
     _check_weight_files(folder)
 
 
+def check_critic_folder(path: str) -> Path:
+    """A critic's folder, of whatever framework: with whole weights, or with an adapter's.
+
+    Raises: UserError: it is none.
+    """
+    folder = local_folder(path)
+    if folder is None:
+        raise UserError(f"{path}: no such folder; a critic is read from a folder on this machine")
+    if not (folder / "adapter_config.json").is_file():
+        check_model_folder(path, has_tokenizer=False)
+    elif not (folder / "adapter_model.safetensors").is_file():
+        raise UserError(f"{path}: no adapter_model.safetensors; pickles are not read")
+    return folder
+
+
 def _check_weight_files(folder: Path) -> None:
     """Compare each file's length with its header, without loading it; takes milliseconds.
 
     Raises: UserError naming the file and the fix.
     """
-    files = _named_files(folder)
+    files = weight_files(folder)
     if not files:
         pickles = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth"))
         if pickles:
@@ -104,7 +119,7 @@ def _check_weight_files(folder: Path) -> None:
             ) from None
 
 
-def _named_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))

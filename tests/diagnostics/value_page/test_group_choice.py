@@ -8,7 +8,8 @@ import torch
 
 from tests.systems import estimated, made_up_batch, system_config
 from vapo.config.values import ValuePagesConfig
-from vapo.diagnostics.value_page.contents import ChosenGroup, choose_groups, choose_rows
+from vapo.diagnostics.value_page.contents import ChosenGroup, choose_groups
+from vapo.diagnostics.value_page.row_choice import choose_rows
 from vapo.types import TrainingBatch
 
 LENGTHS = [3, 2, 4, 5, 1, 2, 9, 1, 1, 2, 2, 2]  # four groups of three

@@ -8,7 +8,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.tiny_model import tiny_tokenizer
-from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.token_text import TokenText
+from vapo.diagnostics.value_page.visible_text import visible
 
 
 def fast(vocabulary: list[str], decoder: decoders.Decoder) -> PreTrainedTokenizerFast:

@@ -19,7 +19,8 @@ from tests.diagnostics.value_page.reading import unpacked
 from tests.diagnostics.value_truth.made_up_figures import figures, without_critic
 from tests.systems import system_config
 from vapo.config.values import ValuePagesConfig
-from vapo.diagnostics.value_page.contents import choose_groups, choose_rows
+from vapo.diagnostics.value_page.contents import choose_groups
+from vapo.diagnostics.value_page.row_choice import choose_rows
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_calibration
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint

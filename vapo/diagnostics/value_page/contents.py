@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from itertools import chain, zip_longest
 
 import torch
 from jaxtyping import Float
@@ -16,6 +15,7 @@ from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
 from vapo.config.values import ValuePagesConfig
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
+from vapo.diagnostics.value_page.row_choice import choose_rows
 from vapo.diagnostics.value_page.truth import truth_columns
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.system.distributed import world_size
@@ -154,33 +154,6 @@ def group_scores(
     if value_errors is not None:
         scores["smallest value error"] = 1 / (1 + error)
     return {reason: score.tolist() for reason, score in scores.items()}
-
-
-def choose_rows(
-    rows: Sequence[int],
-    *,
-    is_correct: Sequence[bool],
-    lengths: Sequence[int],
-    max_responses: int,
-    max_tokens: int,
-    measured: Collection[int] = (),
-) -> dict[int, int]:
-    """Choose rows and how many tokens of each are shown: right and wrong ones alternate.
-
-    Those in `measured` come before others. Where none fits, the shortest is cut to the budget.
-    """
-    right = [i for i in range(len(rows)) if is_correct[i]]
-    wrong = [i for i in range(len(rows)) if not is_correct[i]]
-    by_turns = [i for i in chain.from_iterable(zip_longest(right, wrong)) if i is not None]
-    by_turns.sort(key=lambda i: rows[i] not in measured)  # keeps the turns
-    shown: dict[int, int] = {}
-    for i in by_turns:
-        if len(shown) < max_responses and lengths[i] <= max_tokens - sum(shown.values()):
-            shown[rows[i]] = lengths[i]
-    if not shown and max_tokens > 0:
-        shortest = min(by_turns, key=lambda i: lengths[i])
-        shown[rows[shortest]] = max_tokens
-    return dict(sorted(shown.items()))
 
 
 def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Tensor, "B T"]]:

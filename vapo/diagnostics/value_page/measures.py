@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import ArrayLike
 
 _QUANTILE = 0.98  # a few extreme tokens must not leave the others without colour
 
@@ -106,18 +106,19 @@ MEASURES = (
 )
 
 
-def domain(measure: Measure, numbers: Tensor) -> tuple[float, float]:
+def domain(measure: Measure, numbers: ArrayLike) -> tuple[float, float]:
     """The ends of the colour scale for all tokens; diverging scales are symmetric around 0."""
-    numbers = numbers[numbers.isfinite()].double()
-    if not len(numbers):
+    known = np.asarray(numbers, dtype=float)
+    known = known[np.isfinite(known)]
+    if not len(known):
         return (-1.0, 1.0) if measure.scale == "diverging" else (0.0, 1.0)
     if measure.scale == "diverging":
-        end = _quantile(numbers.abs(), _QUANTILE)
+        end = _quantile(np.abs(known), _QUANTILE)
         return -end, end
-    return _quantile(numbers, 1 - _QUANTILE), _quantile(numbers, _QUANTILE)
+    return _quantile(known, 1 - _QUANTILE), _quantile(known, _QUANTILE)
 
 
-def _quantile(numbers: Tensor, share: float) -> float:
-    """The nearest of the numbers. (torch.quantile refuses more than 16 million.)"""
-    ordered = torch.sort(numbers).values
+def _quantile(numbers: np.ndarray, share: float) -> float:
+    """The nearest of the numbers."""
+    ordered = np.sort(numbers)
     return float(ordered[round(share * (len(ordered) - 1))])

@@ -4,7 +4,7 @@ const PAGE = JSON.parse(document.getElementById("data").textContent);
 const byId = (id) => document.getElementById(id);
 
 const state = {
-  measure: PAGE.measures[0],
+  measure: PAGE.measures[0],  // none: no token has a number
   special: new Set(PAGE.special),
   partial: PAGE.partial,
   labels: new Map([["truth", "true value"], ...PAGE.measures.map((m) => [m.name, m.label])]),
@@ -43,8 +43,9 @@ function card(data) {
   if (!data.carries_loss) facts.loss = "none: left out of the update";
   const list = element("dl");
   describedList(list, facts);
-  const verdict = element("span", "verdict", data.is_correct ? "\u2713 right" : "\u2717 wrong");
-  const head = element("header", "", verdict, ` \u00b7 row ${data.row}`, list);
+  const said = data.is_correct === null ? `reward ${signed(data.reward, 2)}`
+    : data.is_correct ? "\u2713 right" : "\u2717 wrong";
+  const head = element("header", "", element("span", "verdict", said), ` \u00b7 ${data.place ?? `row ${data.row}`}`, list);
   view.sparkNode = element("div", "spark");
   view.sparkNode.title = `${shown} tokens by the chosen measure; click to jump to a token`;
   view.sparkNode.addEventListener("click", (event) => {
@@ -54,13 +55,16 @@ function card(data) {
   });
   listen(view);
   views.push(view);
-  const node = element("article", data.is_correct ? "right" : "", head, view.sparkNode, view.node);
+  const kind = data.is_correct === null ? "unjudged" : data.is_correct ? "right" : "";
+  const node = element("article", kind, head, view.sparkNode, view.node);
+  if (data.text) node.append(element("div", "tokens chunk", data.text));  // the tokens' texts are not known
+  if (!shown) view.node.remove();
   if (data.truth) {
     node.classList.add("measured");
     head.after(truthChart(response, truthDomain(PAGE)));
   }
   if (shown < data.num_tokens) {
-    node.append(element("div", "cut", `${data.num_tokens - shown} more tokens are not on this page (value_pages.max_tokens).`));
+    node.append(element("div", "cut", `${data.num_tokens - shown} more tokens are not on this page${PAGE.report ? "" : " (value_pages.max_tokens)"}.`));
   }
   return node;
 }
@@ -105,6 +109,7 @@ function tell() {
 }
 
 function colourBy(measure) {
+  if (!measure) return;
   state.measure = measure;
   document.body.dataset.scale = measure.scale;
   document.body.dataset.strong = measure.strong;
@@ -129,7 +134,7 @@ function group(data) {
   describedList(facts, {
     prompt: data.prompt_id,
     answer: data.answer || "\u2013",
-    right: `${data.num_correct} of ${data.num_responses}`,
+    ...(data.num_correct === null ? {} : { right: `${data.num_correct} of ${data.num_responses}` }),
     shown: `${data.responses.length} of ${data.num_responses} responses`,
   });
   const prompt = element("details", "", element("summary", "", "Prompt"), element("div", "prompt", data.prompt));
@@ -152,6 +157,8 @@ function start() {
   describedList(byId("facts"), PAGE.facts);
   byId("notes").append(...PAGE.notes.map((note) => element("li", "", note)));
   if (PAGE.truth) tellVerdict(PAGE.truth);
+  if (PAGE.report) drawReport(PAGE.report);
+  byId("controls").hidden = !PAGE.measures.length;
   drawCharts(byId("charts"), PAGE.positions, PAGE.calibration);
   if (PAGE.truth) drawTruth(byId("charts"), PAGE.truth);
   PAGE.measures.forEach((measure, i) => {

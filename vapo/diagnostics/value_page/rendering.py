@@ -1,34 +1,24 @@
-"""Render a page's contents as one self-contained HTML file.
-
-The data is JSON in the page; `page.js` draws it, with text nodes only, so that no response can
-become markup. The Content-Security-Policy admits this script and no other, and no request.
-"""
+"""Render a page's contents as one self-contained HTML file (`template.py` has its form)."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import re
-from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
-from vapo.diagnostics.value_page.token_text import TokenText, visible
+from vapo.diagnostics.value_page.template import filled_page, packed, packed_ids, shortened
+from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
+from vapo.diagnostics.value_page.visible_text import visible
 from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
-_SCRIPTS = ("charts.js", "truth.js", "tokens.js", "page.js")
 _MAX_PROMPT_CHARS = 20_000
 _MAX_ANSWER_CHARS = 500
 _MAX_OBSERVED_CHARS = 4000
@@ -36,20 +26,7 @@ _MAX_OBSERVED_CHARS = 4000
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
     """The page's HTML. `about`: title, facts (name -> text) and notes, as the page shows them."""
-    style = _template("page.css")
-    script = "\n".join(_template(name) for name in _SCRIPTS)
-    data = json.dumps(page_data(contents, token_text, about), separators=(",", ":"))
-    for character in "<>&":  # in JSON they occur in strings only
-        data = data.replace(character, f"\\u{ord(character):04x}")
-    parts = {
-        "title": html.escape(visible(str(about["title"]))),
-        "style_hash": _hash(style),
-        "script_hash": _hash(script),
-        "style": style,
-        "data": data,
-        "script": script,
-    }  # in one pass: no part is searched for places
-    return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
+    return filled_page(page_data(contents, token_text, about))
 
 
 def page_data(
@@ -103,8 +80,8 @@ def _group_data(
         "num_responses": batch.group_size,
         "num_correct": int(batch.is_correct[rows].sum()),
         "prompt_id": visible(prompt.prompt_id),
-        "prompt": _shortened(prompt.text, _MAX_PROMPT_CHARS),
-        "answer": _shortened(prompt.answer, _MAX_ANSWER_CHARS),
+        "prompt": shortened(prompt.text, _MAX_PROMPT_CHARS),
+        "answer": shortened(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [
             _response_data(contents, row, shown[row], token_text) | {"truth": measured.get(row)}
             for row in group.num_tokens
@@ -124,17 +101,18 @@ def _response_data(
         "is_correct": rollout.is_correct,
         "reward": float(batch.rewards[row]),
         "finish_reason": rollout.finish_reason.value,
-        "extracted": None if extracted is None else _shortened(extracted, _MAX_ANSWER_CHARS),
-        "failure": failure and _shortened(failure, _MAX_ANSWER_CHARS),
+        "extracted": None if extracted is None else shortened(extracted, _MAX_ANSWER_CHARS),
+        "failure": failure and shortened(failure, _MAX_ANSWER_CHARS),
         "carries_loss": bool((batch.loss_mask | batch.value_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),
         "turns": _turns_data(rollout, len(token_ids), token_text),
-        "ids": _base64(np.asarray(token_ids, dtype="<i4").tobytes()),
+        "ids": packed_ids(token_ids),
         "in_context": _in_context(rollout, token_ids, token_text),
         "columns": {
-            name: _packed(column[row, places].float()) for name, column in contents.columns.items()
+            name: packed(column[row, places].float().numpy())
+            for name, column in contents.columns.items()
         },
     }
 
@@ -171,7 +149,7 @@ def _turn_places(rollout: Rollout) -> list[int]:
 def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
     beside = dict(token_text.in_context(token_ids))
     texts = [beside.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
-    return _shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
+    return shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
 
 
 def _in_context(
@@ -186,35 +164,7 @@ def _in_context(
     ]
 
 
-def _packed(column: Tensor) -> str | float | None:
-    """Pack numbers exactly: a float32 prints as the double that it is. None: no number at all."""
-    if bool(column.isnan().all()):
-        return None
-    first = float(column[0])
-    if bool((column == first).all()) and np.isfinite(first):
-        return first
-    return _base64(column.numpy().astype("<f4").tobytes())
-
-
-def _base64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
 def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Measure) -> Tensor:
     end = None if measure.last_token_counts else -1
     column = contents.columns[measure.name]
     return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
-
-
-def _shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible) -> str:
-    shown = show(text[:max_chars])
-    left_out = len(text) - max_chars
-    return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown
-
-
-def _template(name: str) -> str:
-    return files("vapo.diagnostics.value_page").joinpath(name).read_text(encoding="utf-8")
-
-
-def _hash(text: str) -> str:
-    return _base64(hashlib.sha256(text.encode()).digest())

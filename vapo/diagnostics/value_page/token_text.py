@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import codecs
 import re
-import unicodedata
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -17,9 +16,9 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from vapo.diagnostics.value_page.visible_text import visible
+
 CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
-_MAX_MARKS = 3
-_CONTROLS = {"\n": "\u21b5\n", "\t": "\u21e5", "\x7f": "\u2421"}
 
 
 class Token(NamedTuple):
@@ -105,40 +104,6 @@ class TokenText:
             if both.startswith(before):
                 return both[len(before) :]
         return str(decode([token_id]))
-
-
-def visible(text: str) -> str:
-    """Make everything visible: controls, invisible and direction-changing characters are named.
-
-    >>> visible("a\\tb\\u202e  ")
-    'a\\u21e5b\\u27e8U+202E\\u27e9\\u2423\\u2423'
-    """
-    text = re.sub(r" {2,}| $|^ $", lambda spaces: "\u2423" * len(spaces[0]), text)
-    shown: list[str] = []
-    marks = 0
-    for place, c in enumerate(text):
-        is_mark = unicodedata.category(c) in ("Mn", "Me")
-        marks = marks + 1 if is_mark else 0
-        if is_mark and marks <= _MAX_MARKS:
-            shown.append(c if place else f"\u25cc{c}")
-        else:
-            shown.append(_named(c) if is_mark else _shown(c))
-    return "".join(shown)
-
-
-def _shown(c: str) -> str:
-    if c in _CONTROLS:
-        return _CONTROLS[c]
-    if c < " ":
-        return chr(0x2400 + ord(c))
-    if "\udc80" <= c <= "\udcff":  # a byte that is no character: surrogateescape
-        return f"\u27e8{ord(c) - 0xDC00:02X}\u27e9"
-    is_plain = c == " " or c.isprintable()  # not: Cc, Cf, Cs, Co, Cn, Zl, Zp, Zs
-    return c if is_plain else _named(c)
-
-
-def _named(c: str) -> str:
-    return f"\u27e8U+{ord(c):04X}\u27e9"
 
 
 def _is_whole(raw: bytes) -> bool:

@@ -16,19 +16,14 @@ from typing import Any
 import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
+from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.diagnostics.value_truth.mistakes import (
     MistakesByMark,
     mistake_sums,
     mistakes_by_mark,
     pair_sums,
 )
-from vapo.diagnostics.value_truth.points import (
-    UNKNOWN,
-    Figure,
-    Outcomes,
-    TruthPoint,
-    share_interval,
-)
+from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint, share_interval
 
 _MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10

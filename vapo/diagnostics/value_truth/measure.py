@@ -17,8 +17,9 @@ from vapo.advantages.credit import critic_rewards, reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_places
+from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
-from vapo.diagnostics.value_truth.points import Figure, Outcomes, TruthPoint
+from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.functional.baselines import leave_one_out_advantages
 from vapo.prompts.procedural import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer

@@ -1,37 +1,16 @@
-"""Measured states beside the critic's values, and estimates with their intervals."""
+"""Measured states beside the critic's values, and the intervals of what they are worth."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from scipy.stats import binomtest
 from scipy.stats import t as students_t
 
 from vapo.rollouts.continuations import MeasuredState
 
-
-class Figure(NamedTuple):
-    """An estimate with its 95 % interval; NaN where it cannot be estimated."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def is_unknown(self) -> bool:
-        return math.isnan(self.value)
-
-    @property
-    def is_bounded(self) -> bool:
-        """Whether the interval has limits: with few prompts, or a truth that does not move beyond
-        the noise, it has none."""
-        return math.isfinite(self.low) and math.isfinite(self.high)
-
-
-UNKNOWN = Figure(math.nan, math.nan, math.nan)
 Outcomes = tuple[float, float] | None  # the two returns that there are, where there are two
 
 

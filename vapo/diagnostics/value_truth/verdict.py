@@ -11,8 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures
-from vapo.diagnostics.value_truth.points import Figure
 
 EXPLAINS_MUCH = 0.5  # of the truth's variance: the critic follows it
 EXPLAINS_LITTLE = 0.1  # of the truth's variance: the critic does not know it

@@ -1,0 +1,81 @@
+"""Train by a config, and write every rollout of the run in the plain form of `vapo inspect`.
+
+    python experiments/inspect/record.py --config conf/vapo.yaml --output rollouts.jsonl seed=0
+
+`step` is the iteration. Values, log-probs and advantages are those before its update, so no
+critic has seen the returns of the rows that it is judged by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from transformers import PreTrainedTokenizerBase
+
+import vapo
+from vapo.networks.loading import load_tokenizer
+from vapo.training.datamodule import iteration_of
+from vapo.types import FinishReason, TrainingBatch
+
+
+@dataclass(eq=False)
+class Recorder(Callback):
+    """Appends each iteration's rollouts to a file of JSON lines."""
+
+    path: Path
+    tokenizer: PreTrainedTokenizerBase
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        iteration = iteration_of(trainer)
+        with self.path.open("a", encoding="utf-8") as file:
+            for row in plain_rows(iteration.batch, self.tokenizer):
+                file.write(json.dumps({"step": iteration.number} | row) + "\n")
+
+
+def plain_rows(
+    batch: TrainingBatch, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[dict[str, Any]]:
+    """A row for each response; columns that the phase lacks are left out."""
+    columns = {"values": batch.old_values, "advantages": batch.advantages}
+    for row, rollout in enumerate(batch.rollouts):
+        num, ids = len(rollout.response_ids), list(rollout.response_ids)
+        yield {
+            "prompt": rollout.prompt.text,
+            "response": rollout.response_text,
+            "reward": float(batch.rewards[row]),
+            "group": rollout.prompt.prompt_id,
+            "answer": rollout.prompt.answer,
+            "is_truncated": rollout.finish_reason is not FinishReason.STOP,
+            "prompt_ids": list(rollout.prompt.prompt_ids),
+            "response_ids": ids,
+            "tokens": [str(tokenizer.decode([i])) for i in ids],
+            "logprobs": [round(x, 4) for x in rollout.rollout_logprobs],
+        } | {
+            name: [round(x, 4) for x in column[row, :num].tolist()]
+            for name, column in columns.items()
+            if column is not None
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--config", action="append", required=True)
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_intermixed_args()
+    config = vapo.load_config(*args.config, overrides=args.overrides)
+    args.output.unlink(missing_ok=True)
+    recorder = Recorder(args.output, load_tokenizer(config.actor.path, key="actor.path"))
+    run = vapo.fit(config, callbacks=[recorder])
+    print(f"{args.output}: {run.score_before} -> {run.score_after}")
+
+
+if __name__ == "__main__":
+    main()

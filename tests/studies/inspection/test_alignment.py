@@ -1,0 +1,187 @@
+"""Off by one: values that are shifted on purpose are named, and sound ones are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from vapo.studies.inspection.agreement import ValueComparison, advantage_alignment
+from vapo.studies.inspection.alignment import Alignment, alignment, return_correlations
+from vapo.studies.inspection.responses import InspectedResponse
+
+NUM_GROUPS, GROUP, LENGTH = 24, 6, 16
+
+
+def responses(
+    *, noise: float = 0.0, first_token: bool = False, size: int = GROUP
+) -> list[InspectedResponse]:
+    """Tokens of 0 to 3; token 3 is unlikely, and takes 0.3 of the value; the others add a bit.
+
+    The value of a state is what its tokens so far have done. Its log-prob is the token's own.
+    """
+    draw = np.random.default_rng(0)
+    found: list[InspectedResponse] = []
+    chance = np.array([0.4, 0.35, 0.15, 0.1])
+    for group in range(NUM_GROUPS):
+        for row in range(size):
+            ids = draw.choice(4, size=LENGTH, p=chance)
+            if first_token:
+                ids[0] = row % 4
+            done = np.array([0.01, 0.02, -0.02, -0.3])[ids]
+            states = 0.5 + np.concatenate([[0.0], np.cumsum(done)]) + group / 50
+            states = states + noise * draw.standard_normal(LENGTH + 1)
+            found.append(
+                InspectedResponse(
+                    place=f"x, row {len(found) + 1}",
+                    prompt=f"p{group}",
+                    response="r",
+                    reward=float(states[-1] > 0.5),
+                    group=str(group),
+                    response_ids=tuple(map(int, ids)),
+                    values=tuple(states.tolist()),  # one more than tokens: `shifted` cuts
+                    logprobs=tuple(np.log(chance[ids]).tolist()),
+                )
+            )
+    return found
+
+
+def shifted(rows: list[InspectedResponse], shift: int) -> list[InspectedResponse]:
+    """values[t] = V(s_{t + shift}); before the first state there is one with the same value."""
+
+    def of(values: tuple[float, ...]) -> tuple[float, ...]:
+        longer = (values[0], *values)
+        return longer[1 + shift : 1 + shift + LENGTH]
+
+    return [replace(row, values=of(row.values or ())) for row in rows]
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+@pytest.mark.parametrize("noise", [0.0, 0.0005])
+def test_shared_prefixes_tell(shift: int, noise: float) -> None:
+    found = alignment(shifted(responses(noise=noise), shift))
+    assert (found.shift, found.by) == (shift, "shared prefixes")
+    assert "pairs of responses to one prompt" in found.text
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_surprise_tells_where_prompts_have_one_response(shift: int) -> None:
+    found = alignment(shifted(responses(size=1), shift))
+    assert (found.shift, found.by) == (shift, "log-probs")
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_tokens_tell_where_there_are_no_log_probs(shift: int) -> None:
+    rows = [replace(row, logprobs=None) for row in responses(size=2)]
+    for number, row in enumerate(rows):
+        rows[number] = replace(row, group=str(number))
+    found = alignment(shifted(rows, shift))
+    assert (found.shift, found.by) == (shift, "tokens")
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    """A prompt's mean; values that know the whole response; no values; few responses."""
+    rows = shifted(responses(), 0)
+    flat = [replace(row, values=(0.5 + int(row.group) / 50,) * LENGTH) for row in rows]
+    found = alignment(flat)
+    assert found.shift is None
+    assert "values do not depend on the tokens of a response" in found.text
+    draw = np.random.default_rng(1)
+    clever = [
+        replace(row, values=tuple(np.full(LENGTH, draw.standard_normal())), logprobs=None)
+        for row in rows
+    ]
+    found = alignment(clever)
+    assert found.shift is None
+    assert "responses that begin alike have different values there already" in found.text
+    assert alignment([replace(row, values=None) for row in rows]).text == (
+        "off by one? There are no values to look at"
+    )
+    assert alignment(rows[:3]).shift is None
+
+
+def test_noise_alone_tells_nothing() -> None:
+    draw = np.random.default_rng(2)
+    rows = [
+        replace(row, values=tuple(draw.standard_normal(LENGTH))) for row in shifted(responses(), 0)
+    ]
+    assert alignment(rows).shift is None
+
+
+def test_the_reward_cannot_tell() -> None:
+    """A later value knows more of it, whatever the alignment: the reason for the other tests."""
+    for shift in (-1, 0, 1):
+        before, at, after = return_correlations(shifted(responses(), shift))
+        assert before < at < after
+
+
+# ---- advantages ------------------------------------------------------------------------------
+
+
+def with_gae(rows: list[InspectedResponse], lam: float) -> list[InspectedResponse]:
+    """GAE with gamma 1 and the reward at the end, whitened over all tokens."""
+    all_of = []
+    for row in rows:
+        values = np.asarray(row.values)
+        after = np.concatenate([values[1:], [0.0]])
+        deltas = after - values
+        deltas[-1] += row.reward
+        advantage, column = 0.0, np.zeros(len(values))
+        for t in reversed(range(len(values))):
+            advantage = deltas[t] + lam * advantage
+            column[t] = advantage
+        all_of.append(column)
+    together = np.concatenate(all_of)
+    return [
+        replace(row, advantages=tuple((column - together.mean()) / together.std()))
+        for row, column in zip(rows, all_of, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_advantages_were_made_of_values_at_their_places(lam: float, shift: int) -> None:
+    rows = with_gae(shifted(responses(), 0), lam)
+    moved = shifted(responses(), shift)
+    mixed = [replace(row, values=other.values) for row, other in zip(rows, moved, strict=True)]
+    found = advantage_alignment(mixed)
+    assert (found.shift, found.by) == (shift, "advantages")
+
+
+def test_advantages_of_a_group_do_not_show_values() -> None:
+    rows = [replace(row, advantages=(row.reward,) * LENGTH) for row in shifted(responses(), 0)]
+    assert advantage_alignment(rows).shift is None
+    assert "no advantages" in advantage_alignment(shifted(responses(), 0)).text
+
+
+# ---- a critic beside the file ----------------------------------------------------------------
+
+
+def compared(theirs: list[InspectedResponse], ours: list[InspectedResponse]) -> Alignment:
+    comparison = ValueComparison()
+    for one, other in zip(theirs, ours, strict=True):
+        comparison.add(one.values or (), other.values or ())
+    return comparison.result()
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_a_critic_s_own_values_tell(shift: int) -> None:
+    """Also where the file's are noisy, in another scale, and of other weights."""
+    rows = responses()
+    theirs = [
+        replace(row, values=tuple(3 * v + 1 for v in row.values or ()))
+        for row in shifted(responses(noise=0.02), shift)
+    ]
+    found = compared(theirs, shifted(rows, 0))
+    assert (found.shift, found.by) == (shift, "critic")
+
+
+def test_another_critic_s_values_are_none_of_them() -> None:
+    draw = np.random.default_rng(3)
+    rows = shifted(responses(), 0)
+    others = [replace(row, values=tuple(draw.standard_normal(LENGTH))) for row in rows]
+    found = compared(rows, others)
+    assert found.shift is None
+    assert "not those of this critic" in found.text
+    assert "nothing to compare" in ValueComparison().result().text

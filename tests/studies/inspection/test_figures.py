@@ -1,0 +1,173 @@
+"""The figures, against numbers worked out by hand and against values that are known."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.studies.inspection import made_up
+from vapo.studies.inspection.figures import CriticFigures, critic_figures
+from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.group_sample import (
+    GroupSample,
+    Valued,
+    num_tokens,
+    tokens_of,
+    valued,
+)
+from vapo.studies.inspection.groups import Groups
+from vapo.studies.inspection.responses import BadRow, InspectedResponse
+from vapo.studies.inspection.running import ExplainedVariance, MicroBatches, Moments
+
+
+def response(
+    reward: float, values: list[float] | None, group: str = "0", place: int = 1
+) -> InspectedResponse:
+    return InspectedResponse(
+        place=f"a.jsonl, row {place}",
+        prompt="1+1=",
+        response="2",
+        reward=reward,
+        group=group,
+        values=None if values is None else tuple(values),
+    )
+
+
+def of(responses: list[InspectedResponse], gamma: float = 1.0) -> CriticFigures:
+    groups: dict[tuple[str, str], list[Valued]] = {}
+    for one in responses:
+        own = valued(one)
+        assert own is not None
+        groups.setdefault(("", one.group), []).append(own)
+    found = critic_figures(tokens_of(groups, gamma=gamma), seed=0)
+    assert found is not None
+    return found
+
+
+def test_by_hand() -> None:
+    """Returns 1, 1, -1, -1 and values 0.5, 1, 0, -0.5."""
+    found = of([response(1, [0.5, 1.0]), response(-1, [0.0, -0.5], group="1")])
+    v, r = np.array([0.5, 1, 0, -0.5]), np.array([1.0, 1, -1, -1])
+    assert found.explained.value == pytest.approx(1 - (r - v).var())
+    assert found.explained.value == pytest.approx(0.6875)
+    assert found.bias.value == pytest.approx(0.25)
+    assert found.explained_unshifted.value == pytest.approx(1 - ((r - v) ** 2).mean())
+    assert found.slope.value == pytest.approx(np.cov(v, r, bias=True)[0, 1] / v.var())
+    assert found.intercept.value == pytest.approx(-0.25 * found.slope.value)
+    assert found.correlation.value == pytest.approx(np.corrcoef(v, r)[0, 1])
+    assert found.spread.value == pytest.approx(v.std())
+    assert found.outside.value == 0
+    assert found.value_between.value == pytest.approx(1 - (0.125 + 0.125) / 4 / v.var())
+    assert math.isnan(found.explained_between.value), "no group has two responses"
+    assert not found.explained.is_bounded, "two groups have no interval"
+
+
+def test_returns_are_discounted() -> None:
+    found = of([response(1, [0.25, 0.5, 1.0]), response(0, [0, 0, 0])], gamma=0.5)
+    assert found.explained.value == pytest.approx(1)
+    assert found.bias.value == pytest.approx(0)
+
+
+def test_tokens_that_were_not_sampled_are_left_out() -> None:
+    own = response(1, [0.5, 9, 1.0])
+    seen = replace(own, is_sampled=(True, False, True))
+    assert of([seen]).num_tokens == 2
+    assert of([seen]).bias.value == pytest.approx(-0.25)
+
+
+def test_a_critic_that_knows_the_truth() -> None:
+    """Calibrated, and between prompts it explains all but noise; its intervals hold that."""
+    found = of(made_up.sound(num_prompts=400, seed=7))
+    assert found.slope.low < 1 < found.slope.high
+    assert found.bias.low < 0 < found.bias.high
+    assert found.explained_between.low < 1 < found.explained_between.high
+    assert found.explained_between.value == pytest.approx(1, abs=0.2)
+    assert found.explained_within.value > 0.15
+    assert found.by_length.high < 0.2
+
+
+def test_a_prompt_s_mean_knows_nothing_within() -> None:
+    found = of(made_up.prompt_mean(made_up.sound()))
+    assert found.explained_within.value == pytest.approx(0, abs=1e-9)
+    assert found.value_between.value == pytest.approx(1)
+
+
+def test_length_alone() -> None:
+    found = of(made_up.reads_length(made_up.sound()))
+    assert found.by_length.low > 0.9
+    assert found.length_correlation.value < -0.9
+
+
+def test_explained_variance_in_one_piece_and_over_micro_batches() -> None:
+    """Two micro-batches that each have an explained variance of 0, and together nearly 1."""
+    whole, pieces = ExplainedVariance(), MicroBatches(2)
+    for level in (0.0, 100.0):
+        for reward in (level - 1, level + 1):
+            moments = Moments.of(np.array([level]), np.array([reward]))
+            whole.add(moments)
+            pieces.add(moments)
+    assert whole.value == pytest.approx(1 - 1 / 2501)
+    assert (pieces.num, pieces.mean) == (2, pytest.approx(0))
+    for _ in range(2):
+        pieces.add(Moments.of(np.array([1.0]), np.array([3.0])))
+    assert pieces.num_undefined == 1
+
+
+def test_what_the_group_tells() -> None:
+    """Two groups of 1, 1 and 0, 0: the prompt decides all. 1, 0 and 1, 0: nothing."""
+    groups = Groups()
+    for group, reward in (("a", 1.0), ("a", 1.0), ("b", 0.0), ("b", 0.0)):
+        groups.add(group, reward)
+    found = groups.figures(1.0, seed=0)
+    assert (found.prompt_share.value, found.left_out_mean.value) == (1, 1)
+    assert (found.all_best, found.all_equal) == (0.5, 1.0)
+    groups = Groups()
+    for group, reward in (("a", 1.0), ("a", 0.0), ("b", 1.0), ("b", 0.0)):
+        groups.add(group, reward)
+    found = groups.figures(1.0, seed=0)
+    assert found.prompt_share.value == pytest.approx(1 - 0.5 / 0.25)  # noise: below 0
+    assert found.left_out_mean.value == pytest.approx(1 - 1 / 0.25)  # off by 1 each time
+    assert found.all_equal == 0
+
+
+def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
+    responses = made_up.sound(num_prompts=50, size=4)
+    orders = [responses, sorted(responses, key=lambda r: hash((r.place, 1)))]
+    kept = []
+    for order in orders:
+        sample = GroupSample[InspectedResponse](max_tokens=300)
+        for one in order:
+            sample.add(("", one.group), one, num_tokens(one))
+        assert not sample.is_whole
+        assert sample.num_tokens <= 300
+        assert all(len(group) == 4 for group in sample.groups().values())
+        kept.append(set(sample.groups()))
+    assert kept[0] == kept[1]
+    assert 5 <= len(kept[0]) < 12
+
+
+def test_a_stream_is_not_held() -> None:
+    """Counts and explained variance are of all rows, the sample of some."""
+    responses = made_up.sound(num_prompts=100)
+    stream: list[InspectedResponse | BadRow] = [*responses, BadRow("a.jsonl, row 9", "no reward")]
+    found = find(iter(stream), max_tokens=1000)
+    assert found.sums.num == 800
+    assert not found.is_whole
+    assert len(found.responses) < 200
+    assert found.num_bad_rows == 1
+    everything = of(responses)
+    assert found.sums.explained.value == pytest.approx(everything.explained.value)
+
+
+def test_parts_are_steps_or_files() -> None:
+    one, two = made_up.sound(10, step=2), made_up.sound(10, step=1)
+    other = [replace(r, place=r.place.replace("made_up", "other")) for r in two]
+    found = find([*one, *other])
+    assert [(part.file, part.step) for part in found.parts] == [
+        ("other.jsonl", 1),
+        ("made_up.jsonl", 2),
+    ]
+    assert find(one).parts == []

@@ -1,0 +1,166 @@
+"""`vapo inspect`: what a critic knows, by the rollouts of whatever framework.
+
+Light to import: without a policy and a critic neither torch nor transformers is loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vapo.errors import UserError, about
+from vapo.networks.model_folders import check_critic_folder, check_model_folder
+from vapo.studies.inspection.reading import ResponseReader
+from vapo.studies.inspection.rows import find_files
+from vapo.system.files import why_not_writable, write_text
+from vapo.system.shown_text import say
+
+if TYPE_CHECKING:
+    from vapo.studies.inspection.report import Inspection
+    from vapo.studies.inspection.responses import BadRow, InspectedResponse
+
+_WRITES = {".html": "page", ".json": "summary"}
+
+
+def run(
+    *,
+    rollouts: Sequence[Path],
+    policy: str | None = None,
+    critic: str | None = None,
+    value_truth: int | None = None,
+    verifier: str | None = None,
+    reward: str | None = None,
+    sampling: Sequence[str] = (),
+    output: Sequence[Path] = (),
+) -> Inspection:
+    """Read, inspect, print, and write what `--output` names."""
+    find_files(rollouts)
+    for path in output:
+        _check_output(path)
+    found = inspect_rollouts(
+        rollouts,
+        name=", ".join(map(str, rollouts)),
+        policy=policy,
+        critic=critic,
+        value_truth=value_truth,
+        verifier=verifier,
+        rewards=[] if reward is None else [part for part in reward.split(",") if part],
+        sampling=sampling,
+    )
+    say(found.text())
+    for path in output:
+        write_inspection(found, path)
+        say(path)
+    return found
+
+
+def _check_output(path: Path) -> None:
+    if path.suffix not in _WRITES:
+        raise UserError(f"--output {path}: give a name that ends in {' or '.join(_WRITES)}")
+    if reason := why_not_writable(path.expanduser().absolute().parent):
+        raise UserError(f"--output {path}: {reason}")
+
+
+def write_inspection(found: Inspection, path: Path) -> None:
+    """The page, or the figures as JSON, by the name's end."""
+    _check_output(path)
+    path = path.expanduser()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if _WRITES[path.suffix] == "page":
+        write_text(path, found.page())
+    else:
+        write_text(path, json.dumps(found.summary(), indent=1) + "\n")
+
+
+def inspect_rollouts(
+    source: Any,
+    *,
+    name: str,
+    policy: str | None,
+    critic: str | None,
+    value_truth: int | None,
+    verifier: str | None,
+    rewards: Sequence[str],
+    sampling: Sequence[str],
+) -> Inspection:
+    """Inspect files or data; `vapo.inspect` has the arguments.
+
+    Raises: UserError: options that do not fit together, a folder that is none, or no rollouts.
+    """
+    _check_truth(value_truth, policy, verifier, sampling)
+    _check_models(policy, critic)
+    tokenizer = loaded = None
+    if policy is not None or critic is not None:
+        say("vapo inspect: loading torch and transformers ...", file=sys.stderr)
+        tokenizer, loaded = _load(policy, critic)
+    reader = ResponseReader(
+        source, rewards=rewards, tokenizer=tokenizer, has_critic=loaded is not None
+    )
+    responses: Iterable[InspectedResponse | BadRow] = reader
+    if loaded is not None:
+        from vapo.studies.inspection.critics import with_values
+
+        responses = with_values(reader, loaded, notes=reader.notes)
+    truth = None
+    if value_truth:
+        from vapo.studies.inspection.truth import TruthRequest
+
+        truth = TruthRequest(policy, value_truth, verifier, tokenizer=tokenizer, overrides=sampling)
+    from vapo.studies.inspection.report import inspect_responses
+
+    return inspect_responses(
+        responses,
+        name=name,
+        policy=policy,
+        critic=critic,
+        truth=truth,
+        tokenizer=tokenizer,
+        notes=reader.notes,
+    )
+
+
+def _check_truth(
+    value_truth: int | None, policy: str | None, verifier: str | None, sampling: Sequence[str]
+) -> None:
+    """Without torch, what `TruthRequest` asks again."""
+    if value_truth is None:
+        if verifier is not None or sampling:
+            given = "--sampling" if verifier is None else "--verifier"
+            raise UserError(f"{given} is for continuations: give --value_truth K, too")
+        return
+    if policy is None:
+        raise UserError("--value_truth needs --policy MODEL: it continues the responses")
+    if verifier is None:
+        raise UserError(
+            "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
+            "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
+        )
+    if value_truth < 2:
+        raise UserError("--value_truth needs 2 continuations or more of each prefix")
+
+
+def _check_models(policy: str | None, critic: str | None) -> None:
+    if policy is not None:
+        with about("--policy"):
+            check_model_folder(policy, has_tokenizer=True)
+    if critic is not None:
+        with about("--critic"):
+            check_critic_folder(critic)
+
+
+def _load(policy: str | None, critic: str | None) -> tuple[Any, Any]:
+    """The tokenizer of the policy, else of the critic; and the critic."""
+    from vapo.networks.loading import load_tokenizer
+    from vapo.system.libraries import quiet_libraries
+
+    quiet_libraries()
+    tokenizer = None if policy is None else load_tokenizer(policy, key="--policy")
+    if critic is None:
+        return tokenizer, None
+    from vapo.studies.inspection.critics import load_critic
+
+    loaded = load_critic(critic, tokenizer=tokenizer)
+    return loaded.tokenizer, loaded

@@ -1,0 +1,240 @@
+"""Does the value at each token belong to the state before it, or is it off by one?
+
+A value is that of the state before its token: it has not seen the token. The reward cannot tell.
+With one reward at the end every token has the same return, and a later value knows more of it, so
+that a shift always looks better. These tell, in this order:
+
+- **Shared prefixes.** Two responses to one prompt that begin with the same d tokens are in the same
+  state up to and including place d. The values of a sound file first differ at d + 1, those that
+  have seen their own token at d, those that lag at d + 2.
+- **Log-probs.** What a policy did not expect moves the value: |V[t+1] - V[t]| goes with the
+  surprise of token t.
+- **Tokens.** The token explains more of the change than its neighbours do.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from vapo.studies.inspection.responses import InspectedResponse
+
+SHIFTS = (-1, 0, 1)
+WORDS = {
+    0: "each value is that of the state before its token",
+    1: "each value has already seen its own token: values[:, P:] where values[:, P-1:-1] is right",
+    -1: "each value lags by one: it is that of the state before the token before",
+}
+_OFFSETS = range(-2, 4)  # places around the first token that differs
+_EQUAL = 0.25  # of the difference at the next place: it begins there
+_NO_MORE_THAN = 0.005  # of the largest difference: rounding
+_LEAST_PAIRS = 8
+_LEAST_RESPONSES = 12
+_RESAMPLES = 200
+_CERTAIN = 0.975
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The verdict of the off-by-one test.
+
+    Attributes:
+        shift: 0 sound, 1 the value has seen its own token, -1 it lags, None: nothing tells.
+        text: one sentence with the figures.
+        by: what told: "shared prefixes", "log-probs", "tokens" or "".
+    """
+
+    shift: int | None
+    text: str
+    by: str = ""
+
+
+def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
+    """The verdict on the values of some responses, in whole groups."""
+    kept = [r for r in responses if r.values is not None and len(r.values) >= 4]
+    if len(kept) < 2:
+        return Alignment(None, "off by one? There are no values to look at")
+    why: list[str] = []
+    for look in (_by_prefixes, _by_logprobs, _by_tokens):
+        found = look(kept)
+        if isinstance(found, Alignment):
+            return found
+        why.append(found)
+    return Alignment(None, f"off by one? Nothing tells: {'; '.join(why)}")
+
+
+def return_correlations(responses: Sequence[InspectedResponse]) -> tuple[float, float, float]:
+    """Of values with the reward at shifts -1, 0 and 1. Later is better, whatever the alignment."""
+    rows = [
+        (np.asarray(r.values), r.reward)
+        for r in responses
+        if r.values is not None and len(r.values) >= 4
+    ]
+    found = []
+    for shift in SHIFTS:
+        values = np.concatenate([v[1 + shift : len(v) - 1 + shift] for v, _ in rows])
+        rewards = np.concatenate([np.full(len(v) - 2, reward) for v, reward in rows])
+        found.append(correlation(values, rewards))
+    return found[0], found[1], found[2]
+
+
+# ---- shared prefixes -------------------------------------------------------------------------
+
+
+def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
+    gaps = []  # [pairs, offsets]; NaN before the response
+    for first, second, place in _pairs(responses):
+        values = [np.asarray(one.values)[: place + _OFFSETS.stop] for one in (first, second)]
+        apart = np.abs(values[0] - values[1])[max(place + _OFFSETS.start, 0) :]
+        gaps.append(np.pad(apart, (len(_OFFSETS) - len(apart), 0), constant_values=np.nan))
+    if len(gaps) < _LEAST_PAIRS:
+        return f"{len(gaps)} pairs of responses to one prompt, with tokens and values"
+    table = np.stack(gaps)
+    means = {
+        offset: float(np.nanmean(column))
+        for offset, column in zip(_OFFSETS, table.T, strict=True)
+        if np.isfinite(column).sum() >= _LEAST_PAIRS
+    }
+    spread = float(np.std(np.concatenate([np.asarray(r.values) for r in responses])))
+    if max(means.values()) <= 1e-3 * spread or spread == 0:
+        return "values do not depend on the tokens of a response"
+    figures = ", ".join(f"{gap:.2g} at {offset:+d}" for offset, gap in means.items())
+    where = (
+        f"{len(gaps):,} pairs of responses to one prompt, mean |difference| about the first token "
+        f"that differs: {figures}"
+    )
+    floor = _NO_MORE_THAN * max(means.values())
+    for column, offset in enumerate(_OFFSETS):
+        if offset not in (-1, 0, 1) or offset not in means:
+            continue
+        both = table[np.isfinite(table[:, column])][:, column : column + 2].mean(axis=0)
+        now, after = np.maximum(both, floor)
+        if now < _EQUAL * after:
+            return Alignment(-offset, f"{WORDS[-offset]} ({where})", "shared prefixes")
+    if means.get(-1, 0.0) > _EQUAL * means[1]:
+        return (
+            "responses that begin alike have different values there already, so the values know "
+            f"what comes later, or are noisy ({where})"
+        )
+    return f"the first values of one prompt differ, and too few responses begin alike ({where})"
+
+
+def _pairs(
+    responses: Sequence[InspectedResponse],
+) -> Iterator[tuple[InspectedResponse, InspectedResponse, int]]:
+    """Neighbours of a group in the order of their tokens, and where they first differ."""
+    groups: dict[str, list[InspectedResponse]] = defaultdict(list)
+    for response in responses:
+        if _units(response):
+            groups[response.group].append(response)
+    for group in groups.values():
+        group.sort(key=_units)
+        for first, second in pairwise(group):
+            both = zip(_units(first), _units(second), strict=False)
+            place = next((i for i, (a, b) in enumerate(both) if a != b), None)
+            if place is not None and place + max(_OFFSETS) < min(
+                len(first.values or ()), len(second.values or ())
+            ):
+                yield first, second, place
+
+
+def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
+    return response.response_ids or response.tokens or ()
+
+
+# ---- what moves the value --------------------------------------------------------------------
+
+
+class _Moves(NamedTuple):
+    """The changes of a response's value at shifts -1, 0, 1 about each token, and the tokens."""
+
+    changes: np.ndarray  # [3, n]: V[t+1+k] - V[t+k]
+    about: np.ndarray  # [n]: of token t, what may have caused it
+
+
+def _by_logprobs(responses: Sequence[InspectedResponse]) -> Alignment | str:
+    moves = [
+        _Moves(np.abs(changes), np.minimum(-np.asarray(r.logprobs)[1:-2], 4.0))
+        for r in responses
+        if r.logprobs is not None and (changes := value_changes(r)) is not None
+    ]
+    if len(moves) < _LEAST_RESPONSES:
+        return f"{len(moves)} responses with log-probs"
+    return _winner(moves, correlation, "correlation of |change| with surprise", "log-probs")
+
+
+def _by_tokens(responses: Sequence[InspectedResponse]) -> Alignment | str:
+    names: dict[int | str, int] = {}
+    moves = []
+    for response in responses:
+        units, changes = _units(response), value_changes(response)
+        if units and changes is not None:
+            numbers = [names.setdefault(unit, len(names)) for unit in units[1:-2]]
+            moves.append(_Moves(changes, np.asarray(numbers)))
+    if len(moves) < _LEAST_RESPONSES:
+        return f"{len(moves)} responses with tokens"
+    return _winner(moves, _explained, "share of the change that the token explains", "tokens")
+
+
+def value_changes(response: InspectedResponse) -> np.ndarray | None:
+    values = np.asarray(response.values)
+    if len(values) < 5:
+        return None
+    steps = np.diff(values)  # steps[t]: what token t has done
+    return np.stack([steps[1 + k : len(steps) - 1 + k] for k in SHIFTS])
+
+
+def _winner(
+    moves: Sequence[_Moves], measure: Callable[[np.ndarray, np.ndarray], float], what: str, by: str
+) -> Alignment | str:
+    """The shift with the largest measure, if it is the largest in nearly every resample.
+
+    With values that are V[t+s] in the place of V[t], the change that token t causes is found at
+    the shift -s.
+    """
+
+    def of(rows: Sequence[_Moves]) -> list[float]:
+        about = np.concatenate([row.about for row in rows])
+        changes = np.concatenate([row.changes for row in rows], axis=1)
+        return [measure(change, about) for change in changes]
+
+    found = of(moves)
+    figures = ", ".join(f"{x:.2f} at {k:+d}" for k, x in zip(SHIFTS, found, strict=True))
+    best = int(np.argmax(found))
+    if found[best] < 0.02:
+        return f"{what}: {figures}"
+    draw = np.random.default_rng(0)
+    wins = [
+        int(np.argmax(of([moves[i] for i in draw.integers(len(moves), size=len(moves))]))) == best
+        for _ in range(_RESAMPLES)
+    ]
+    if np.mean(wins) < _CERTAIN:
+        return f"{what}: {figures}, too close to tell"
+    shift = -SHIFTS[best]
+    return Alignment(shift, f"{WORDS[shift]} ({what}: {figures}; {len(moves):,} responses)", by)
+
+
+def correlation(a: np.ndarray, b: np.ndarray) -> float:
+    scale = float(np.std(a) * np.std(b))
+    return float(np.mean((a - a.mean()) * (b - b.mean()))) / scale if scale > 1e-12 else 0.0
+
+
+def _explained(change: np.ndarray, tokens: np.ndarray) -> float:
+    """Eta squared of the tokens seen five times or more, less what chance would give."""
+    counts = np.bincount(tokens)
+    kept = counts[tokens] >= 5
+    change, tokens = change[kept], tokens[kept]
+    num, total = len(change), float(np.var(change)) * len(change)
+    if num < 50 or total < 1e-12:
+        return 0.0
+    counts = np.bincount(tokens)
+    sums = np.bincount(tokens, weights=change)
+    seen = counts > 0
+    between = float((sums[seen] ** 2 / counts[seen]).sum()) - float(change.sum()) ** 2 / num
+    free = num - int(seen.sum())
+    return 1 - (total - between) / total * (num - 1) / free if free > 0 else 0.0

@@ -1,0 +1,287 @@
+"""Responses as the cards of a value page: which groups are shown, and what of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vapo.diagnostics.value_page.measures import MEASURES, domain
+from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
+from vapo.diagnostics.value_page.visible_text import visible
+from vapo.studies.inspection.findings import Findings
+from vapo.studies.inspection.group_sample import (
+    GroupKey,
+    response_length,
+    returns_of,
+    sampled_places,
+)
+from vapo.studies.inspection.profiles import Profile
+from vapo.studies.inspection.responses import InspectedResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vapo.diagnostics.value_page.token_text import TokenText
+
+_MAX_PROMPT_CHARS = 20_000
+_UNKNOWN_TOKEN = "\u25aa"
+Reason = tuple[str, Callable[[list[InspectedResponse]], float]]  # why a group is shown; its score
+
+
+@dataclass(frozen=True)
+class PageSize:
+    """How many groups a page shows, responses of each, and tokens in all."""
+
+    num_groups: int
+    max_responses: int
+    max_tokens: int
+
+
+@dataclass
+class Vocabulary:
+    """The texts of the tokens on a page, by ids of the page or of the tokenizer.
+
+    Without ids a token's text has a number of its own.
+    """
+
+    token_text: TokenText | None
+    texts: dict[int, str] = field(default_factory=dict)
+    special: set[int] = field(default_factory=set)
+    partial: dict[int, str] = field(default_factory=dict)
+    _numbers: dict[str, int] = field(default_factory=dict)
+
+    def ids(self, response: InspectedResponse, places: np.ndarray) -> tuple[list[int], list[Any]]:
+        """The ids of the tokens at these places, and (place, text) of those whose text differs."""
+        if response.response_ids is not None and self.token_text is not None:
+            ids = [response.response_ids[i] for i in places]
+            for token_id in ids:
+                token = self.token_text.token(token_id)
+                self.texts[token_id] = token.text
+                if token.is_special:
+                    self.special.add(token_id)
+                if token.partial:
+                    self.partial[token_id] = token.partial
+            return ids, self.token_text.in_context(ids)
+        if response.tokens is not None:
+            texts = [visible(response.tokens[i]) for i in places]
+        else:
+            texts = [_UNKNOWN_TOKEN] * len(places)
+        if response.response_ids is None:
+            ids = [self._numbers.setdefault(text, len(self._numbers)) for text in texts]
+            self.texts.update(zip(ids, texts, strict=True))
+            return ids, []
+        ids = [response.response_ids[i] for i in places]
+        for token_id, text in zip(ids, texts, strict=True):
+            self.texts.setdefault(token_id, text)
+        differing = enumerate(zip(ids, texts, strict=True))
+        return ids, [(at, text) for at, (i, text) in differing if self.texts[i] != text]
+
+
+def cards_data(
+    findings: Findings,
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    truths: Mapping[int, Profile],
+    measured: Sequence[GroupKey] = (),
+    size: PageSize,
+    seed: int,
+) -> dict[str, Any]:
+    """What `page.js` needs of the groups.
+
+    Args:
+        truths: measured prefixes of a response, by its number in the sample.
+        measured: groups that were measured, which are shown before others.
+    """
+    numbers = {id(one): number for number, one in enumerate(findings.responses)}
+    vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
+    shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
+    groups, budget = [], size.max_tokens
+    chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
+    for place, (key, reason) in enumerate(chosen.items()):
+        group = findings.sample[key]
+        lengths = [_shown_length(response) for response in group]
+        rows = choose_rows(
+            range(len(group)),
+            is_correct=[bool(findings.is_right(one)) for one in group],
+            lengths=lengths,
+            max_responses=size.max_responses,
+            max_tokens=budget // (len(chosen) - place),
+            measured=[i for i, one in enumerate(group) if numbers[id(one)] in truths],
+        )
+        budget -= sum(rows.values())
+        cards = []
+        for row, num in rows.items():
+            response, truth = group[row], truths.get(numbers[id(group[row])])
+            columns = _columns(response, num, findings.gamma)
+            shown.append((response, columns))
+            number = numbers[id(response)]
+            cards.append(_card(response, number, columns, num, vocabulary, findings, truth))
+        groups.append(_group_data(key, reason, group, cards, findings, place))
+    return {
+        "measures": _measures([columns for _, columns in shown]),
+        "tokens": {str(i): text for i, text in sorted(vocabulary.texts.items())},
+        "special": sorted(vocabulary.special),
+        "partial": {str(i): text for i, text in vocabulary.partial.items()},
+        "groups": groups,
+    }
+
+
+def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
+    from vapo.diagnostics.value_page.token_text import TokenText  # it loads transformers
+
+    return TokenText(tokenizer)
+
+
+def choose_groups(
+    findings: Findings, measured: Sequence[GroupKey], num_groups: int, *, seed: int
+) -> dict[GroupKey, str]:
+    """One group for each reason, those that were measured first, then others at random.
+
+    Of several steps those of the last one are shown, if it has as many.
+    """
+    sample = findings.sample
+    steps = [group[0].step for group in sample.values()]
+    last = max((step for step in steps if step is not None), default=None)
+    if steps.count(last) >= num_groups:
+        sample = {key: group for key, group in sample.items() if group[0].step == last}
+    chosen: dict[GroupKey, str] = dict.fromkeys(measured[:num_groups], "measured")
+    for reason, score in _reasons(findings):
+        scores = {key: score(group) for key, group in sample.items() if key not in chosen}
+        best = max(scores, key=lambda key: scores[key], default=None)
+        if best is not None and scores[best] > 0 and len(chosen) < num_groups:
+            chosen[best] = reason
+    others = [key for key in sample if key not in chosen]
+    random.Random(seed).shuffle(others)
+    return chosen | dict.fromkeys(others[: num_groups - len(chosen)], "at random")
+
+
+def _reasons(findings: Findings) -> list[Reason]:
+    def error(group: list[InspectedResponse]) -> float:
+        with_values = [one for one in group if one.values]
+        if not with_values:
+            return 0.0
+        means = [
+            float(np.nanmean(np.abs(np.asarray(one.values, dtype=float) - one.reward)))
+            for one in with_values
+        ]
+        return float(np.mean(means))
+
+    def mixed(group: list[InspectedResponse]) -> float:
+        rewards = [one.reward for one in group]
+        return float(np.std(rewards))
+
+    def longest(group: list[InspectedResponse]) -> float:
+        return float(max(_shown_length(one) for one in group))
+
+    def smallest(group: list[InspectedResponse]) -> float:
+        found = error(group)
+        return 1 / (1 + found) if found else 0.0
+
+    of_all: list[Reason] = [("right and wrong answers", mixed), ("longest response", longest)]
+    if findings.critic is None:
+        return of_all
+    return [
+        *(of_all[0], ("largest value error", error), of_all[1]),
+        ("smallest value error", smallest),
+    ]
+
+
+def _shown_length(response: InspectedResponse) -> int:
+    return response_length(response) or 0
+
+
+def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, np.ndarray]:
+    """The numbers of its first `num` sampled tokens."""
+    found: dict[str, np.ndarray] = {}
+    for name, column in (
+        ("value", response.values),
+        ("value_target", response.returns),
+        ("advantage", response.advantages),
+        ("rollout_logprob", response.logprobs),
+    ):
+        if column is not None:
+            places = sampled_places(response, len(column))
+            found[name] = np.asarray(column, dtype=float)[places][:num]
+    if "value" in found:
+        length = _shown_length(response)
+        returns = returns_of(response.reward, length, gamma)
+        values = np.asarray(response.values, dtype=float)[sampled_places(response, length)]
+        following = np.append(gamma * values[1:], response.reward)
+        found["return"] = returns[:num]
+        found["value_error"] = (values - returns)[:num]
+        found["td_error"] = (following - values)[:num]
+    return found
+
+
+def _card(
+    response: InspectedResponse,
+    number: int,
+    columns: Mapping[str, np.ndarray],
+    num: int,
+    vocabulary: Vocabulary,
+    findings: Findings,
+    truth: Profile | None,
+) -> dict[str, Any]:
+    length = _shown_length(response)
+    ids, in_context = vocabulary.ids(response, sampled_places(response, length)[:num])
+    ends = {None: "not known", True: "length", False: "stop"}
+    return {
+        "row": number,
+        "place": visible(PurePath(response.place).name),  # "rows.jsonl, row 12"
+        "is_correct": findings.is_right(response),
+        "reward": response.reward,
+        "finish_reason": ends[response.is_truncated],
+        "extracted": None,
+        "failure": None,
+        "carries_loss": True,
+        "lambda_policy": None,
+        "num_tokens": length,
+        "num_turns": 1,
+        "turns": None,
+        "ids": packed_ids(ids),
+        "in_context": in_context,
+        "text": ""
+        if response.tokens or vocabulary.token_text
+        else shortened(response.response, 4000),
+        "columns": {name: packed(x.astype(np.float32)) for name, x in columns.items()},
+        "truth": truth,
+    }
+
+
+def _group_data(
+    key: GroupKey,
+    reason: str,
+    group: Sequence[InspectedResponse],
+    cards: Sequence[Mapping[str, Any]],
+    findings: Findings,
+    index: int,
+) -> dict[str, Any]:
+    rights = [findings.is_right(one) for one in group]
+    step, name = group[0].step, key[1].rpartition("|")[2]  # behind the file and the step
+    return {
+        "index": index,
+        "reason": reason,
+        "num_responses": len(group),
+        "num_correct": sum(map(bool, rights)) if None not in rights else None,
+        "prompt_id": visible(name if step is None else f"{name}, step {step}"),
+        "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
+        "answer": shortened(group[0].answer or "", 500),
+        "responses": cards,
+    }
+
+
+def _measures(shown: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
+    found = []
+    for measure in MEASURES:
+        end = None if measure.last_token_counts else -1
+        columns = [columns[measure.name][:end] for columns in shown if measure.name in columns]
+        if columns:
+            ends = domain(measure, np.concatenate(columns))
+            found.append({**measure._asdict(), "domain": ends})
+    return found

@@ -1,0 +1,294 @@
+"""What a critic knows, in words: the one fault that explains its figures, and what is beside it.
+
+A sentence is said where the whole interval of its figure lies on one side of a threshold.
+"""
+
+from __future__ import annotations
+
+from vapo.studies.inspection.figures import MIN_GROUPS, CriticFigures
+from vapo.studies.inspection.findings import Findings
+from vapo.studies.inspection.remarks import Remark, Said
+from vapo.studies.inspection.shown import sentence, shown
+
+CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
+UNRELATED_BELOW = 0.15  # correlation of values and returns
+LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for what they know
+LITTLE_BELOW = 0.1  # explained variance
+BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups
+SOME_ABOVE = 0.05  # explained variance: enough to call what it reads right
+OF_LENGTH_ABOVE = 0.3  # explained variance / what length, all of it, explains of the returns
+LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
+ALL_LENGTH_ABOVE = 0.9  # the same: whatever else is wrong, it reads nothing else
+OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
+FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
+SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # the same, where the values are shifted, too
+SHIFTED_ABOVE = 0.2  # bias / sd of the returns
+
+
+def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
+    """The headline: the first of these that is sure."""
+    if critic.num_groups < MIN_GROUPS:
+        yield f"what the critic knows: its values are of {critic.num_groups} prompts"
+        return
+    if critic.spread.high < CONSTANT_BELOW:
+        yield Remark(
+            "inspect-constant",
+            "wrong",
+            "The critic is a constant",
+            f"Its values hardly move: their standard deviation is {shown(critic.spread)} of the "
+            f"returns', around {critic.value_mean:.2f}.",
+            "Lower the critic's learning rate and warm it up, train it longer on a fixed policy, "
+            "and check that gradients reach it.",
+        )
+    elif _is_length(critic):
+        yield _length(critic)
+    elif _is_untrained(critic):
+        yield _untrained(critic)
+    elif critic.value_between.low > BETWEEN_ABOVE and critic.explained_within.high < LITTLE_BELOW:
+        yield _prompt_mean(critic)
+    elif critic.correlation.low > UNRELATED_BELOW:
+        yield from _by_slope(critic, findings)
+    elif critic.correlation.high < -UNRELATED_BELOW:
+        yield _wrong_sign(critic)
+    elif critic.explained.high < LITTLE_BELOW:
+        yield _little(critic, findings)
+    else:
+        yield (
+            f"whether its values have to do with the returns (correlation "
+            f"{shown(critic.correlation)}, explained variance {shown(critic.explained)})"
+        )
+
+
+def _is_length(critic: CriticFigures) -> bool:
+    if critic.by_length.low > ALL_LENGTH_ABOVE:
+        return True
+    reads_length = critic.by_length.low > LENGTH_ABOVE and not _is_untrained(critic)
+    return reads_length and critic.explained_beyond_length.high < LITTLE_BELOW
+
+
+def _is_untrained(critic: CriticFigures) -> bool:
+    is_unrelated = abs(critic.correlation.value) < UNRELATED_BELOW
+    is_unrelated &= critic.correlation.high < 2 * UNRELATED_BELOW
+    return critic.explained.high < 0 and is_unrelated and critic.spread.low > LOUD_ABOVE
+
+
+def _untrained(critic: CriticFigures) -> Remark:
+    shift = ""
+    if abs(critic.bias.value) > critic.return_std:
+        side = "above" if critic.bias.value > 0 else "below"
+        shift = f", and lie {abs(critic.bias.value):.2f} {side} them on average"
+    return Remark(
+        "inspect-untrained",
+        "wrong",
+        "A value head that was never trained",
+        f"The values have nothing to do with the returns (correlation {shown(critic.correlation)})"
+        f", yet they vary {critic.spread.value:.1f} times as much{shift}. So explained variance is "
+        f"{shown(critic.explained)}, far below the 0 of a constant.",
+        "Look in the log of loading for a value head that was newly initialized or a checkpoint "
+        "whose head has another name; check that the critic's optimizer steps and its loss falls; "
+        "then train the critic alone on a fixed policy first.",
+    )
+
+
+def _length(critic: CriticFigures) -> Remark:
+    """No fault where the returns do depend on length, and the critic knows how."""
+    of_returns = critic.return_by_length
+    is_right = critic.explained.low > SOME_ABOVE
+    is_right &= critic.explained.value > OF_LENGTH_ABOVE * of_returns.value
+    return Remark(
+        "inspect-length",
+        "note" if is_right else "wrong",
+        f"The critic reads length{', and the rewards depend on it' if is_right else ''}",
+        f"Token position and response length alone explain {shown(critic.by_length)} of the "
+        f"values' variance and {shown(of_returns)} of the returns'. Beyond them the values explain "
+        f"{shown(critic.explained_beyond_length)} of the returns. A response's mean value "
+        f"correlates with its length by {shown(critic.length_correlation)}, its reward by "
+        f"{shown(critic.reward_length_correlation)}.",
+        "Advantages of such a critic reward or punish length. Train it longer on a fixed policy, "
+        "look for targets that depend on length (a length penalty, lambda below 1 for the critic), "
+        "and until then use a policy's lambda so near 1 that the reward reaches every token.",
+    )
+
+
+def _prompt_mean(critic: CriticFigures) -> Remark:
+    between = ""
+    if critic.explained_between.low > LITTLE_BELOW and critic.explained_between.is_bounded:
+        between = f" It tells prompts apart (explained between {shown(critic.explained_between)})."
+    return Remark(
+        "inspect-prompt-mean",
+        "wrong",
+        "The critic is the prompt's mean",
+        f"{shown(critic.value_between)} of the values' variance lies between prompts, and within a "
+        f"prompt the values explain {shown(critic.explained_within)} of the returns: they do not "
+        f"react to the response.{between}",
+        "The mean reward of the other responses does as well and needs no network. Train longer on "
+        "a fixed policy, with Monte-Carlo targets (lambda 1 for the critic), or a larger critic; "
+        "else use a method without a critic.",
+    )
+
+
+def _by_slope(critic: CriticFigures, findings: Findings) -> Said:
+    slope, numbers = critic.slope, f"slope {shown(critic.slope)}"
+    is_biased = _is_shifted(critic)
+    is_outside = critic.outside.low > OUTSIDE_ABOVE
+    line = f"return = {critic.intercept.value:.2f} + {slope.value:.3g} x value"
+    too_wide = slope.high < SCALE_BELOW and (is_outside or is_biased)
+    if too_wide or (slope.low > SCALE_ABOVE and is_biased):
+        low, high = findings.sums.low, findings.sums.high
+        where = ""
+        if is_outside:
+            where = f", and {shown(critic.outside)} of the values are no possible return"
+        yield Remark(
+            "inspect-scale",
+            "wrong",
+            "Values and rewards are in different scales",
+            f"The values follow the returns (correlation {shown(critic.correlation)}), but in "
+            f"another scale: {line} ({numbers}, 1 is right; bias {shown(critic.bias)}){where}. "
+            f"Rewards go from {low:g} to {high:g}, values around {critic.value_mean:.2f} with a "
+            f"standard deviation of {critic.value_std:.2f}.",
+            "Check that the critic was trained on the rewards that are used now (0 and 1, or -1 "
+            "and +1, penalties, a normalisation of returns that is not undone), and that value "
+            "normalisation is inverted before advantages are computed.",
+        )
+    elif slope.high < EXTREME_BELOW:
+        yield Remark(
+            "inspect-extreme",
+            "wrong",
+            "The values are too extreme",
+            f"Where the values differ by 1 the returns differ by {shown(slope)}: explained "
+            f"variance is {shown(critic.explained)}.",
+            "The critic has memorized its rollouts: lower its learning rate or epochs, use more "
+            "rollouts per iteration.",
+        )
+    elif slope.low > FLAT_ABOVE:
+        yield Remark(
+            "inspect-flat",
+            "wrong",
+            "The values are flattened",
+            f"The values move too little: where they differ by 1 the returns differ by "
+            f"{shown(slope)}. They are right on average, so this is no shift.",
+            "Train the critic longer, with Monte-Carlo targets (lambda 1 for the critic); "
+            "advantages are too small by this factor.",
+        )
+    else:
+        yield _follows(critic)
+
+
+def _wrong_sign(critic: CriticFigures) -> Remark:
+    return Remark(
+        "inspect-scale",
+        "wrong",
+        "The values have the wrong sign",
+        f"Where they are high the returns are low: correlation {shown(critic.correlation)}, slope "
+        f"{shown(critic.slope)}, explained variance {shown(critic.explained)}.",
+        "Check whether the critic learned costs or penalties, and whether a sign is lost where "
+        "rewards or values are written.",
+    )
+
+
+def _follows(critic: CriticFigures) -> Remark:
+    parts = [f"explained variance {shown(critic.explained)}"]
+    if critic.explained_between.is_bounded:
+        parts.append(f"of what prompts are worth {shown(critic.explained_between)}")
+    if critic.explained_within.is_bounded:
+        parts.append(f"within a prompt {shown(critic.explained_within)}")
+    return Remark(
+        "inspect-follows",
+        "good",
+        "The critic follows the returns",
+        f"{', '.join(parts).capitalize()}; slope {shown(critic.slope)}, where 1 is calibrated.",
+    )
+
+
+def _little(critic: CriticFigures, findings: Findings) -> Remark:
+    share, could = findings.groups.prompt_share, ""
+    if not share.is_unknown:
+        could = f" The prompt alone decides {shown(share)} of the rewards' variance."
+    return Remark(
+        "inspect-little",
+        "wrong" if share.low > 2 * LITTLE_BELOW else "note",
+        "The critic knows little of the returns",
+        f"Explained variance is {shown(critic.explained)}, correlation {shown(critic.correlation)}."
+        f"{could}",
+        "If prompts decide much, the critic is undertrained: train it longer on a fixed policy. If "
+        "they do not, returns may hardly be predictable, and a constant is a fair baseline: "
+        "compare with the truth by continuations (--value_truth).",
+    )
+
+
+def _is_shifted(critic: CriticFigures) -> bool:
+    margin = SHIFTED_ABOVE * critic.return_std
+    return critic.bias.low > margin or critic.bias.high < -margin
+
+
+def shift(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
+    """A constant shift, where no larger fault has explained it."""
+    said = {one.anchor for one in diagnosis if isinstance(one, Remark)}
+    if said & {"inspect-untrained", "inspect-scale"}:
+        return
+    if _is_shifted(critic):
+        side = "high" if critic.bias.value > 0 else "low"
+        yield Remark(
+            "inspect-shifted",
+            "wrong",
+            f"The values are too {side}",
+            f"By {abs(critic.bias.value):.2f} on average (bias {shown(critic.bias)}, returns have "
+            f"a standard deviation of {critic.return_std:.2f}). Explained variance does not count "
+            f"a shift; with it, it would be {critic.explained_unshifted.value:.2f}.",
+            "The first tokens' advantages are wrong by the shift. The policy has moved on since "
+            "the critic learned, or its targets are made of its own values: more critic steps, "
+            "lambda 1 for the critic, or value pretraining.",
+        )
+
+
+def off_by_one(findings: Findings) -> Said:
+    found = findings.alignment
+    if found is None:
+        return
+    if found.shift is None:
+        why = found.text.removesuffix(".").removeprefix("off by one? ")
+        yield f"whether each value stands at its own token ({why[:1].lower()}{why[1:]})"
+    elif found.shift == 0:
+        title = "Each value stands at its own token"
+        yield Remark("inspect-alignment", "good", title, sentence(found.text))
+    else:
+        early = "each value has already seen its own token"
+        late = "each value is that of the token before"
+        yield Remark(
+            "inspect-off-by-one",
+            "wrong",
+            f"Values are off by one: {early if found.shift > 0 else late}",
+            sentence(found.text),
+            "The value of token t is the critic's output at the token before it: for prompts of P "
+            "tokens slice outputs P-1 to -1, not P to the end, and shift the mask with it. "
+            "Advantages otherwise blame the neighbour.",
+        )
+
+
+def beside_advantages(findings: Findings) -> Said:
+    """Values and advantages of the file at different places: one of both was shifted."""
+    found = findings.advantages
+    if found is not None and found.shift not in (None, 0):
+        yield Remark(
+            "inspect-off-by-one",
+            "wrong",
+            "Advantages and values stand at different tokens",
+            sentence(found.text),
+            "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
+        )
+
+
+def beside_siblings(
+    critic: CriticFigures, findings: Findings, diagnosis: list[Remark | str]
+) -> Said:
+    mean = findings.groups.left_out_mean
+    sound = any(isinstance(one, Remark) and one.severity == "good" for one in diagnosis)
+    if sound and not mean.is_unknown and critic.explained.high < mean.low:
+        yield Remark(
+            "inspect-siblings",
+            "note",
+            "The mean of the other responses predicts better",
+            f"It explains {shown(mean)} of the rewards, the critic {shown(critic.explained)}.",
+            "A method without a critic subtracts that mean. The critic is worth its cost only "
+            "where it sees single steps: see explained variance within prompts.",
+        )

@@ -1,0 +1,165 @@
+"""A sample of whole groups from a stream of responses, in whatever order they come."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from vapo.studies.inspection.responses import InspectedResponse
+
+GroupKey = tuple[str, str]  # the part of the stream (a step, a file), and the group's name in it
+
+
+T = TypeVar("T")
+
+
+class Valued(NamedTuple):
+    """What figures need of a response: the values of its sampled tokens in float32, its reward."""
+
+    values: np.ndarray
+    reward: float
+
+
+@dataclass
+class GroupSample(Generic[T]):
+    """All that was kept of some groups, drawn at random, of at most about `max_tokens` tokens.
+
+    Each group has a random number, by its name and `seed`, and those with the smallest are kept:
+    a group that was given up once is never met again, so that no kept group lacks a response. All
+    groups are kept where they have no more tokens. One group is always kept.
+    """
+
+    max_tokens: int
+    seed: int = 0
+    num_tokens: int = 0
+    _kept: dict[GroupKey, list[T]] = field(default_factory=dict)
+    _costs: dict[GroupKey, int] = field(default_factory=dict)
+    _heap: list[tuple[int, GroupKey]] = field(default_factory=list)  # the largest number first
+    _limit: int | None = None  # groups at or above it were given up
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing was given up."""
+        return self._limit is None
+
+    def add(self, key: GroupKey, one: T, num_tokens: int) -> None:
+        number = self._number(key)
+        if self._limit is not None and number >= self._limit:
+            return
+        if key not in self._kept:
+            self._kept[key], self._costs[key] = [], 0
+            heapq.heappush(self._heap, (-number, key))
+        self._kept[key].append(one)
+        self._costs[key] += num_tokens
+        self.num_tokens += num_tokens
+        while self.num_tokens > self.max_tokens and len(self._kept) > 1:
+            negative, given_up = heapq.heappop(self._heap)
+            self._limit = -negative
+            del self._kept[given_up]
+            self.num_tokens -= self._costs.pop(given_up)
+
+    def groups(self) -> dict[GroupKey, list[T]]:
+        """The kept groups, in the order in which they were met."""
+        return dict(self._kept)
+
+    def _number(self, key: GroupKey) -> int:
+        digest = blake2b(repr((self.seed, *key)).encode(), digest_size=8)
+        return int.from_bytes(digest.digest(), "big")
+
+
+def num_tokens(response: InspectedResponse) -> int:
+    """What a response costs to keep: its tokens, or about as many where nothing counts them."""
+    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
+        if column is not None:
+            return max(1, len(column))
+    return max(1, len(response.response) // 4)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The sampled tokens of responses that have a finite value, one after the other.
+
+    Of each token: `values`, `returns`, how many sampled tokens come before it (`position`), its
+    response (`row`) and that one's group. Of each response: `rewards`, `lengths` in sampled tokens
+    and `row_groups`. Groups are numbered from 0.
+    """
+
+    values: np.ndarray
+    returns: np.ndarray
+    position: np.ndarray
+    row: np.ndarray
+    rewards: np.ndarray
+    lengths: np.ndarray
+    row_groups: np.ndarray
+    num_groups: int
+
+    @property
+    def group(self) -> np.ndarray:
+        return self.row_groups[self.row]
+
+    def by_group(self, x: np.ndarray) -> np.ndarray:
+        """Sums of a column of the tokens, one for each group."""
+        return np.bincount(self.group, weights=x, minlength=self.num_groups)
+
+
+def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
+    """Which of the response's tokens the policy sampled."""
+    if response.is_sampled is None:
+        return np.arange(length)
+    return np.flatnonzero(np.asarray(response.is_sampled[:length], dtype=bool))
+
+
+def response_length(response: InspectedResponse) -> int | None:
+    """Its sampled tokens; None where no column counts them."""
+    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
+        if column is not None:
+            return len(sampled_places(response, len(column)))
+    return None
+
+
+def valued(response: InspectedResponse) -> Valued | None:
+    """None without values."""
+    if response.values is None:
+        return None
+    values = np.asarray(response.values, dtype=np.float32)
+    return Valued(values[sampled_places(response, len(values))], response.reward)
+
+
+def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:
+    """The Monte-Carlo return at each of `num` sampled tokens, the reward at the last.
+
+    R_t = gamma^(num - 1 - t) * reward
+    """
+    return reward * gamma ** np.arange(num - 1, -1, -1.0)
+
+
+def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> Tokens:
+    """The groups' tokens as arrays."""
+    columns: dict[str, list[np.ndarray]] = {"values": [], "returns": [], "position": [], "row": []}
+    rewards, lengths, row_groups = list[float](), list[int](), list[int]()
+    for number, group in enumerate(groups.values()):
+        for one in group:
+            is_known, length = np.isfinite(one.values), len(one.values)
+            columns["values"].append(one.values[is_known].astype(float))
+            columns["returns"].append(returns_of(one.reward, length, gamma)[is_known])
+            columns["position"].append(np.flatnonzero(is_known))
+            columns["row"].append(np.full(int(is_known.sum()), len(rewards)))
+            rewards.append(one.reward)
+            lengths.append(length)
+            row_groups.append(number)
+    together = {name: np.concatenate(x) if x else np.zeros(0) for name, x in columns.items()}
+    return Tokens(
+        values=together["values"],
+        returns=together["returns"],
+        position=together["position"].astype(int),
+        row=together["row"].astype(int),
+        rewards=np.array(rewards, dtype=float),
+        lengths=np.array(lengths, dtype=int),
+        row_groups=np.array(row_groups, dtype=int),
+        num_groups=len(groups),
+    )

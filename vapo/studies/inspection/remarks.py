@@ -1,0 +1,52 @@
+"""A verdict of `vapo inspect`, and where the documentation goes on about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["wrong", "note", "good"]
+
+ROWS = {
+    "inspect-untrained": "inspect: a value head that was never trained",
+    "inspect-off-by-one": "inspect: values off by one token",
+    "inspect-scale": "inspect: values in another scale than the rewards",
+    "inspect-prompt-mean": "inspect: a critic that is the prompt's mean",
+    "inspect-length": "inspect: a critic that reads length",
+    "inspect-constant": "inspect: a constant",
+    "inspect-little": "inspect: knows little of the returns",
+    "inspect-shifted": "inspect: shifted by a constant",
+    "inspect-flat": "inspect: flattened",
+    "inspect-extreme": "inspect: too extreme",
+    "inspect-follows": "inspect: follows the returns",
+    "inspect-siblings": "inspect: no better than the mean of the other responses",
+    "inspect-alignment": "inspect: each value stands at its own token",
+    "inspect-micro-batches": "inspect: a mean over micro-batches",
+    "inspect-equal-rewards": "inspect: equal rewards",
+    "inspect-truncated": "inspect: truncated responses",
+    "inspect-log-probs": "inspect: log-probs that cannot be",
+    "inspect-not-finite": "inspect: values that are not finite",
+    "inspect-could-know": "inspect: what a critic could know",
+    "inspect-over-time": "inspect: the critic changed",
+    "inspect-too-few": "inspect: not enough responses to say",
+}
+"""Anchor -> the first words of its row in the table "Verdicts of vapo inspect"."""
+
+
+@dataclass(frozen=True)
+class Remark:
+    """One verdict: `title` in a few words, `text` with the figures, `advice` on what to do."""
+
+    anchor: str
+    severity: Severity
+    title: str
+    text: str
+    advice: str = ""
+
+    @property
+    def row(self) -> str:
+        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{ROWS[self.anchor]}"'
+
+
+Said = Iterator[Remark | str]  # text alone: what there are too few responses to say

@@ -1,0 +1,207 @@
+"""The inspection of anybody's rollouts: read once, said as text, as a page and as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from vapo.diagnostics.value_truth.figure import Figure
+from vapo.errors import UserError
+from vapo.studies.inspection.findings import Findings, find
+from vapo.studies.inspection.remarks import Remark
+from vapo.studies.inspection.responses import BadRow, InspectedResponse
+from vapo.studies.inspection.shown import rounded, shown
+from vapo.studies.inspection.verdicts import verdicts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vapo.studies.inspection.truth import MeasuredTruth, TruthRequest
+
+_MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found out about rollouts, and what it means.
+
+    Attributes:
+        name: what was inspected.
+        findings: counts, figures and a sample of the responses.
+        remarks: the verdicts, what is wrong first.
+        notes: what the files lack, and how they were read.
+        truth: what continuations of some responses earned; None: not measured.
+    """
+
+    name: str
+    findings: Findings
+    remarks: list[Remark]
+    notes: Sequence[str]
+    policy: str | None = None
+    critic: str | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    truth: MeasuredTruth | None = None
+    seed: int = 0
+
+    def text(self) -> str:
+        """For a terminal: counts, verdicts, figures, and the rows that could not be read."""
+        findings = self.findings
+        lines = [self.name, *(f"{name}: {text}" for name, text in self._facts().items())]
+        lines += [f"note: {note}" for note in self._notes()]
+        lines += [f"{row.place}: {row.reason}" for row in findings.bad_rows]
+        more = findings.num_bad_rows - len(findings.bad_rows)
+        lines += [f"... and {more:,} more rows that cannot be read"] if more else []
+        for remark in self.remarks:
+            lines += ["", f"{_MARKS[remark.severity]}: {remark.title}. {remark.text}"]
+            lines += [f"  what to do: {remark.advice}"] if remark.advice else []
+            lines.append(f"  ({remark.row})")
+        if self.truth is not None:
+            lines += ["", self.truth.text()]
+        return "\n".join(lines)
+
+    def page(self, *, num_groups: int = 6, max_responses: int = 8, max_tokens: int = 20_000) -> str:
+        """One HTML file that needs no network.
+
+        Args:
+            num_groups, max_responses: groups that are shown, and responses of each.
+            max_tokens: response tokens on the page, of about 55 bytes each.
+        """
+        from vapo.studies.inspection.cards import PageSize
+        from vapo.studies.inspection.page import inspection_page
+
+        return inspection_page(
+            self.findings,
+            self.remarks,
+            title=self.name,
+            facts=self._facts(),
+            notes=[*self._notes(), *(f"{x.place}: {x.reason}" for x in self.findings.bad_rows)],
+            tokenizer=self.tokenizer,
+            truth=self.truth,
+            size=PageSize(num_groups, max_responses, max_tokens),
+            seed=self.seed,
+        )
+
+    def summary(self) -> dict[str, Any]:
+        """Everything as numbers and texts for JSON; an unknown number is null."""
+        findings, sums = self.findings, self.findings.sums
+        return {
+            "name": self.name,
+            "num_responses": sums.num,
+            "num_groups": findings.groups.num_groups,
+            "num_bad_rows": findings.num_bad_rows,
+            "reward_mean": _number(sums.reward_mean),
+            "reward_std": _number(sums.reward_std),
+            "response_length_mean": _number(sums.length_mean),
+            "truncated_share": _number(sums.truncated_share),
+            "explained_variance": _number(sums.explained.value),
+            "groups": _numbers(findings.groups),
+            "critic": None if findings.critic is None else _numbers(findings.critic),
+            "off_by_one": None if findings.alignment is None else findings.alignment.shift,
+            "parts": [
+                {
+                    "file": part.file,
+                    "step": part.step,
+                    "num_responses": part.sums.num,
+                    "reward_mean": _number(part.sums.reward_mean),
+                    "critic": None if part.critic is None else _numbers(part.critic),
+                }
+                for part in findings.parts
+            ],
+            "verdicts": [asdict(remark) | {"row": remark.row} for remark in self.remarks],
+            "notes": list(self.notes),
+            "truth": None if self.truth is None else self.truth.table(),
+        }
+
+    def _notes(self) -> list[str]:
+        if not self.findings.runs:
+            return list(self.notes)
+        num = len(self.findings.runs)
+        text = f"{num} files are judged one by one; counts and figures are of all of them together"
+        return [*self.notes, text]
+
+    def _facts(self) -> dict[str, str]:
+        findings, sums, groups = self.findings, self.findings.sums, self.findings.groups
+        facts = {
+            "responses": f"{sums.num:,} in {groups.num_groups:,} groups",
+            "rewards": f"mean {rounded(sums.reward_mean)}, from {sums.low:g} to {sums.high:g}",
+        }
+        if findings.num_bad_rows:
+            facts["rows that cannot be read"] = f"{findings.num_bad_rows:,}"
+        if sums.num_with_length:
+            facts["response tokens"] = f"{sums.tokens:,}, {sums.length_mean:.1f} per response"
+        if sums.num_logprobs:
+            facts["mean log-prob"] = f"{sums.logprob / sums.num_logprobs:.3f} nats"
+        if findings.critic is not None:
+            with_values = (
+                ""
+                if sums.num_with_values == sums.num
+                else (f", {sums.num_with_values:,} responses have values")
+            )
+            facts["explained variance"] = f"{shown(findings.critic.explained)}{with_values}"
+        if self.critic is not None:
+            facts["critic"] = self.critic
+        if self.policy is not None:
+            facts["policy"] = self.policy
+        return facts
+
+
+def inspect_responses(
+    responses: Iterable[InspectedResponse | BadRow],
+    *,
+    name: str,
+    policy: str | None = None,
+    critic: str | None = None,
+    truth: TruthRequest | None = None,
+    gamma: float = 1.0,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    notes: Sequence[str] = (),
+    seed: int = 0,
+) -> Inspection:
+    """Read the responses once and say what they show.
+
+    Args:
+        name: what they are, for titles.
+        policy, critic: names for the page; values are those of the responses.
+        truth: how to measure what prefixes are worth; None: not at all.
+        gamma: the discount of the reward, which stands on the last token.
+        tokenizer: makes the tokens of the page's responses from their ids.
+        notes: what the files lack; read when text or page are made.
+
+    Raises: UserError: there is no response, or the truth cannot be measured.
+    """
+    findings = find(responses, gamma=gamma, seed=seed)
+    if not findings.sums.num:
+        bad = findings.bad_rows
+        why = f"; the first row: {bad[0].place}: {bad[0].reason}" if bad else ""
+        raise UserError(f"{name}: no response could be read{why}")
+    measured = None
+    if truth is not None:
+        from vapo.studies.inspection.truth import measure
+
+        measured = measure(findings, truth)
+    return Inspection(
+        name=name,
+        findings=findings,
+        remarks=verdicts(findings),
+        notes=notes,
+        policy=policy,
+        critic=critic,
+        tokenizer=tokenizer,
+        truth=measured,
+        seed=seed,
+    )
+
+
+def _numbers(figures: Any) -> dict[str, Any]:
+    """A dataclass of numbers and figures: [value, low, high] for those."""
+    found: dict[str, Any] = {}
+    for field in fields(figures):
+        x = getattr(figures, field.name)
+        found[field.name] = [_number(y) for y in x] if isinstance(x, Figure) else _number(x)
+    return found
+
+
+def _number(x: float) -> float | int | None:
+    return None if isinstance(x, float) and not math.isfinite(x) else x

@@ -1,0 +1,35 @@
+"""The record that every format of rollouts becomes: one response, and what the file says of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class InspectedResponse:
+    """One response of anybody's rollouts. Lists are per response token; None: the file has none."""
+
+    place: str  # "rollouts.jsonl, row 12", for messages
+    prompt: str
+    response: str
+    reward: float
+    group: str  # responses to one prompt of one step share it
+    step: int | None = None
+    prompt_ids: tuple[int, ...] | None = None  # as the policy read it
+    response_ids: tuple[int, ...] | None = None
+    tokens: tuple[str, ...] | None = None  # the text of each response token
+    is_sampled: tuple[bool, ...] | None = None  # False: an environment's token; None: all are
+    values: tuple[float, ...] | None = None  # of the state before each token
+    logprobs: tuple[float, ...] | None = None
+    advantages: tuple[float, ...] | None = None
+    returns: tuple[float, ...] | None = None  # the framework's own value targets
+    is_truncated: bool | None = None
+    answer: str | None = None  # the reference that a verifier compares with
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that cannot be read; the others still are."""
+
+    place: str
+    reason: str  # one line: what is wrong with it

@@ -1,0 +1,192 @@
+"""The rows of others' files: JSON lines, Parquet, and tensors that torch loads without a pickle.
+
+Rows come one by one, so that a million of them are never in memory together. Where a row is
+no row, its number and a reason come instead of it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vapo.config.nearest_path import nearest_path
+from vapo.errors import UserError
+
+Row = Mapping[str, Any]
+NumberedRow = tuple[int, Row | str]
+"""A row and its number in the file, from 1 up; a text says why it cannot be read."""
+
+_BATCH_ROWS = 256
+_SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".pt")
+_STEP = re.compile(r"(?:^|[_-])(?:global_)?(?:steps?|completions)[_-]?(\d+)(?=[._-]|$)")
+
+
+def find_files(paths: Iterable[str | Path]) -> list[Path]:
+    """The files that are named, and those in folders that are, by the numbers in their names.
+
+    Raises: UserError: no such path, nothing in a folder, a kind of file that is not read, or one
+        that this user may not read.
+    """
+    found: list[Path] = []
+    for given in map(Path, paths):
+        if given.is_dir():
+            paths_inside = list(given.rglob("*"))
+            tables = [path for path in paths_inside if path.name.endswith(_SUFFIXES[:-1])]
+            # beside tables a .pt file is an optimizer's state or the like
+            inside = tables or [path for path in paths_inside if path.suffix == ".pt"]
+            if not inside:
+                raise UserError(f"{given}: the folder has no file of rollouts ({_kinds()})")
+            found += sorted(inside, key=_by_numbers)
+        elif not given.exists():
+            raise UserError(f"{given}: no such file or folder{nearest_path(given)}")
+        elif not given.name.endswith(_SUFFIXES):
+            raise UserError(f"{given}: rollouts are read from {_kinds()} files, by their names")
+        else:
+            found.append(given)
+    for path in found:
+        if not os.access(path, os.R_OK):
+            raise UserError(f"{path} may not be read by this user; chmod it")
+    return found
+
+
+def _kinds() -> str:
+    return f"{', '.join(_SUFFIXES[:-1])} and {_SUFFIXES[-1]}"
+
+
+def _by_numbers(path: Path) -> list[tuple[int, str]]:
+    """10.jsonl comes after 9.jsonl."""
+    return [(int(part or -1), text) for text, part in re.findall(r"(\D*)(\d*)", str(path))]
+
+
+def step_in_path(path: Path) -> int | None:
+    """The training step that a file's name, or its folder's, says: step_12/, completions_00012."""
+    name = path.name.partition(".")[0]
+    if name.isdigit():
+        return int(name)
+    for part in (name, path.parent.name):
+        if match := _STEP.search(part):
+            return int(match.group(1))
+    return None
+
+
+def rows_of(path: Path) -> Iterator[NumberedRow]:
+    """The rows of a file.
+
+    Raises: UserError: the whole file cannot be read.
+    """
+    if path.suffix == ".parquet":
+        return _parquet_rows(path)
+    return _tensor_rows(path) if path.suffix == ".pt" else _json_rows(path)
+
+
+def _json_rows(path: Path) -> Iterator[NumberedRow]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
+            for number, line in enumerate(lines, start=1):
+                if not line.strip():
+                    continue
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    reason = getattr(error, "msg", str(error)).partition(": line")[0]
+                    yield number, f"not a line of JSON ({reason}){_hint(line)}"
+                    continue
+                yield number, row if isinstance(row, dict) else "not a JSON object"
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _hint(line: bytes) -> str:
+    if line.strip() in (b"{", b"["):
+        return "; it is JSON over several lines: write one object on each, as with `jq -c '.[]'`"
+    return "" if line.endswith(b"\n") else "; it is the last line: was the file cut short?"
+
+
+def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        with pyarrow.parquet.ParquetFile(path) as table:
+            batches = table.iter_batches(_BATCH_ROWS)
+            rows = (row for batch in batches for row in batch.to_pylist())
+            yield from enumerate(rows, start=1)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
+
+
+def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
+    """The samples of a slime dump, which is one pickle: read as weights are, so that no code runs.
+
+    torch has the whole file in memory.
+    """
+    import torch
+
+    try:
+        dump = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises pickle's own, beside several others
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise UserError(
+            f"{path}: torch.load(weights_only=True) refuses it ({reason:.200}). Only tensors, "
+            "numbers, texts, lists and dicts are read, because anything else in a pickle may run "
+            "code: where you trust the file, load it and write its samples as JSON lines "
+            "(docs/inspect.md)"
+        ) from None
+    samples = dump.get("samples") if isinstance(dump, dict) else None
+    if not isinstance(samples, list):
+        raise UserError(f"{path}: no dump of slime: it has no list `samples`")
+    raw, step = dump.get("raw_reward"), dump.get("rollout_id")
+    for number, sample in enumerate(samples, start=1):
+        if not isinstance(sample, dict):
+            yield number, "not a dict"
+            continue
+        place = sample.get("rollout_position", number - 1)
+        more: dict[str, Any] = {"rollout_id": step}
+        if isinstance(raw, list) and place < len(raw):
+            more["raw_reward"] = raw[place]
+        yield number, {**_as_lists(sample), **more}
+
+
+def _as_lists(value: Any) -> Any:
+    """Tensors as numbers and lists."""
+    if isinstance(value, dict):
+        return {key: _as_lists(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_as_lists(item) for item in value] if _holds_arrays(value) else value
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _holds_arrays(values: list[Any]) -> bool:
+    return bool(values) and (hasattr(values[0], "tolist") or isinstance(values[0], (dict, list)))
+
+
+def rows_of_data(data: Any) -> Iterator[NumberedRow]:
+    """The rows of a DataFrame, a `datasets` object, an Arrow table, or any iterable of mappings.
+
+    Raises: UserError: it has no rows.
+    """
+    if hasattr(data, "itertuples"):  # pandas
+        columns = [str(name) for name in data.columns]
+        rows: Iterable[Any] = (
+            dict(zip(columns, values, strict=True))
+            for values in data.itertuples(index=False, name=None)
+        )
+    elif hasattr(data, "iter_rows"):  # polars
+        rows = data.iter_rows(named=True)
+    elif hasattr(data, "to_batches"):  # pyarrow
+        rows = (row for batch in data.to_batches(_BATCH_ROWS) for row in batch.to_pylist())
+    elif isinstance(data, Iterable) and not isinstance(data, (str, bytes, Mapping)):
+        rows = data
+    else:
+        raise UserError(
+            f"{type(data).__name__}: give a path, a DataFrame, a datasets.Dataset, or an iterable "
+            "of rows, each a mapping of columns to values"
+        )
+    for number, row in enumerate(rows, start=1):
+        is_row = isinstance(row, Mapping)
+        yield number, (_as_lists(dict(row)) if is_row else f"{type(row).__name__}, no mapping")

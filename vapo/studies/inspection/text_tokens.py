@@ -1,0 +1,132 @@
+"""Tokens of texts, and texts of tokens, for responses whose file has only one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from vapo.studies.inspection.fields import PER_TOKEN, RowError, conversation
+from vapo.studies.inspection.responses import InspectedResponse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_SPEAKER = re.compile(r"^(system|user|assistant|tool|model)\n", re.MULTILINE)
+_MOST_SHOWN = 12
+
+
+class TextTokens:
+    """Fills in what one tokenizer tells, and counts what it could not.
+
+    Attributes:
+        num_encoded: responses whose tokens were made of their text.
+        num_rebuilt: prompts whose chat template was put back, and reads the same without it.
+        num_unlike: responses whose text has another number of tokens than the file's lists.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        from vapo.networks.saved_tokenizers import start_ids
+
+        self._tokenizer = tokenizer
+        self._start = start_ids(tokenizer)
+        self._prompts: dict[str, tuple[int, ...]] = {}
+        self.num_encoded = self.num_rebuilt = self.num_unlike = 0
+
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation as the policy reads it.
+
+        Raises: RowError: the chat template refuses it.
+        """
+        if not self._tokenizer.chat_template:
+            return conversation(messages)
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(map(dict, messages)), tokenize=False, add_generation_prompt=True
+                )
+            )
+        except Exception as error:  # templates raise what their authors chose
+            raise RowError(f"the chat template says: {error}") from None
+
+    def complete(self, response: InspectedResponse) -> InspectedResponse:
+        """The response with its tokens, or with texts of them."""
+        if not response.prompt and not response.response and response.response_ids:
+            decode = self._tokenizer.decode
+            response = replace(
+                response,
+                prompt=str(decode(list(response.prompt_ids or ()))),
+                response=str(decode(list(response.response_ids))),
+            )
+        if response.prompt_ids is None:
+            response = replace(response, prompt_ids=self._prompt_ids(response.prompt))
+        if response.response_ids is None:
+            response = replace(response, response_ids=self._response_ids(response))
+        return response
+
+    def _prompt_ids(self, text: str) -> tuple[int, ...]:
+        if text not in self._prompts:
+            if len(self._prompts) > 10_000:  # those of one step come together
+                self._prompts.clear()
+            rebuilt = self._rebuilt(text)
+            ids = self._encode(text if rebuilt is None else rebuilt)
+            if self._start and ids[:1] != self._start:
+                ids = self._start + ids
+            self._prompts[text] = ids
+            self.num_rebuilt += rebuilt is not None
+        return self._prompts[text]
+
+    def _response_ids(self, response: InspectedResponse) -> tuple[int, ...] | None:
+        ids = self._encode(response.response)
+        lists = (getattr(response, name) for name in PER_TOKEN)
+        length = next((len(found) for found in lists if found is not None), len(ids))
+        if length == len(ids) + 1 and self._tokenizer.eos_token_id is not None:
+            ids = (*ids, int(self._tokenizer.eos_token_id))
+        if length != len(ids):
+            self.num_unlike += 1
+            return None
+        self.num_encoded += 1
+        return ids
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        try:
+            found = self._tokenizer(text, add_special_tokens=False, verbose=False)
+        except Exception as error:  # `tokenizers` raises Exception itself
+            raise RowError(f"the tokenizer cannot write {text!r:.60}: {error}") from None
+        return tuple(found["input_ids"])
+
+    def _rebuilt(self, text: str) -> str | None:
+        """The prompt with its chat template, where the text is what is left without its special
+        tokens, as verl writes it; None where that is not so, to the letter."""
+        parts = _SPEAKER.split(text)
+        if not self._tokenizer.chat_template or len(parts) < 3 or parts[0].strip():
+            return None
+        turns = [
+            {"role": role, "content": said.removesuffix("\n")}
+            for role, said in zip(parts[1::2], parts[2::2], strict=True)
+        ]
+        if turns[-1]["role"] not in ("assistant", "model") or turns[-1]["content"]:
+            return None
+        try:
+            whole = self.render(turns[:-1])
+        except RowError:
+            return None
+        plain = self._tokenizer.decode(list(self._encode(whole)), skip_special_tokens=True)
+        return whole if plain == text else None
+
+
+def without_tokenizer(response: InspectedResponse) -> InspectedResponse:
+    """A response without text, named by its tokens."""
+    if response.prompt or response.response or response.response_ids is None:
+        return response
+    return replace(
+        response,
+        prompt=_numbers(response.prompt_ids or ()),
+        response=_numbers(response.response_ids),
+    )
+
+
+def _numbers(ids: Sequence[int]) -> str:
+    more = " ..." if len(ids) > _MOST_SHOWN else ""
+    return f"tokens {' '.join(map(str, ids[:_MOST_SHOWN]))}{more}"

@@ -1,0 +1,296 @@
+"""The truth about others' values: their responses continued by a policy, and judged again."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.diagnostics.position_profiles import Profile
+from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
+from vapo.diagnostics.value_truth.figures import truth_figures
+from vapo.diagnostics.value_truth.measure import (
+    ValueTruth,
+    describe_truth,
+    measure_truth,
+    truth_table,
+)
+from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
+from vapo.diagnostics.value_truth.verdict import verdict
+from vapo.errors import UserError
+from vapo.networks.loading import load_causal_lm, load_tokenizer
+from vapo.rewards.scorer import Scorer
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler
+from vapo.rollouts.player import Player
+from vapo.studies.inspection.findings import Findings
+from vapo.studies.inspection.group_sample import GroupKey
+from vapo.studies.inspection.responses import InspectedResponse
+from vapo.system.libraries import pick_device
+from vapo.system.progress import Progress
+from vapo.types import FinishReason, Prompt, Rollout, Turn
+
+_AGREES_ABOVE = 0.95  # share of the file's rewards that the verifier must give again
+_MAX_RESPONSES = 2000  # of which those to continue are chosen
+_STEPS = 8  # of a response without line ends
+_UNUSED_DATA = (  # a config needs prompts; these are never read
+    "data.train.kind=procedural",
+    "data.train.task=state_tracking",
+    "data.train.num_examples=1",
+    "data.heldout.kind=procedural",
+    "data.heldout.task=state_tracking",
+    "data.heldout.num_examples=1",
+)
+
+
+@dataclass(frozen=True)
+class TruthRequest:
+    """How to measure what prefixes are worth.
+
+    Args:
+        policy: the Hugging Face folder of the model that continues: the one that sampled.
+        num_continuations: from each prefix.
+        verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
+            `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
+        tokenizer: the policy's; None: that of its folder.
+        overrides: keys of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
+
+    Raises: UserError: one of them is missing or wrong.
+    """
+
+    policy: str | None
+    num_continuations: int
+    verifier: str | None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    num_responses: int = 16
+    seed: int = 0
+    overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.policy is None:
+            raise UserError("--value_truth needs --policy MODEL: it continues the responses")
+        if self.verifier is None:
+            raise UserError(
+                "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
+                "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
+            )
+        if self.num_continuations < 2:
+            raise UserError("--value_truth needs 2 continuations or more of each prefix")
+
+    def config(self, findings: Findings) -> FitConfig:
+        """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
+        low, high = findings.outcomes or (0.0, 1.0)
+        longest = max(1, findings.sums.longest)
+        has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
+        prompts = [len(one.prompt_ids or ()) for one in findings.responses]
+        own = [
+            *_UNUSED_DATA,
+            f"actor.path={self.policy}",
+            "critic.init=policy",
+            f"rollouts.max_response_tokens={longest}",
+            f"data.max_prompt_tokens={max(1, *prompts)}",
+            *(f"rewards.{setting}" for setting in verifier_settings(str(self.verifier))),
+            *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
+            f"value_truth.num_continuations={self.num_continuations}",
+            f"value_truth.num_responses={self.num_responses}",
+            "value_truth.num_prefixes=0",
+            *([] if has_segments else _segments(findings)),
+            "trainer.num_threads=1",
+        ]
+        return load_config(FitConfig, [], [*own, *self.overrides])
+
+
+def verifier_settings(verifier: str) -> list[str]:
+    """The keys of `rewards` for a verifier by its name.
+
+    >>> verifier_settings("regex:Answer: (.*)")
+    ['verifier=regex', "pattern='Answer: (.*)'"]
+    """
+    name, _, rest = verifier.partition(":")
+    if name == "regex":
+        quoted = rest.replace("'", "''")
+        return ["verifier=regex", f"pattern='{quoted}'"]
+    if rest:
+        return ["verifier=python", f"function={verifier}"]
+    return [f"verifier={name}"]
+
+
+def _segments(findings: Findings) -> list[str]:
+    """Steps end with lines where responses have several, else after an eighth of a response."""
+    responses = findings.responses
+    lines = fmean(len(re.findall(r"\n+", one.response.strip())) for one in responses)
+    if lines >= 2:
+        return []
+    num = max(1, round(findings.sums.length_mean / _STEPS))
+    return ["value_truth.segments.kind=tokens", f"value_truth.segments.num_tokens={num}"]
+
+
+@dataclass(frozen=True)
+class MeasuredTruth:
+    """What continuations earned, beside the critic. A point's `row` is its number in the sample.
+
+    `agreement`: the share of the file's rewards that the verifier gave again, of `num_judged`.
+    """
+
+    truth: ValueTruth
+    agreement: float
+    num_judged: int
+
+    @property
+    def note(self) -> str:
+        """How far the verifier can be trusted to give the file's rewards."""
+        text = f"{self.agreement:.0%} of {self.num_judged} of the file's own rewards"
+        if self.agreement >= _AGREES_ABOVE:
+            return f"The verifier gives {text} again."
+        return (
+            f"The verifier gives only {text} again: the truth below is another reward's than the "
+            "values'. Check --verifier and the answers."
+        )
+
+    def text(self) -> str:
+        figures = self.truth.figures
+        lines = ["values against the truth", self.note, describe_truth(figures)]
+        lines += [f"{remark.text} ({remark.row})" for remark in verdict(figures)]
+        return "\n".join(lines)
+
+    def table(self) -> dict[str, Any]:
+        own = {"agreement": self.agreement, "num_judged": self.num_judged}
+        return own | truth_table(self.truth)
+
+    def page_data(self) -> dict[str, Any]:
+        """The verdict and two charts, for `page.js`."""
+        return truth_data(self.truth)
+
+    def groups(self, findings: Findings) -> list[GroupKey]:
+        """The groups with a response that was continued from every step; first those in whose
+        responses most is lost or won."""
+        moves: dict[int, list[float]] = {}
+        for point in self.truth.points:
+            moves.setdefault(point.row, []).append(point.mean)
+        spread: dict[GroupKey, float] = {}
+        first = 0
+        for key, group in findings.sample.items():
+            rows = [row for row in range(first, first + len(group)) if row in self.truth.rows]
+            if rows:
+                spread[key] = max(max(moves[row]) - min(moves[row]) for row in rows)
+            first += len(group)
+        return sorted(spread, key=lambda key: -spread[key])
+
+    def prefixes(self) -> dict[int, Profile]:
+        """The measured prefixes of each response, by its number in the sample."""
+        lengths = {point.row: point.length for point in self.truth.points}
+        return measured_prefixes(self.truth, {row: torch.arange(n) for row, n in lengths.items()})
+
+
+def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
+    """Continue some of the sampled responses.
+
+    Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
+    """
+    rows = [i for i, one in enumerate(findings.responses) if _can_continue(one)][:_MAX_RESPONSES]
+    config = request.config(findings)
+    check_engine(config)
+    tokenizer = request.tokenizer or load_tokenizer(str(request.policy), key="--policy")
+    if not rows:
+        raise UserError(
+            "--value_truth: no response can be continued: the ids of prompt and response are "
+            "needed, and all tokens must be the policy's"
+        )
+    rollouts = [_rollout(findings.responses[i], findings, tokenizer) for i in rows]
+    with Progress() as progress, Scorer(config) as scorer:
+        judged = scorer.score(rollouts[: 4 * request.num_responses])
+        points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
+    same = [abs(a.reward - b.reward) < 1e-6 for a, b in zip(judged, rollouts, strict=False)]
+    beside = [_beside(point, rows[point.row], findings) for point in points]
+    kept = [one for one in beside if one is not None]
+    if not kept:
+        raise UserError("--value_truth: nothing could be measured: no finite value at a prefix")
+    outcomes = _outcomes(kept)
+    figures = truth_figures(kept, outcomes=outcomes, seed=request.seed)
+    return MeasuredTruth(ValueTruth(kept, figures, outcomes, num_tokens), fmean(same), len(judged))
+
+
+def _continued(
+    config: FitConfig,
+    rollouts: Sequence[Rollout],
+    scorer: Scorer,
+    tokenizer: PreTrainedTokenizerBase,
+    progress: Progress,
+    seed: int,
+) -> tuple[list[TruthPoint], int]:
+    batch = make_rollout_batch(
+        rollouts,
+        group_size=1,
+        rewards=config.rewards,
+        max_response_tokens=config.rollouts.max_response_tokens,
+    )
+    model = load_causal_lm(
+        config.actor.path,
+        dtype=config.actor.dtype,
+        attn_implementation=config.actor.attn_implementation,
+    )
+    access = access_to(model, pick_device(config.trainer))
+    with closing(make_sampler(config, access, tokenizer)) as sampler:
+        player = Player(config, sampler, scorer, tokenizer)
+        settings = sampling_settings(config.rollouts)
+        continuer = Continuer(config, settings, player, progress.stage)
+        return measure_truth(batch, continuer, seed=seed, note=progress.note)
+
+
+def _can_continue(response: InspectedResponse) -> bool:
+    is_own = response.is_sampled is None or all(response.is_sampled)
+    has_ids = bool(response.prompt_ids) and bool(response.response_ids)
+    same_length = response.values is None or len(response.values) == len(
+        response.response_ids or ()
+    )
+    return is_own and has_ids and same_length
+
+
+def _rollout(
+    response: InspectedResponse, findings: Findings, tokenizer: PreTrainedTokenizerBase
+) -> Rollout:
+    ids = tuple(response.response_ids or ())
+    is_cut = response.is_truncated
+    if is_cut is None:
+        is_cut = ids[-1] != tokenizer.eos_token_id
+    return Rollout(
+        prompt=Prompt(
+            prompt_id=response.group,
+            text=response.prompt,
+            prompt_ids=tuple(response.prompt_ids or ()),
+            answer=response.answer or "",
+        ),
+        response_ids=ids,
+        response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        rollout_logprobs=response.logprobs or (0.0,) * len(ids),
+        finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
+        turns=(Turn(0, len(ids), response.reward),),
+        is_correct=bool(findings.is_right(response)),
+    )
+
+
+def _beside(point: TruthPoint, row: int, findings: Findings) -> TruthPoint | None:
+    """The point with the critic's value there, and the mean reward of the other responses."""
+    response = findings.responses[row]
+    group = next(g for g in findings.sample.values() if any(one is response for one in g))
+    others = [one.reward for one in group if one is not response]
+    baseline = fmean(others) if others else None
+    value = None if response.values is None else float(response.values[point.num_tokens])
+    if value is not None and value != value:
+        return None
+    return replace(point, row=row, value=value, baseline=baseline)
+
+
+def _outcomes(points: Sequence[TruthPoint]) -> Outcomes:
+    found = sorted({x for point in points for x in point.returns})
+    return (found[0], found[1]) if len(found) == 2 else None
