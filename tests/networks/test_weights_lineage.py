@@ -215,6 +215,7 @@ def test_killed_between_sampling_and_checkpoint(run: Run) -> None:
     assert (again.reused, again.sampled) == ([2], [3])
 
 
+@pytest.mark.slow
 def test_all_iterations_since_the_checkpoint_are_trained_again_with_what_was_kept(
     run: Run,
 ) -> None:
@@ -231,12 +232,13 @@ def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     assert (again.reused, again.sampled) == ([2], [1, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [
         "actor.optimizer.lr=2e-3",
         pytest.param("actor.optimizer.max_grad_norm=1e-3", marks=pytest.mark.night),
-        pytest.param("seed=1", marks=pytest.mark.slow),
+        "seed=1",
     ],
 )
 def test_another_config_and_back_again(run: Run, change: str) -> None:
