@@ -10,6 +10,7 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
+import jaxtyping
 import pytest
 import torch
 
@@ -34,19 +35,25 @@ IMPORTED_BEFORE = (
 # Begun first, the longest of them before the others, or the last process would have one of them
 # alone at the end.
 LONGEST = (
-    "test_algorithms.py",
-    "test_two_processes.py",
     "test_tutorial.py",
-    "test_memory_estimate.py",
-    "test_recipes.py",
     "test_fit.py",
-    "test_launchers.py",
-    "test_critic_grid.py",
-    "test_value_heads.py",
+    "test_memory_estimate.py",
+    "test_simulation.py",
+    "test_vllm_server.py",
     "test_sweep.py",
-    "test_kill_points.py",
+    "test_critic_grid.py",
+    "test_value_truth.py",
     "test_staleness.py",
+    "test_two_processes.py",
+    "test_passes_on_ranks.py",
+    "test_algorithms.py",
+    "test_kill_points.py",
+    "test_recipes.py",
+    "test_value_heads.py",
+    "test_commands_run.py",
 )
+# Whole runs are not checked call by call: the tests of their parts check types and shapes.
+WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs", "bench")}
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,8 +76,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    jaxtyping.config.update("jaxtyping_disable", not WHOLE_RUNS.isdisjoint(item.path.parents))
+    try:
+        return (yield)
+    finally:
+        jaxtyping.config.update("jaxtyping_disable", False)
+
+
 def pytest_runtest_setup() -> None:
     shape_checks.next_test()
+
+
+@pytest.fixture
+def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs keep their records to themselves, where MLflow is not what is tested."""
+    monkeypatch.setattr("vapo.tracking.sink.MlflowSink.send", lambda self, records: None)
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ forked from it; a new interpreter would load torch, Lightning and MLflow for sec
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import socket
@@ -14,6 +15,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,8 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[1]
-PRELOADED = ["vapo.commands.fit", "mlflow", "mlflow.store.tracking.sqlalchemy_store", __name__]
+PRELOADED = ["vapo.commands.fit", "mlflow", "mlflow.store.tracking.sqlalchemy_store"]
+PRELOADED += ["transformers.models.qwen2.modeling_qwen2", "tests.preloaded", __name__]
 
 
 def start(
@@ -60,29 +63,75 @@ def rank_variables(num: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num)]
 
 
+class Ranks:
+    """`num` processes, the ranks of one run, that call one function after the other.
+
+    They start at the first call, and again after one that failed.
+    """
+
+    def __init__(self, num: int) -> None:
+        self.num = num
+        self._folder = tempfile.TemporaryDirectory()
+        self._logs = [Path(self._folder.name) / f"rank{rank}.txt" for rank in range(num)]
+        self._processes: list[ForkServerProcess] = []
+        self._channels: list[Connection] = []
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+        self._folder.cleanup()
+
+    def run(
+        self, function: Callable[..., Any], *arguments: Any, timeout_s: float = 280
+    ) -> list[Any]:
+        """What `function(*arguments)` returns on each rank: tensors, numbers, text.
+
+        Raises: AssertionError: a rank failed or took too long; with the end of what it printed.
+        """
+        if not self._processes:
+            self._start()
+        results: dict[int, Any] = {}
+        deadline = time.monotonic() + timeout_s
+        try:
+            for channel in self._channels:
+                channel.send((function, arguments))
+            while missing := [self._channels[i] for i in range(self.num) if i not in results]:
+                ready = wait(missing, deadline - time.monotonic())
+                assert ready, f"no result within {timeout_s} s"
+                for answered in ready:
+                    assert isinstance(answered, Connection)
+                    saved = io.BytesIO(answered.recv_bytes())
+                    results[self._channels.index(answered)] = torch.load(saved, weights_only=True)
+        except (AssertionError, EOFError, OSError) as error:
+            self._end()
+            printed = "\n".join(log.read_text()[-3000:] for log in self._logs)
+            raise AssertionError(f"{error}\n{printed}") from None
+        return [results[rank] for rank in range(self.num)]
+
+    def _start(self) -> None:
+        for log, variables in zip(self._logs, rank_variables(self.num), strict=True):
+            ours, theirs = _context().Pipe()
+            self._processes.append(start(log, variables, _serve, theirs))
+            self._channels.append(ours)
+            theirs.close()
+
+    def _end(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._channels, self._processes = [], []
+
+
 def on_ranks(
     num: int, function: Callable[..., Any], *arguments: Any, timeout_s: float = 280
 ) -> list[Any]:
-    """What `function(*arguments)` returns on each of `num` ranks: tensors, numbers, text.
-
-    Raises: AssertionError: a rank failed; with the end of what it printed.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        logs = [Path(folder) / f"rank{rank}.txt" for rank in range(num)]
-        results = [log.with_suffix(".pt") for log in logs]
-        processes = [
-            start(log, variables, _saved, result, function, arguments)
-            for log, result, variables in zip(logs, results, rank_variables(num), strict=True)
-        ]
-        try:
-            deadline = time.monotonic() + timeout_s
-            codes = [end(process, deadline - time.monotonic()) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-        assert codes == [0] * num, "\n".join(log.read_text()[-3000:] for log in logs)
-        return [torch.load(result, weights_only=True) for result in results]
+    """What `function(*arguments)` returns on each of `num` ranks that end with it."""
+    with Ranks(num) as ranks:
+        return ranks.run(function, *arguments, timeout_s=timeout_s)
 
 
 def _context() -> ForkServerContext:
@@ -91,10 +140,16 @@ def _context() -> ForkServerContext:
     return found
 
 
-def _saved(result: Path, function: Callable[..., Any], arguments: tuple[Any, ...]) -> int:
+def _serve(channel: Connection) -> int:
     torch.set_num_threads(1)
-    torch.save(function(*arguments), result)
-    return 0
+    while True:
+        try:
+            function, arguments = channel.recv()
+        except EOFError:
+            return 0
+        saved = io.BytesIO()
+        torch.save(function(*arguments), saved)
+        channel.send_bytes(saved.getvalue())
 
 
 def _run(

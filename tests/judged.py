@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from vapo.environments.contract import Verdict
-from vapo.types import Rollout, Turn
+from vapo.types import FinishReason, Rollout, Turn
 
 
 def judged(rollouts: Sequence[Rollout], verdicts: Iterable[Verdict]) -> list[Rollout]:
@@ -17,10 +17,13 @@ def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:
     """An episode keeps its turns, whose rewards must add up to the verdict's; a response becomes
     one turn that has its reward."""
     if not rollout.in_environment:
-        turns = (Turn(0, len(rollout.response_ids), version=rollout.version),)
-        return verdict.on(replace(rollout, turns=turns))
+        has_ended = rollout.finish_reason is FinishReason.STOP
+        turn = Turn(0, len(rollout.response_ids), version=rollout.version, has_ended=has_ended)
+        return verdict.on(replace(rollout, turns=(turn,)))
     assert abs(rollout.reward - verdict.reward) < 1e-9
-    return replace(rollout, is_correct=verdict.is_correct, failure=verdict.failure)
+    failure = verdict.failure
+    is_correct, is_lost = verdict.is_correct, failure is not None
+    return replace(rollout, is_correct=is_correct, failure=failure, is_lost=is_lost)
 
 
 def verdict_of(rollout: Rollout) -> Verdict:

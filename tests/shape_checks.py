@@ -6,6 +6,7 @@ each function, not for the ten thousandth token of a decoding loop.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
@@ -53,10 +54,10 @@ def checked_at_first(decorated: Any = None, *, typechecker: Any) -> Any:
         inner = checked_at_first(decorated.__func__, typechecker=typechecker)
         return type(decorated)(inner)
     if inspect.isclass(decorated):
-        before = decorated.__init__
-        CHECK_ALL(decorated, typechecker=typechecker)
-        if decorated.__init__ is not before:  # a dataclass, whose fields are checked
-            type.__setattr__(decorated, "__init__", _ending(before, decorated.__init__))
+        plain = decorated.__init__
+        if dataclasses.is_dataclass(decorated) and plain.__globals__ is not globals():
+            made = functools.partial(CHECK_ALL, plain, typechecker=typechecker)
+            type.__setattr__(decorated, "__init__", _ending(plain, made))
         return decorated
     if not inspect.isfunction(decorated):
         return CHECK_ALL(decorated, typechecker=typechecker)
@@ -65,23 +66,31 @@ def checked_at_first(decorated: Any = None, *, typechecker: Any) -> Any:
             return decorated
         _nested[decorated.__code__] = _test
     if decorated.__module__.startswith("vapo.config."):  # no tensors: no names of sizes to note
-        return _ending(decorated, checked(decorated))
-    return _ending(decorated, CHECK_ALL(decorated, typechecker=typechecker))
+        return _ending(decorated, lambda: checked(decorated))
+    return _ending(decorated, lambda: CHECK_ALL(decorated, typechecker=typechecker))
 
 
-def _ending(plain: Callable[..., Any], checking: Callable[..., Any]) -> Callable[..., Any]:
-    """`checking` for the first calls of each test, `plain` for the others."""
+def _ending(
+    plain: Callable[..., Any], made: Callable[[], Callable[..., Any]]
+) -> Callable[..., Any]:
+    """The checking function for the first calls of each test, `plain` for the others.
+
+    It is `made` at the first call: that takes milliseconds, and most functions are never called.
+    """
+    checking: Callable[..., Any] | None = None
     test, calls = -1, 0
 
     @functools.wraps(plain)
     def call(*args: Any, **kwargs: Any) -> Any:
-        nonlocal test, calls
+        nonlocal checking, test, calls
         __tracebackhide__ = True
         if test != _test:
             test, calls = _test, 0
         if calls == CALLS_CHECKED:
             return plain(*args, **kwargs)
         calls += 1
+        if checking is None:
+            checking = made()
         return checking(*args, **kwargs)
 
     return call

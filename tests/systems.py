@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -59,7 +61,13 @@ PRESETS = (
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)
 SYSTEMS = (*WITH_CRITIC, *CRITIC_FREE)
+AT_ONCE = ("vapo", "grpo", "dapo", "tether", "vineppo")
 MAX_RESPONSE_TOKENS = 10
+
+
+def mostly_slow(systems: Iterable[str]) -> list[Any]:
+    """Parameters of a test: of the systems that share most of their code, a few in `make check`."""
+    return [n if n in AT_ONCE else pytest.param(n, marks=pytest.mark.slow) for n in systems]
 
 
 def system_config(name: str, *overrides: str) -> FitConfig:

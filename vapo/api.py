@@ -278,13 +278,13 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
     """
     with checked("fit", config, {"ckpt_path": None}):
         from vapo.commands.fit import checked_inputs
-        from vapo.rewards.scorer import Scorer
+        from vapo.rewards.scorer import make_scorer
         from vapo.system.progress import Progress
         from vapo.training.parts import Sampling, module_of
         from vapo.training.parts import training_parts as parts_of
 
         inputs = checked_inputs(config)
-        with Progress(live=False) as progress, Scorer(config) as scorer:
+        with Progress(live=False) as progress, make_scorer(config) as scorer:
             progress.note(inputs.prompts.report.describe())
             parts = parts_of(
                 module_of(config, inputs),

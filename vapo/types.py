@@ -99,7 +99,8 @@ class Turn:
     what was sampled, and stands on the turn's last token. `version` counts the weight updates
     before the turn was asked for, None where nobody counts. Where updates came while it was
     sampled and the engine says so, `updates` are (those since it was asked for, number of tokens),
-    in order.
+    in order. A turn that was cut has not `has_ended`: what a verifier gave for it, as if it had,
+    has not been earned.
     """
 
     num_observed: int
@@ -107,6 +108,7 @@ class Turn:
     reward: float = 0.0
     version: int | None = None
     updates: tuple[tuple[int, int], ...] = ()
+    has_ended: bool = True
 
     @property
     def versions(self) -> list[tuple[int, int]]:
@@ -142,8 +144,9 @@ class Rollout:
     `is_correct` is what the positive-example LM loss and the accuracies use; None: nobody has
     judged yet. `extracted` is the answer that a verifier read. `in_environment`: an environment
     answered the turns; else a verifier judged the one turn. `failure` names why one of them failed
-    (timeout, crash, garbled, ...): without a verdict a response counts as incorrect, and what an
-    episode would have earned is not known (`is_lost`).
+    (timeout, crash, garbled, ...): without a verdict a response counts as incorrect. A rollout that
+    `is_lost` cannot be trained on: its environment failed, and what it would have earned is not
+    known.
     """
 
     prompt: Prompt
@@ -156,6 +159,7 @@ class Rollout:
     extracted: str | None = None
     failure: str | None = None
     in_environment: bool = False
+    is_lost: bool = False
 
     @property
     def reward(self) -> float:
@@ -166,11 +170,6 @@ class Rollout:
     def version(self) -> int | None:
         """The weight updates before the first turn; None where nobody counts."""
         return self.turns[0].version if self.turns else None
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its environment failed, so that it cannot be trained on."""
-        return self.in_environment and self.failure is not None
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
@@ -268,6 +267,12 @@ class EvaluatedBatch(RolloutBatch):
     value_spread: Float[Tensor, "B T"] | None = None
     critic_members: Int[Tensor, " B"] | None = None
     old_member_values: Float[Tensor, "B T"] | None = None
+
+    @property
+    def values(self) -> Float[Tensor, "B T"]:
+        """`old_values`, of a system that has a critic."""
+        assert self.old_values is not None, "a critic is trained"
+        return self.old_values
 
 
 @dataclass(frozen=True)

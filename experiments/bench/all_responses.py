@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.types import Prompt, Rollout
@@ -26,6 +26,6 @@ def sample_all(
 ) -> list[Rollout]:
     """Compare each response with its prompt's answer: no verifier's process is needed."""
     config = FitConfig(rewards=make(RewardConfig, verifier="exact"))
-    scorer = Scorer(config)
+    scorer = make_scorer(config)
     player = Player(config, sampler, scorer, tokenizer)
     return player.play(prompts, group_size=group_size, settings=settings, seed=seed)

@@ -31,8 +31,8 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.build import make_critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.loading import read_model_config
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
+from vapo.networks.model_configs import read_model_config
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.memory.estimate import GIB, estimate_memory
 from vapo.training.minibatches import make_minibatches, passes

@@ -30,7 +30,7 @@ from vapo.config.kinds import make
 from vapo.environments.contract import Environments
 from vapo.environments.processes import data_row, make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
@@ -129,7 +129,7 @@ def main() -> None:
         max_concurrent_sequences=arguments.at_once,
         device="cpu",
     )
-    scorer = Scorer(config)
+    scorer = make_scorer(config)
     player = Player(config, engine, scorer, tokenizer)
 
     def ours() -> int:

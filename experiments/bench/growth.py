@@ -28,7 +28,7 @@ from vapo.functional.advantages import decoupled_gae
 from vapo.functional.losses import aggregate, clipped_surrogate, value_loss
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import cut_by_tokens
-from vapo.networks.packed_attention import enable_packing
+from vapo.networks.layouts import enable_packing
 from vapo.networks.token_inputs import token_inputs
 
 LENGTHS = (512, 2048, 8192, 32_768)

@@ -28,7 +28,7 @@ from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.selection import make_sampler
 from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
             found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
 
     split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
-    scorer = Scorer(config)
+    scorer = make_scorer(config)
     inputs = Inputs(tokenizer, split)
     sampling = Sampling(config, inputs, scorer, progress, make_sampler=endless)
     parts = training_parts(module, sampling, progress=progress, critic_dir=None)

@@ -20,7 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import cut_by_tokens
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 # hidden size, layers, heads, responses, median response, longest response, token budget

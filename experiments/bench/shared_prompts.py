@@ -21,8 +21,8 @@ from packing import make_networks  # beside this file
 
 from vapo.networks.actor_critic import Actor
 from vapo.networks.forward_passes import cut_by_tokens
+from vapo.networks.layouts import choose_layout
 from vapo.networks.loading import load_causal_lm
-from vapo.networks.packed_attention import choose_layout
 from vapo.networks.token_inputs import Layout, Sequences, TokenInputs, token_inputs
 
 NUM_PROMPTS, GROUP_SIZE, BUDGET = 8, 8, 2048

@@ -21,7 +21,7 @@ from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.source import RolloutSource
 from vapo.system.libraries import quiet_libraries
@@ -105,7 +105,7 @@ def main() -> None:
     sampling = Sampling(
         config,
         Inputs(tokenizer, split),
-        Scorer(config),
+        make_scorer(config),
         progress,
         make_sampler=lambda module: (TransformersSampler if settings["ends"] else EndlessSampler)(
             module.actor.model,

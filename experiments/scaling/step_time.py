@@ -92,7 +92,7 @@ def draw(rows: dict[str, list[dict[str, Any]]], rates: Rates) -> Figure:
         axes.plot(ranks, computing, "o-", color="C0", label="computing")
         axes.plot(ranks, sending, "s-", color="C1", label="sending")
         ideal = [computing[0] * ranks[0] / n for n in ranks]
-        axes.plot(ranks, ideal, ":", color="grey", label="1 / GPUs")
+        axes.plot(ranks, ideal, "k:", label="1 / GPUs", zorder=3)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(ranks, [str(n) for n in ranks])

@@ -15,6 +15,7 @@ from tests.systems import (
     CRITIC_FREE,
     estimated,
     made_up_batch,
+    mostly_slow,
     system_config,
     system_loss,
     with_columns,
@@ -164,7 +165,7 @@ def gradient_of(
     return gradient
 
 
-@pytest.mark.parametrize("system", ["vapo", "ppo", "vc_ppo", *CRITIC_FREE])
+@pytest.mark.parametrize("system", mostly_slow(["vapo", "ppo", "vc_ppo", *CRITIC_FREE]))
 def test_an_engine_that_agrees_changes_no_bit(system: str) -> None:
     """Weights are exactly 1 and nobody is out of range where pi_rollout is pi_old."""
     config = system_config(system)
@@ -177,7 +178,7 @@ def test_an_engine_that_agrees_changes_no_bit(system: str) -> None:
     assert torch.equal(gradient_of(config, batch, logprobs), off)
 
 
-@pytest.mark.parametrize("system", CRITIC_FREE)
+@pytest.mark.parametrize("system", mostly_slow(CRITIC_FREE))
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_every_system_is_corrected_and_the_cut_does_not_matter(system: str, level: Any) -> None:
     config = system_config(system)

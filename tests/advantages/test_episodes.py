@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
-from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config, system_loss
+from tests.systems import CRITIC_FREE, WITH_CRITIC, mostly_slow, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
 from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
@@ -173,7 +173,7 @@ def assert_observations_do_not_matter(config: FitConfig) -> None:
     assert_close(list(loss), list(loss_plain), "loss")
 
 
-@pytest.mark.parametrize("system", [*WITH_CRITIC, *OTHERS])
+@pytest.mark.parametrize("system", mostly_slow([*WITH_CRITIC, *OTHERS]))
 def test_every_system(system: str) -> None:
     assert_observations_do_not_matter(system_config(system, "critic.prompt.kind=policy"))
 

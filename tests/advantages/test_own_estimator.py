@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.config.fits import ROOT, STATE_TRACKING
-from tests.systems import SYSTEMS, estimated, made_up_batch, system_config
+from tests.systems import SYSTEMS, estimated, made_up_batch, mostly_slow, system_config
 from vapo.advantages.contract import check_estimate
 from vapo.advantages.estimators import ESTIMATORS, estimator_of, token_rewards
 from vapo.commands import fit
@@ -85,7 +85,7 @@ def test_a_built_in_one_as_a_function_changes_no_bit(
         assert ours is None or torch.equal(ours, theirs), column
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", mostly_slow(SYSTEMS))
 def test_the_built_in_ones_keep_the_contract(system: str) -> None:
     config = system_config(system)
     batch = in_float32(config)

@@ -51,13 +51,18 @@ def traced(owner: type, name: str, *, begins: bool = False) -> None:
     setattr(owner, name, call)
 
 
-if __name__ == "__main__":
+def executed(arguments: list[str]) -> int:
+    """In a process of its own, whose functions stay traced."""
     threading.settrace(trace)
     traced(IterationRunner, "run", begins=True)
     traced(VapoModule, "training_step")
     traced(WeightSync, "on_train_epoch_end")
-    code = cli.main(sys.argv[1:])
+    code = cli.main(arguments)
     names = (code.co_filename for code in seen)
     files = dict.fromkeys(n.removeprefix(PACKAGE) for n in names if n.startswith(PACKAGE))
     print(json.dumps(list(files)))
-    sys.exit(code)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(executed(sys.argv[1:]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,40 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 LOADERS = ("from_pretrained", "from_config")
 
 
-def nodes(path: Path) -> Iterator[ast.AST]:
-    return ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+@cache
+def marks(path: Path) -> frozenset[str]:
+    """What the tests look for in a file, which is parsed once for all of them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return frozenset(mark for node in ast.walk(tree) for mark in marks_of(node))
+
+
+def marks_of(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.Attribute) and node.attr == "enabled":
+        yield "reads enabled"
+    elif isinstance(node, ast.Call):
+        yield from marks_of_call(node, getattr(node.func, "id", ""))
+    elif isinstance(node, ast.Import):
+        yield from (f"imports {alias.name.split('.')[0]}" for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield f"imports {(node.module or '').split('.')[0]}"
+
+
+def marks_of_call(node: ast.Call, function: str) -> Iterator[str]:
+    if function in ("print", "eval", "exec", "compile", "__import__"):
+        yield f"calls {function}"
+    if function == "getattr" and any(
+        isinstance(a, ast.Constant) and a.value == "enabled" for a in node.args
+    ):
+        yield "reads enabled"
+    needed = {"trust_remote_code": False, "weights_only": True, "shell": False}
+    for keyword in node.keywords:
+        wanted = needed.get(keyword.arg or "")
+        if wanted is not None and getattr(keyword.value, "value", None) is not wanted:
+            yield f"another {keyword.arg}"
+
+
+def with_mark(mark: str) -> set[str]:
+    return {str(path.relative_to(PACKAGE)) for path in SOURCES if mark in marks(path)}
 
 
 def test_no_grab_bag_files() -> None:
@@ -24,28 +57,11 @@ def test_no_grab_bag_files() -> None:
 
 def test_everything_is_printed_without_what_a_terminal_acts_on() -> None:
     """By `say`, which escapes it; a user's traceback goes to a pipe, whose reader escapes it."""
-    printing = {
-        str(path.relative_to(PACKAGE))
-        for path in SOURCES
-        for node in nodes(path)
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print"
-    }
-    assert printing == {"system/shown_text.py", "system/process_protocol.py"}
+    assert with_mark("calls print") == {"system/shown_text.py", "system/process_protocol.py"}
 
 
 def test_only_resolve_reads_enabled() -> None:
-    readers = {
-        str(path.relative_to(PACKAGE))
-        for path in SOURCES
-        for node in nodes(path)
-        if (isinstance(node, ast.Attribute) and node.attr == "enabled")
-        or (
-            isinstance(node, ast.Call)
-            and getattr(node.func, "id", "") == "getattr"
-            and any(isinstance(a, ast.Constant) and a.value == "enabled" for a in node.args)
-        )
-    }
-    assert readers == {"config/hyperparameters.py"}
+    assert with_mark("reads enabled") == {"config/hyperparameters.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -53,20 +69,10 @@ def test_nothing_runs_foreign_code(path: Path) -> None:
     picklers = {"pickle", "dill", "joblib", "cloudpickle"}
     if path.relative_to(PACKAGE).as_posix() == "system/handed_functions.py":
         picklers.remove("cloudpickle")  # from a process to its own child
-    for node in nodes(path):
-        if isinstance(node, ast.Call):
-            assert getattr(node.func, "id", "") not in ("eval", "exec", "compile", "__import__")
-            for keyword in node.keywords:
-                if keyword.arg == "trust_remote_code":
-                    assert getattr(keyword.value, "value", None) is False
-                if keyword.arg == "weights_only":
-                    assert getattr(keyword.value, "value", None) is True
-                if keyword.arg == "shell":
-                    assert getattr(keyword.value, "value", None) is False
-        elif isinstance(node, ast.Import):
-            assert not {a.name.split(".")[0] for a in node.names} & picklers
-        elif isinstance(node, ast.ImportFrom):
-            assert (node.module or "").split(".")[0] not in picklers
+    refused = {f"imports {name}" for name in picklers}
+    refused |= {f"calls {name}" for name in ("eval", "exec", "compile", "__import__")}
+    refused |= {f"another {name}" for name in ("trust_remote_code", "weights_only", "shell")}
+    assert not marks(path) & refused
 
 
 def _loads_without_a_word_on_code(path: Path) -> Iterator[str]:
@@ -119,5 +125,6 @@ def test_the_search_finds_each_kind_of_use(tmp_path: Path, line: str, is_found: 
 
 def test_losses_have_no_denominator_of_their_own() -> None:
     """A `.mean()` in a loss would weigh micro-batches wrongly; denominators are passed in."""
-    for node in nodes(PACKAGE / "functional" / "losses.py"):
+    tree = ast.parse((PACKAGE / "functional" / "losses.py").read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
         assert not (isinstance(node, ast.Attribute) and node.attr == "mean"), node.lineno

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,16 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports_of(path: Path, *, at_the_top: bool = False) -> Iterator[str]:
+@cache
+def imports_of(path: Path, *, at_the_top: bool = False) -> list[str]:
     """Full names of everything a file imports, at any depth; relative imports are resolved.
 
     `at_the_top`: only what is imported together with the file.
     """
+    return list(_imports_of(path, at_the_top=at_the_top))
+
+
+def _imports_of(path: Path, *, at_the_top: bool) -> Iterator[str]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in tree.body if at_the_top else ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -96,18 +102,28 @@ def test_functional_loads_nothing_else(name: str, after_functional: dict[str, se
     assert all(m in ("vapo", "vapo.types") or m.startswith("vapo.functional") for m in ours), ours
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import vapo.config, vapo.config.loading, vapo.config.validation, vapo.config.options",
-        "import vapo.cli",
-        "from vapo.cli import main; main(['fit', '--help'])",
-        "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', '--print_config'])",
-        "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', 'sede=1'])",
-    ],
+LIGHT = (
+    "import vapo.config, vapo.config.loading, vapo.config.validation, vapo.config.options",
+    "import vapo.cli",
+    "from vapo.cli import main; main(['fit', '--help'])",
+    "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', '--print_config'])",
+    "from vapo.cli import main; main(['fit', '--config', 'conf/vapo.yaml', 'sede=1'])",
 )
-def test_config_and_command_line_are_light(statement: str) -> None:
-    assert not modules_after(statement) & set(HEAVY)
+
+
+def test_config_and_command_line_are_light() -> None:
+    """One after the other, in one interpreter."""
+    each = (f"{statement}; print('modules:', {statement!r}, *sys.modules)" for statement in LIGHT)
+    code = "\n".join(["import sys", *each])
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = [line for line in done.stdout.splitlines() if line.startswith("modules: ")]
+    assert len(found) == len(LIGHT)
+    for statement, line in zip(LIGHT, found, strict=True):
+        rest = line.removeprefix(f"modules: {statement}")
+        assert "vapo.config" in rest.split()
+        assert not set(rest.split()) & set(HEAVY), statement
 
 
 def loaded_with(module: str) -> set[str]:

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import SMALL, store
+from tests import forked
+from tests.architecture.executed_files import executed
+from tests.integration.commands import SHORTEST, store
 
-ROOT = Path(__file__).parents[2]
 MAX_FILES = 62
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", [".", "windy_walk"], ids=["responses", "episodes"])
 def test_an_iteration_executes_few_files(folder: str, tmp_path: Path) -> None:
     """Without the shape checks, whose functions would count."""
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "tests.architecture.executed_files"),
-            *("fit", "--config", f"conf/{folder}/vapo.yaml", *SMALL),
-            *("components.value_pretraining.num_iterations=0", "training.num_iterations=1"),
-            *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),
-            *("evaluation.k=2", "evaluation.num_prompts=4"),
-            f"output_dir={tmp_path / 'runs'}",
-            f"tracking.uri={store(tmp_path)}",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    files = json.loads(done.stdout.splitlines()[-1])
+    options = [
+        *("fit", "--config", f"conf/{folder}/vapo.yaml", *SHORTEST),
+        *("components.value_pretraining.num_iterations=0", "training.num_iterations=1"),
+        *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
+        f"output_dir={tmp_path / 'runs'}",
+        f"tracking.uri={store(tmp_path)}",
+    ]
+    log = tmp_path / "log.txt"
+    code = forked.end(forked.start(log, {}, executed, options), timeout_s=240)
+    assert code == 0, log.read_text()[-3000:]
+    files = json.loads(log.read_text().splitlines()[-1])
     assert {"training/iteration.py", "training/objective.py", "rollouts/source.py"} <= set(files)
     assert len(files) <= MAX_FILES, "\n".join(sorted(files))

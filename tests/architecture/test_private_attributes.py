@@ -41,25 +41,19 @@ def is_private(name: str) -> bool:
 
 def test_they_are_touched_in_one_file() -> None:
     """Every `x._name` elsewhere is a name of our own: a class or module of ours assigns it."""
-    trees = {str(p.relative_to(PACKAGE)): ast.parse(p.read_text()) for p in sources()}
-    ours = {"_bootstrap"}
-    for tree in trees.values():
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+    ours, touched = {"_bootstrap"}, dict[str, str]()
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                if isinstance(node.ctx, ast.Store):
+                    ours.add(node.attr)
+                if is_private(node.attr) and path != PACKAGE / HOME:
+                    touched[f"{path}:{node.lineno} {node.attr}"] = node.attr
+            elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 ours.add(node.name)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 ours.add(node.id)
-            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                ours.add(node.attr)
-    foreign = {
-        f"{path}:{node.lineno} {node.attr}"
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute)
-        and is_private(node.attr)
-        and node.attr not in ours | STANDARD
-        and path != HOME
-    }
+    foreign = {place for place, name in touched.items() if name not in ours | STANDARD}
     assert not foreign
 
 

@@ -113,6 +113,7 @@ def test_export_and_ui(calls: Calls) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_print_config_can_be_fed_back(
     calls: Calls, minimal: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

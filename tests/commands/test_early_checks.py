@@ -24,17 +24,18 @@ from vapo.system.function_files import check_function
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "lightning", "transformers", "mlflow", "torchmetrics", "datasets", "scipy"}
 NOTHING: dict[str, Any] = {"ckpt_path": None, "value_page": None, "value_truth": None}
-WITH_MODULES = """
-import sys
+EACH_COMMAND = """
+import json, sys
 from vapo.cli import main
-code = main(sys.argv[1:])
+for argv in json.loads(sys.argv[1]):
+    code = main(argv)
+    print("code:", code, file=sys.stderr)
 print("modules:", *sys.modules)
-sys.exit(code)
 """
 
 
-def in_a_process(*argv: str, code: str = WITH_MODULES) -> tuple[int, str, set[str]]:
-    """Exit code, stderr, and what was imported by the end of a command."""
+def in_a_process(*argv: str, code: str) -> tuple[str, set[str]]:
+    """Its stderr, and what was imported by its end."""
     done = subprocess.run(
         [sys.executable, "-c", code, *argv],
         cwd=ROOT,
@@ -42,49 +43,44 @@ def in_a_process(*argv: str, code: str = WITH_MODULES) -> tuple[int, str, set[st
         capture_output=True,
         text=True,
     )
-    modules = set(done.stdout.rpartition("modules:")[2].split())
-    return done.returncode, done.stderr, modules
+    return done.stderr, set(done.stdout.rpartition("modules:")[2].split())
 
 
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["fit", "actor.path=models/checked_step/policy"],
-         "actor.path: models/checked_step/policy: no such model folder; did you mean "
-         "models/checked_steps/policy?"),
-        (["validate", "--ckpt_path", "conf/vapo.yml"], "did you mean /"),
-        (["gates", "rewards={verifier: python, function: 'my_verifier_xyz:score'}"],
-         "rewards.function: cannot import my_verifier_xyz:score: there is no module "
-         "my_verifier_xyz"),
-        (["gates", "rewards={verifier: math_verify}"],
-         "rewards.verifier is math_verify, which is not installed: "),
-        (["rollouts", "--output", "x.jsonl"],
-         "--output x.jsonl: the file is Parquet: give it a name that ends in .parquet"),
-        (["fit", "environment={kind: function, function: 'my_environment_xyz:Env'}"],
-         "environment.function: cannot import my_environment_xyz:Env: there is no module "
-         "my_environment_xyz"),
-    ],
-)  # fmt: skip
-def test_a_wrong_path_is_an_error_without_torch(argv: list[str], said: str) -> None:
-    name, *rest = argv
-    code, err, modules = in_a_process(name, "--config", "conf/vapo.yaml", *rest)
-    assert code == 2
-    assert said in err
-    assert err.startswith("vapo: ")
-    assert err.count("\n") == 1
-    assert not modules & HEAVY
+WRONG_PATHS = [
+    (["fit", "actor.path=models/checked_step/policy"],
+     "actor.path: models/checked_step/policy: no such model folder; did you mean "
+     "models/checked_steps/policy?"),
+    (["validate", "--ckpt_path", "conf/vapo.yml"], "did you mean /"),
+    (["gates", "rewards={verifier: python, function: 'my_verifier_xyz:score'}"],
+     "rewards.function: cannot import my_verifier_xyz:score: there is no module "
+     "my_verifier_xyz"),
+    (["gates", "rewards={verifier: math_verify}"],
+     "rewards.verifier is math_verify, which is not installed: "),
+    (["rollouts", "--output", "x.jsonl"],
+     "--output x.jsonl: the file is Parquet: give it a name that ends in .parquet"),
+    (["fit", "environment={kind: function, function: 'my_environment_xyz:Env'}"],
+     "environment.function: cannot import my_environment_xyz:Env: there is no module "
+     "my_environment_xyz"),
+]  # fmt: skip
 
 
-def test_a_grid_is_checked_without_torch(tmp_path: Path) -> None:
-    """Every row of it, before the first is begun."""
+def test_wrong_paths_are_errors_without_torch(tmp_path: Path) -> None:
+    """One line each. Of a grid every row is checked, before the first is begun."""
     grid = tmp_path / "grid.yaml"
     overrides = "{critic.init: ./none, critic.optimizer.lr: 1.0e-4}"
     grid.write_text(f"rows:\n- row: whole\n- row: odd\n  overrides: {overrides}\n")
-    argv = ["sweep", "--config", "conf/vapo.yaml", "--grid", str(grid), "--dry_run"]
-    code, err, modules = in_a_process(*argv, f"output_dir={tmp_path}")
-    assert code == 2
-    assert "row 'odd' of the grid: critic.init: ./none: no such model folder" in err
+    sweep = ["sweep", "--grid", str(grid), "--dry_run", f"output_dir={tmp_path}"]
+    of_grid = "row 'odd' of the grid: critic.init: ./none: no such model folder"
+    asked = [*WRONG_PATHS, (sweep, of_grid)]
+    argv = [[name, "--config", "conf/vapo.yaml", *rest] for (name, *rest), _ in asked]
+    err, modules = in_a_process(json.dumps(argv), code=EACH_COMMAND)
+    assert modules
     assert not modules & HEAVY
+    lines = err.splitlines()
+    assert lines[1::2] == ["code: 2"] * len(asked), err
+    for line, (_, said) in zip(lines[::2], asked, strict=True):
+        assert said in line
+        assert line.startswith("vapo: ")
 
 
 def test_the_first_line_comes_before_torch() -> None:
@@ -105,7 +101,7 @@ except Stop:
     pass
 """
     argv = ["fit", "--config", "conf/vapo.yaml", "seed=4"]
-    _, err, modules = in_a_process(*argv, code=until_torch)
+    err, modules = in_a_process(*argv, code=until_torch)
     assert err == "vapo fit: conf/vapo.yaml, seed 4; loading torch ...\n"
     assert modules
     assert not modules & HEAVY

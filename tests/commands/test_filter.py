@@ -143,7 +143,7 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
     assert text[3] == "     0.50        0"
 
 
-@pytest.mark.parametrize("num_before", [0, 2])
+@pytest.mark.parametrize("num_before", [pytest.param(0, marks=pytest.mark.night), 2])
 def test_a_killed_run_resumes_to_the_same_file(
     tmp_path: Path, policy: Path, finished: Path, num_before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +214,7 @@ def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: 
     assert own["weights"] != str(policy)  # of the weights, not of the folder's name
 
 
+@pytest.mark.slow
 def test_a_part_of_the_prompts_is_not_taken_for_all(
     tmp_path: Path, policy: Path, finished: Path
 ) -> None:

@@ -12,6 +12,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 
 
+@pytest.mark.slow
 def test_the_folder_has_the_default_task_and_recipes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import vapo
-from tests.commands.test_early_checks import HEAVY, in_a_process
+from tests.commands.test_early_checks import EACH_COMMAND, HEAVY, in_a_process
 from tests.docs.pages import named_files
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo import cli
@@ -71,31 +71,28 @@ def test_python_gets_the_same(rollouts: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "x.json").read_text())["num_responses"] == 12
 
 
-def test_it_starts_without_torch(rollouts: Path) -> None:
-    code, err, modules = in_a_process("inspect", str(rollouts))
-    assert (code, err) == (0, "")
+MISTAKES = [
+    (["--critic", "models/none"], "--critic: models/none: no such model folder"),
+    (["--policy", "models/none"], "--policy: models/none: no such model folder"),
+    (["--value_truth", "4"], "--value_truth needs --policy MODEL"),
+    (["--value_truth", "4", "--policy", "models/checked_steps/policy"],
+     "--value_truth needs --verifier NAME"),
+    (["--verifier", "math"], "--verifier is for continuations: give --value_truth K"),
+    (["--output", "page.pdf"], "--output page.pdf: give a name that ends in .html or .json"),
+]  # fmt: skip
+
+
+def test_it_answers_and_says_what_is_wrong_without_torch(rollouts: Path) -> None:
+    """One new process for all: without a mistake first, then with each of them."""
+    argv = [["inspect", str(rollouts), *rest] for rest in ([], *(rest for rest, _ in MISTAKES))]
+    err, modules = in_a_process(json.dumps(argv), code=EACH_COMMAND)
     assert modules
     assert not modules & HEAVY
-
-
-@pytest.mark.parametrize(
-    ("argv", "said"),
-    [
-        (["--critic", "models/none"], "--critic: models/none: no such model folder"),
-        (["--policy", "models/none"], "--policy: models/none: no such model folder"),
-        (["--value_truth", "4"], "--value_truth needs --policy MODEL"),
-        (["--value_truth", "4", "--policy", "models/checked_steps/policy"],
-         "--value_truth needs --verifier NAME"),
-        (["--verifier", "math"], "--verifier is for continuations: give --value_truth K"),
-        (["--output", "page.pdf"], "--output page.pdf: give a name that ends in .html or .json"),
-    ],
-)  # fmt: skip
-def test_a_mistake_is_said_without_torch(argv: list[str], said: str, rollouts: Path) -> None:
-    code, err, modules = in_a_process("inspect", str(rollouts), *argv)
-    assert code == 2
-    assert said in err
-    assert err.count("\n") == 1
-    assert not modules & HEAVY
+    sound, *lines = err.splitlines()
+    assert sound == "code: 0"
+    assert lines[1::2] == ["code: 2"] * len(MISTAKES), err
+    for line, (_, said) in zip(lines[::2], MISTAKES, strict=True):
+        assert said in line
 
 
 def test_no_such_file(capsys: Any, rollouts: Path) -> None:

@@ -100,7 +100,7 @@ def test_the_limit_that_cut_the_episodes_is_what_to_raise(
     first, second = hints([cut, cut], config, POLICY_TOKENS)
     assert first.endswith(advised)
     assert "no episode of 2 is correct" in second
-    failed = trial("a", finish_reason="length", failure="crash")
+    failed = trial("a", finish_reason="length", failure="crash", is_lost=True)
     assert not any("raise" in hint for hint in hints([failed], config, POLICY_TOKENS))
 
 

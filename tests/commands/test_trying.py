@@ -72,6 +72,7 @@ def parts(shown: str) -> list[str]:
     return shown.split("--- ")
 
 
+@pytest.mark.slow
 def test_given_responses_with_all_that_a_verifier_does(
     project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

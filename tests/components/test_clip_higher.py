@@ -77,6 +77,7 @@ def climb(eps_high: float, probability: float) -> float:
     return torch.sigmoid(logit).item()
 
 
+@pytest.mark.slow
 def test_negative_control_off_a_rare_good_token_is_stopped_sooner() -> None:
     # From 0.01 a good token can rise to 0.012 within one rollout batch, and to 0.0128 with the
     # higher bound, while a token at 0.9 can go to 1 either way: the bound binds exploration.

@@ -91,8 +91,8 @@ def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_run_carries_its_systems_name(system: str) -> None:
-    config = system_config(system, "seed=3")
-    assert default_name(config).endswith(f"{system} seed3")
+    config = system_config(system)
+    assert default_name(config).endswith(f"{system} seed{config.seed}")
     assert config.tracking.tags == {"system": system}
 
 

@@ -98,6 +98,7 @@ def load(minimal: Path, chosen: list[str]) -> FitConfig | None:
         return None
 
 
+@pytest.mark.slow
 @bounded
 @given(chosen=overrides)
 def test_overrides_give_a_config_or_one_line_that_names_a_key(
@@ -111,6 +112,7 @@ def test_overrides_give_a_config_or_one_line_that_names_a_key(
     assert config_hash(again) == config_hash(config)
 
 
+@pytest.mark.slow
 @bounded
 @given(st.data())
 def test_a_key_alone_within_its_range_is_taken_or_clashes_with_another(

@@ -201,7 +201,7 @@ def test_a_mixture_is_typed_recorded_and_written_back(tmp_path: Path) -> None:
         (["data.train.sources.sums.curriculum=[{level: -1}]"], r"levels are counted from 0"),
         (
             ["data.train.sources.sums.curriculum=[{leve: 1}]"],
-            r"Key 'leve' not in 'CurriculumStage'",
+            r"curriculum\[0\]: unknown key 'leve'; the block has from_iteration, level, options",
         ),
         (
             [

@@ -144,7 +144,8 @@ def test_out_of_range_through_interpolation_blames_the_value_not_the_reference(
          ["overlay.yaml:1: seed", "'${algorithm.gama}' points to nothing", "${algorithm.gamma}"]),
         ("seed: ${seed}", ["overlay.yaml:1: seed", "Recursive"]),
         ("\nseed: ${", ["overlay.yaml:2: seed"]),
-        ("seed: ${algorithm.gamma}", ["overlay.yaml:1: seed", "Integer"]),
+        ("seed: ${algorithm.gamma}",
+         ["overlay.yaml:1: seed: expects int, got 1.0 (from ${algorithm.gamma})"]),
         ("actor:\n  path: ${oc.env:VAPO_TEST_UNSET}", ["overlay.yaml:2: actor.path", "_UNSET"]),
     ],
 )  # fmt: skip

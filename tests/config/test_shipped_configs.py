@@ -124,10 +124,11 @@ OF_ONE_SYSTEM = CONF / "recipes/sao_environment_qwen2.5_0.5b.yaml"
 WHOLE = [path for path in (DEFAULT, *TASKS, *RECIPES) if path != OF_ONE_SYSTEM]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("base", WHOLE, ids=lambda path: str(path.relative_to(CONF)))
-def test_every_third_algorithm_over_every_whole_config(base: Path) -> None:
-    """Each time another third: three whole configs in a row have had all of them."""
-    check_algorithms(base, ALGORITHMS[WHOLE.index(base) % 3 :: 3])
+def test_every_sixth_algorithm_over_every_whole_config(base: Path) -> None:
+    """Each time another sixth: six whole configs in a row have had all of them."""
+    check_algorithms(base, ALGORITHMS[WHOLE.index(base) % 6 :: 6])
 
 
 @pytest.mark.night
@@ -150,6 +151,7 @@ def check_algorithms(base: Path, algorithms: Sequence[Path]) -> None:
         resolve(load_config(FitConfig, [base, algorithm], own))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", DATA, ids=lambda path: path.stem)
 def test_data_over_every_scale_and_recipe(data: Path) -> None:
     """Data alone leaves the training problems, or the model, to another file."""

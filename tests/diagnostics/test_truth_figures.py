@@ -85,7 +85,7 @@ def many(k: int) -> tuple[TruthFigures, ...]:
     )
 
 
-@pytest.mark.parametrize("k", [4, 8, 16])
+@pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.night) for k in (8, 16))])
 @pytest.mark.parametrize(
     "name",
     ["bias", "mse", "baseline_mse", "variance", "within_variance", "between_variance", "explained",
@@ -108,6 +108,7 @@ def test_without_the_correction_it_would_be() -> None:
     assert found.mse.low < exact(flat).mse.value < found.mse.high
 
 
+@pytest.mark.slow
 def test_the_intervals_cover() -> None:
     """Of 30 draws of 64 prompts, each figure's intervals cover that of all prompts 25 times."""
     names = ("bias", "mse", "explained_within", "explained_between", "flattening")
@@ -190,7 +191,8 @@ def test_the_verdict_names_the_critic(critic: Critic, wanted: set[str], unwanted
     assert not unwanted & anchors
 
 
-@pytest.mark.parametrize("k", [4, 8, 16, 32])
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.night) for k in (8, 16)), 32])
 def test_the_ceiling_is_what_an_exact_critic_has(k: int) -> None:
     """Over 12 draws of 180 responses; an exact critic misses mistakes too, with few draws most."""
     drawn = [points_of(k, lambda value, prompts_value: value, seed) for seed in range(12)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,9 +59,8 @@ def chosen(settings: ValueTruthConfig, *, seed: int = 0):
 
 def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
     episodes, _ = make_episodes(12, vocab_size=30)
-    failed = replace(
-        episodes[0], response_ids=(), rollout_logprobs=(), turns=(), failure="timeout: reset"
-    )
+    nothing: dict[str, Any] = {"response_ids": (), "rollout_logprobs": (), "turns": ()}
+    failed = replace(episodes[0], **nothing, failure="timeout: reset", is_lost=True)
     rollouts = [failed, *episodes]
     settings = truth(num_responses=3, num_prefixes=30, num_continuations=2)
     choice = choose_places(rollouts, settings, tiny_tokenizer(), seed=0)

@@ -16,7 +16,7 @@ from tests.integration.commands import FEW_PROMPTS, ROOT, SMALL
 from tests.tracking.ready_stores import ready_store
 from vapo import cli
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("unsent")]
 
 SMALLER = [
     *(item for item in SMALL if item not in FEW_PROMPTS),

@@ -52,9 +52,20 @@ def test_every_file_has_its_command_and_is_short() -> None:
         assert [c for c in fits() if re.search(rf"={module}:\w+", " ".join(c.words))], name
 
 
-@pytest.mark.parametrize("command", fits(), ids=lambda command: command.words[-1])
+@pytest.mark.usefixtures("unsent")
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, id=command.words[-1], marks=pytest.mark.slow if number else ())
+        for number, command in enumerate(fits())
+    ],
+)
 def test_a_command_trains(command: Command, folder: Path, capsys: Any) -> None:
-    few = ["data.train.num_examples=64", "data.heldout.num_examples=4"]
+    few = [
+        "data.train.num_examples=64",
+        "data.heldout.num_examples=4",
+        "rollouts.max_response_tokens=16",
+    ]
     words = [*small(command), *few, f"tracking.uri={store(folder)}"]
     assert cli.main(words) == 0, capsys.readouterr().err
     assert (folder / "runs").is_dir()

@@ -40,6 +40,7 @@ def write_run(folder: Path, metrics: dict[str, list[float]], *overrides: str) ->
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
+@pytest.mark.slow
 def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) -> None:
     """Two runs: one from a shared value pretraining, one that is still open."""
     metrics = {

@@ -46,20 +46,32 @@ def started(config: FitConfig) -> Iterator[ProcessEnvironments]:
         made.close()
 
 
-@pytest.fixture(autouse=True)
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VAPO_TEST_SERVICE", SECRET)
-    for name in STORES:
-        monkeypatch.setenv(name, f"{name}-{SECRET}")
-    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
+@pytest.fixture(scope="module", autouse=True)
+def variables() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VAPO_TEST_SERVICE", SECRET)
+        for name in STORES:
+            patch.setenv(name, f"{name}-{SECRET}")
+        patch.setenv("TOKENIZERS_PARALLELISM", "false")
+        yield
+
+
+@pytest.fixture(scope="module")
+def envs(
+    variables: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ProcessEnvironments]:
+    folder = tmp_path_factory.mktemp("config")
+    with started(config(folder, "environment.variables=[OPENAI_API_KEY]")) as made:
+        yield made
 
 
 @pytest.mark.parametrize("num_before", [0, 180, 195, 9_990])
 @pytest.mark.parametrize("what", ["key", "url", "password", "OPENAI_API_KEY", "answer"])
-def test_no_failure_shows_a_credential(tmp_path: Path, what: str, num_before: int) -> None:
+def test_no_failure_shows_a_credential(
+    envs: ProcessEnvironments, what: str, num_before: int
+) -> None:
     """Nor the beginning of one, where the message is cut."""
-    with started(config(tmp_path, "environment.variables=[OPENAI_API_KEY]")) as envs:
-        failure = play(envs, [f"{'x' * num_before} {what}"])[1].failure or ""
+    failure = play(envs, [f"{'x' * num_before} {what}"])[1].failure or ""
     assert failure.startswith("error: ")
     for part in (SECRET[:4], "pa55", "OPENAI_API_KEY-"):
         assert part not in failure
@@ -68,9 +80,10 @@ def test_no_failure_shows_a_credential(tmp_path: Path, what: str, num_before: in
         assert shown.get(what, "") in failure
 
 
-def test_credentials_are_withheld_but_for_those_that_the_config_passes(tmp_path: Path) -> None:
-    with started(config(tmp_path, "environment.variables=[OPENAI_API_KEY]")) as envs:
-        names = (play(envs, [])[0].observation or "").split()
+def test_credentials_are_withheld_but_for_those_that_the_config_passes(
+    envs: ProcessEnvironments,
+) -> None:
+    names = (play(envs, [])[0].observation or "").split()
     assert {*STORES} & {*names} == {"OPENAI_API_KEY"}
     assert {"TOKENIZERS_PARALLELISM", "PATH"} <= {*names}
 

@@ -50,6 +50,7 @@ def test_guess_the_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert replies[-1] == Reply((0,), None, 1.0)
 
 
+@pytest.mark.slow
 def test_the_pages_commands_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +64,7 @@ def test_the_pages_commands_run(
     assert "[environment, before turn 1]" in printed
     assert "no token for" not in printed
     few = [item for item in SMALL if item not in FEW_PROMPTS]
+    few += ["components.group_sampling.num_prompts=2", "training.minibatch_size=8"]
     words = [*trained.words, *few, "training.num_iterations=1", f"tracking.uri={store(folder)}"]
     assert cli.main(words) == 0, capsys.readouterr().err
     assert "score after" in capsys.readouterr().out

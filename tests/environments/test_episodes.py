@@ -50,6 +50,7 @@ def test_each_episode_has_an_object_of_its_own():
     assert ended == [Reply((0, 0), None, 2.0)]
 
 
+@pytest.mark.slow
 def test_twenty_slow_episodes_overlap():
     """Two turns of 0.3 s: 12 s one after the other."""
     with environments("Counts", args={"turns": 2, "nap_s": 0.3}) as envs:
@@ -129,6 +130,7 @@ def test_close_is_called_however_the_episode_ends(how: str, tmp_path: Path):
     assert file.read_text().startswith("closed")
 
 
+@pytest.mark.slow
 def test_a_close_that_hangs_holds_up_nobody(tmp_path: Path):
     start = time.monotonic()
     with environments("Closes") as envs:

@@ -132,6 +132,7 @@ def test_what_an_environment_writes_into_its_channel_is_no_answer(
     assert play(as_told, ["on"])[1].observation == "on done"
 
 
+@pytest.mark.slow
 def test_a_reply_that_never_ends():
     start = time.monotonic()
     with environments("AsTold", timeout_s=0.5) as envs:
@@ -175,6 +176,7 @@ def test_a_host_that_is_killed_is_started_again():
         assert play(envs, ["on"])[1].observation == "on done"
 
 
+@pytest.mark.slow
 def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
     """It is the host that forks episodes: without it every later one would time out."""
     with environments("AsTold", timeout_s=1.0) as envs:
@@ -225,6 +227,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_all_end_when_the_trainer_is_killed(tmp_path: Path):
     file = tmp_path / "daemon"
     trainer = subprocess.Popen(

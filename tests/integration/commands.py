@@ -35,7 +35,21 @@ SMALL = [
     "trainer.num_threads=1",
     "trainer.accelerator=cpu",
 ]
-
+# the same with short responses, scored on a few
+SHORT = [
+    *SMALL,
+    "rollouts.max_response_tokens=16",
+    "data.heldout.num_examples=4",
+    "evaluation.k=1",
+]
+# one iteration of value pretraining, two of the policy, two minibatches in each
+SHORTEST = [
+    *SHORT,
+    "components.value_pretraining.num_iterations=1",
+    "components.group_sampling.num_prompts=4",
+    "training.num_iterations=2",
+    "training.minibatch_size=8",
+]
 
 Result = subprocess.CompletedProcess[str]
 
@@ -78,6 +92,24 @@ def vapo_on_two_ranks(*args: str, timeout_s: float = 240) -> Result:
     first, second = _forked(
         args, [{**os.environ, **of_rank} for of_rank in forked.rank_variables(2)], timeout_s
     )
+    assert second.returncode == first.returncode, second.stderr[-4000:]
+    return first
+
+
+def vapo_under_srun(*args: str, timeout_s: float = 240) -> Result:
+    """The same as two processes with the variables that srun gives them; the first one's result."""
+    shared = {
+        "SLURM_JOB_NAME": "vapo",
+        "SLURM_JOB_ID": "4711",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODEID": "0",
+        "SLURM_NODELIST": "127.0.0.1",
+        "MASTER_PORT": forked.rank_variables(2)[0]["MASTER_PORT"],
+    }
+    ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+    first, second = _forked(args, [{**os.environ, **shared, **rank} for rank in ranks], timeout_s)
     assert second.returncode == first.returncode, second.stderr[-4000:]
     return first
 

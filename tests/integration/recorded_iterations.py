@@ -14,7 +14,7 @@ from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
@@ -94,7 +94,7 @@ def continuer_of(config: FitConfig) -> Iterator[Continuer]:
     tokenizer = load_tokenizer(config.actor.path)
     with (
         closing(make_sampler(config, load_policy(config), tokenizer)) as sampler,
-        Scorer(config) as scorer,
+        make_scorer(config) as scorer,
     ):
         stage = Progress(enabled=False).stage
         settings = sampling_settings(config.rollouts)

@@ -32,6 +32,7 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.recording import Recording
 from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.training.trainer import make_trainer
@@ -104,15 +105,17 @@ class ScriptedScorer(InstantScorer):
         return verdicts
 
 
-class NoRecords(RunLogger):
-    """A logger without a store."""
+class Notebook(RunLogger):
+    """A logger without a store: keeps what it is given, each minibatch's and each iteration's."""
 
     def __init__(self) -> None:
         Logger.__init__(self)
+        self.logged: list[dict[str, Any]] = []
 
     name = version = None
 
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None: ...
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        self.logged.append(dict(metrics))
 
     def finalize(self, status: str = "success") -> None: ...
 
@@ -144,8 +147,11 @@ def with_values(block: Any, values: Mapping[str, Any]) -> Any:
     return make(base, **{name: value for name, value in chosen.items() if name in known})
 
 
-def train(config: FitConfig, folder: Path) -> VapoModule:
-    """Train all iterations of the config, as `vapo fit` does; the trained module."""
+def train(config: FitConfig, folder: Path, notebook: Notebook | None = None) -> VapoModule:
+    """Train all iterations of the config, as `vapo fit` does; the trained module.
+
+    With a notebook, their metrics are recorded there.
+    """
     torch.manual_seed(0)
     progress, tokenizer = Progress(enabled=False), tiny_tokenizer()
     check_frozen(config)
@@ -159,7 +165,9 @@ def train(config: FitConfig, folder: Path) -> VapoModule:
         critic_dir=folder / "critic",
     )
     callbacks = [*parts.callbacks, Checkpoint()]  # else Lightning writes checkpoints itself
-    trainer = make_trainer(parts, callbacks, NoRecords())
+    if notebook is not None:
+        callbacks.append(Recording(notebook, progress))
+    trainer = make_trainer(parts, callbacks, notebook or Notebook())
     with closing(parts.datamodule):
         trainer.fit(module, parts.datamodule)
     return module

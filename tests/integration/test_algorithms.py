@@ -1,7 +1,8 @@
-"""Every overlay through the real job, tiny, in one process: the same loop and the same logging."""
+"""Every overlay through the training loop, and those that sample otherwise through the real job."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from mlflow import MlflowClient
 from safetensors.torch import load_file
 
 from tests.integration.commands import ROOT, summary
+from tests.integration.scripted_runs import Notebook, train
 from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
+from tests.tiny_model import save_tiny_folder
 from tests.tracking.metric_docs import documented_keys
 from tests.tracking.ready_stores import ready_store
 from vapo.commands.fit import run
@@ -28,6 +31,7 @@ TINY = [
     "evaluation.k=1",
     "evaluation.every_n_iterations=2",
     "training.num_iterations=2",
+    "rollouts.max_response_tokens=16",
     "trainer.num_threads=1",
     "trainer.accelerator=cpu",
 ]
@@ -41,6 +45,7 @@ SIZES = {  # of the rollout batch of 16
 }
 WITH_KL_LOSS = ("grpo", "vineppo", "reinforce_pp_baseline", "easyppo")
 ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao")
+SAMPLE_OTHERWISE = ("dapo", "remax", "vineppo")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
 
@@ -76,13 +81,37 @@ def assert_resumes_alike(
 def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[str, float]:
     """The metrics of VAPO's checkpoint, with the critic's own, which a value page has."""
     where = [f"output_dir={folder / 'runs'}", f"tracking.uri={folder / 'mlruns'}"]
-    few = ["data.train.num_examples=64", "data.heldout.num_examples=4", "evaluation.k=2"]
+    few = [
+        "data.train.num_examples=64",
+        "data.heldout.num_examples=4",
+        "evaluation.k=2",
+        "rollouts.max_response_tokens=16",
+    ]
     config = system_config("vapo", *few, *where, *overrides, "trainer.accelerator=cpu")
     page = folder / "page.html"
     page.unlink(missing_ok=True)
     found = validate(config, ckpt_path=str(checkpoint), value_page=str(page))
     assert page.is_file()
     return found
+
+
+def check_metrics(
+    system: str, metrics: set[str], num_losses: int, ratios: list[float], keys: Collection[str]
+) -> None:
+    """What a run of two iterations records, and which networks' weights it saves."""
+    assert metrics <= documented_keys()
+    assert num_losses == 2 * (1 if system in ONE_STEP else 2)
+    assert any(key.startswith("actor.") for key in keys)
+    has_critic = system not in CRITIC_FREE
+    assert any(key.startswith("critic.") for key in keys) == has_critic
+    assert any(key.startswith("critic/") for key in metrics) == has_critic
+    assert ("rollout/dynamic_sampling_attempts" in metrics) == (system in ("dapo", "justrl2"))
+    assert ("rollout/greedy_reward_mean" in metrics) == (system == "remax")
+    assert ("vine/continuation_tokens" in metrics) == (system == "vineppo")
+    assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
+    assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
+    if system in ONE_STEP:  # on-policy: the ratio is 1 in every step
+        assert ratios == pytest.approx([1.0] * num_losses, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +121,31 @@ def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[
         for name in SYSTEMS
     ],
 )
+def test_overlay_trains(system: str, tmp_path: Path) -> None:
+    """The whole loop, with responses and verdicts by chance."""
+    policy = [f"actor.path={save_tiny_folder(tmp_path / 'policy')}", "critic.init=policy"]
+    config = system_config(system, *TINY, *PRETRAINING, *SIZES.get(system, []), *policy)
+    notebook = Notebook()
+    module = train(config, tmp_path, notebook)
+    found = {key for logged in notebook.logged for key in logged}
+    losses = [logged for logged in notebook.logged if "actor/policy_loss" in logged]
+    ratios = [float(logged["actor/ratio_max"]) for logged in losses]
+    check_metrics(system, found, len(losses), ratios, module.state_dict().keys())
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        "vapo",
+        *(
+            pytest.param(
+                name, marks=pytest.mark.slow if name in SAMPLE_OTHERWISE else pytest.mark.night
+            )
+            for name in SYSTEMS
+            if name != "vapo"
+        ),
+    ],
+)
 def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of_run = tiny_fit(system, folder, monkeypatch)
     client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
@@ -99,22 +153,13 @@ def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch
     assert f"{system} " in recorded.info.run_name
     assert recorded.data.tags["system"] == system
     metrics = documented(recorded.data.metrics)
-    assert set(metrics) <= documented_keys()
     steps = client.get_metric_history(recorded.info.run_id, "actor/policy_loss")
-    assert len(steps) == 2 * (1 if system in ONE_STEP else 2)
+    ratios = client.get_metric_history(recorded.info.run_id, stored_key("actor/ratio_max"))
     state = read_checkpoint(folder_of_run / "checkpoints/last.ckpt")
     assert network_state(state, "actor")
-    has_critic = system not in CRITIC_FREE
-    assert any(key.startswith("critic.") for key in state["state_dict"]) == has_critic
-    assert any(key.startswith("critic/") for key in metrics) == has_critic
-    assert ("rollout/dynamic_sampling_attempts" in metrics) == (system in ("dapo", "justrl2"))
-    assert ("rollout/greedy_reward_mean" in metrics) == (system == "remax")
-    assert ("vine/continuation_tokens" in metrics) == (system == "vineppo")
-    assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
-    assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
-    if system in ONE_STEP:  # on-policy: the ratio is 1 in every step
-        ratios = client.get_metric_history(recorded.info.run_id, stored_key("actor/ratio_max"))
-        assert [m.value for m in ratios] == pytest.approx([1.0] * len(steps), abs=1e-5)
+    check_metrics(
+        system, set(metrics), len(steps), [m.value for m in ratios], state["state_dict"].keys()
+    )
 
 
 @pytest.mark.kills  # test_composite_resume.py has dynamic sampling among all that resumes
@@ -142,6 +187,7 @@ def metric(run_dir: Path, folder: Path, key: str) -> list[float]:
     return [point.value for point in history]
 
 
+@pytest.mark.slow
 def test_iterations_without_an_update_are_counted_and_saved(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

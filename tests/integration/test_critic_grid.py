@@ -211,6 +211,7 @@ def test_the_harness_builds_what_loading_builds(base: FitConfig) -> None:
     assert with_options(system_config("vapo"), ("dis", "tether")) == loaded
 
 
+@pytest.mark.slow
 def test_refusals_are_the_expected_ones(base: FitConfig) -> None:
     """Each pair against every rule; alone, each option is accepted."""
     alone = {name: reason_to_refuse(with_options(base, [name])) for name in OPTIONS}
@@ -233,6 +234,7 @@ def plain(base: FitConfig, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return weights(train(config, tmp_path_factory.mktemp("plain")))
 
 
+@pytest.mark.slow
 def test_the_loop_is_deterministic(
     base: FitConfig, plain: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
@@ -240,7 +242,13 @@ def test_the_loop_is_deterministic(
     assert all(torch.equal(again[name], value) for name, value in plain.items())
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+IN_CHECK = ("two_bins", "mean_reward", "bootstrap", "epochs", "critic_lora", "two_critics", "evpo")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if name in IN_CHECK else pytest.mark.slow) for name in OPTIONS],
+)
 def test_an_option_trains_and_changes_what_is_learnt(
     name: str, base: FitConfig, plain: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:

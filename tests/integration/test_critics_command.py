@@ -17,6 +17,7 @@ from vapo.networks import build
 from vapo.runs.checkpoints import read_checkpoint
 
 __all__ = ["data"]
+pytestmark = pytest.mark.usefixtures("unsent")
 
 GRID = """
 full_system: scalar
@@ -34,6 +35,7 @@ def compare(folder: Path, data: Path, *more: str, seeds: str = "0") -> str:
     return run("critics", *BASE, *where(folder), *files, "--output_dir", str(folder / "out"), *more)
 
 
+@pytest.mark.slow
 def test_critics_side_by_side(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[tuple[str, int]] = []
     real = critics_command.train_critic
@@ -68,6 +70,7 @@ def test_critics_side_by_side(data: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert len(trained) == 2, "another critic"
 
 
+@pytest.mark.slow
 def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None:
     """The same config in `vapo fit` has the same held-out explained variance, to the last bit."""
     settings = ["components.value_pretraining.heldout_share=0.2"]

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import sys
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import forked
-from tests.integration.commands import SMALL, store, summary, vapo
+from tests.integration.commands import SHORTEST, SMALL, store, summary, vapo
 from tests.runs import runs
 from tests.runs.comparing import assert_same
 from vapo import cli
 from vapo.tracking.metric_groups import stored_key
 
-HERE = Path(__file__).resolve()
+ENVIRONMENTS = Path(__file__).with_name("acting_environments.py")
 WINDY_WALK = "conf/windy_walk/vapo.yaml"
 TINY = [
     *SMALL,
@@ -30,27 +27,6 @@ TINY = [
     "actor.optimizer.lr=1e-3",
     "actor.optimizer.warmup_steps=0",
 ]
-
-
-class Hostile:
-    """Plays three turns; of twelve episodes one hangs, one crashes and one floods its reader."""
-
-    def __init__(self, max_turns: int) -> None:
-        self.num_left = 3
-
-    def reset(self, row: Mapping[str, Any]) -> str:
-        self.what = random.Random().choice(["hang", "crash", "flood", *["fair"] * 9])
-        return "12>12=\x00\x1b[2J"
-
-    def step(self, text: str) -> tuple[str | None, float]:
-        self.num_left -= 1
-        if self.num_left == 1 and self.what == "hang":
-            time.sleep(1000)
-        if self.num_left == 1 and self.what == "crash":
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if self.num_left == 1 and self.what == "flood":
-            return "x" * 2**20, 0.0
-        return ("\ud800", 0.0) if self.num_left else (None, float(random.random() < 0.5))
 
 
 def metric(run: Path, folder: Path, key: str) -> list[float]:
@@ -73,7 +49,7 @@ def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
         *("--config", WINDY_WALK),
         *TINY,
         *("components.group_sampling.enabled=false", "environment.timeout_s=6"),
-        f"environment.function={HERE}:Hostile",
+        f"environment.function={ENVIRONMENTS}:Hostile",
         *where(tmp_path),
     )
     assert result.returncode == 0, result.stderr[-3000:]
@@ -86,12 +62,14 @@ def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
     assert "the environment failed" in result.stdout
 
 
+@pytest.mark.slow
 def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     result = vapo(
         "fit",
         *("--config", WINDY_WALK),
-        *TINY,
-        f"environment.function={HERE}:Broken",
+        *SHORTEST,
+        *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
+        f"environment.function={ENVIRONMENTS}:Broken",
         *where(tmp_path),
     )
     assert result.returncode == 2
@@ -100,37 +78,10 @@ def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: 
     assert "ValueError: no such place" in last
 
 
-class Broken:
-    def __init__(self, max_turns: int) -> None: ...
-
-    def reset(self, row: Mapping[str, Any]) -> str:
-        raise ValueError("no such place")
-
-    def step(self, text: str) -> tuple[str | None, float]:
-        return None, 0.0
-
-
-class Slow:
-    """The example's environment, in which each answer takes a moment."""
-
-    def __init__(self, max_turns: int = 8) -> None:
-        sys.path.insert(0, str(HERE.parents[2]))
-        from experiments.environments.windy_walk import WindyWalk
-
-        self.walk = WindyWalk(max_turns)
-
-    def reset(self, row: Mapping[str, Any]) -> str:
-        return self.walk.reset(row)
-
-    def step(self, text: str) -> tuple[str | None, float]:
-        time.sleep(0.05)
-        return self.walk.step(text)
-
-
 @pytest.mark.kills
 def test_killed_in_the_middle_of_episodes(tmp_path: Path) -> None:
     """And resumed, it has the weights of a run that nothing stopped."""
-    own = [f"environment.function={HERE}:Slow", "--config", WINDY_WALK, *TINY]
+    own = [f"environment.function={ENVIRONMENTS}:Slow", "--config", WINDY_WALK, *TINY]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
@@ -169,6 +120,7 @@ def log(folder: Path) -> str:
     return (folder / "log.txt").read_text()[-3000:]
 
 
+@pytest.mark.slow
 def test_vapo_try_shows_the_turns(tmp_path: Path) -> None:
     result = vapo("try", "--config", WINDY_WALK, "--num", "2", *where(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]

@@ -25,6 +25,7 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.diagnostics.value_page.reading import page_json, token_ids, unpacked
 from tests.integration.commands import (
     ROOT,
+    SHORTEST,
     SMALL,
     fit,
     store,
@@ -32,6 +33,7 @@ from tests.integration.commands import (
     vapo,
     vapo_on_two_ranks,
     vapo_process,
+    vapo_under_srun,
 )
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.report import open_reader
@@ -47,7 +49,8 @@ STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fit(tmp_path_factory.mktemp("fit"), "--profile", "trainer.peak_tflops=1.0")
+    options = ["--profile", "trainer.peak_tflops=1.0", "checkpoints.keep=9"]
+    return fit(tmp_path_factory.mktemp("fit"), *options)
 
 
 @pytest.fixture(scope="module")
@@ -223,15 +226,16 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
     assert collection.notes == ()
 
 
-def test_actor_is_bitwise_unchanged_by_value_pretraining(tmp_path: Path) -> None:
-    run = fit(tmp_path, "training.num_iterations=0")
-    actor, critic = final(run, "actor"), final(run, "critic")
+def test_actor_is_bitwise_unchanged_by_value_pretraining(run: Path) -> None:
+    pretrained = read_checkpoint(run / "checkpoints/iteration_000002")
+    actor, critic = (network_state(pretrained, network) for network in ("actor", "critic"))
     for name, tensor in initial("actor").items():
         assert torch.equal(tensor, actor[name]), name
     changed = [n for n, tensor in initial("critic").items() if not torch.equal(tensor, critic[n])]
     assert len(changed) == len(critic)
 
 
+@pytest.mark.slow
 def test_pretrained_critic_starts_another_run(run: Path, tmp_path: Path) -> None:
     saved = run / "pretrained_critic"
     second = fit(
@@ -240,6 +244,7 @@ def test_pretrained_critic_starts_another_run(run: Path, tmp_path: Path) -> None
         "components.value_pretraining.enabled=false",
         "training.num_iterations=1",
         "critic.optimizer.lr=1e-12",
+        small=SHORTEST,
     )
     start, end = load_file(saved / "model.safetensors"), final(second, "critic")
     for name, tensor in start.items():
@@ -265,6 +270,7 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
             assert torch.equal(state[name], tensor), name
 
 
+@pytest.mark.slow
 def test_a_critic_of_another_size_is_trained_and_exported(tmp_path: Path) -> None:
     start = ROOT / "models" / "state_tracking" / "reward_model"
     config = AutoConfig.from_pretrained(start)
@@ -272,7 +278,8 @@ def test_a_critic_of_another_size_is_trained_and_exported(tmp_path: Path) -> Non
     torch.manual_seed(0)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "critic")
     AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "critic")
-    run = fit(tmp_path, f"critic.init={tmp_path / 'critic'}", "training.num_iterations=0")
+    own = f"critic.init={tmp_path / 'critic'}"
+    run = fit(tmp_path, own, "training.num_iterations=0", small=SHORTEST)
     folder = tmp_path / "exported"
     result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder), "--network", "critic")
     assert result.returncode == 0, result.stderr
@@ -312,6 +319,7 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
         torch.testing.assert_close(shown, values, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     """Nothing is sampled, trained or recorded again; what a kill at the end left is removed.
 
@@ -320,11 +328,11 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     from mlflow import MlflowClient
 
     short = [
+        "components.value_pretraining.num_iterations=2",
         "components.value_pretraining.stop_value_loss=100",
         "training.num_iterations=1",
-        "evaluation.k=1",
     ]
-    run = fit(tmp_path, *short)
+    run = fit(tmp_path, *short, small=SHORTEST)
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
 
@@ -335,7 +343,7 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     assert summary(run)["num_iterations"] == len(recorded) == 2
     left = run / "rollouts" / "iteration_000001_rank_0.safetensors"
     left.touch()
-    again = fit(tmp_path, *short, "--ckpt_path", "last")
+    again = fit(tmp_path, *short, "--ckpt_path", "last", small=SHORTEST)
     assert again == run
     assert (run / "checkpoints" / "last.ckpt").resolve() == last
     assert steps() == recorded
@@ -378,18 +386,22 @@ def test_killed_and_resumed_equals_uninterrupted(
 
 @pytest.mark.slow
 def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
-    """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export."""
+    """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export.
+
+    First Lightning starts the second process, then srun has started both.
+    """
     from mlflow import MlflowClient
 
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
-    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_process)
-    longer = [*sharded, "training.num_iterations=2", "--ckpt_path", "last"]
-    run = fit(tmp_path, *longer, run=vapo_on_two_ranks)
+    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_process, small=SHORTEST)
+    run = fit(tmp_path, *sharded, "--ckpt_path", "last", run=vapo_under_srun, small=SHORTEST)
     assert len(list((tmp_path / "runs").iterdir())) == 1
+    assert summary(run)["num_iterations"] == 3
+    assert (run / "pretrained_critic/model.safetensors").is_file()
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
     gaps = client.get_metric_history(run_id, "rollout/logprob_gap_mean")
-    assert [gap.step for gap in gaps] == [6, 8]
+    assert [gap.step for gap in gaps] == [4, 6]
     assert max(gap.value for gap in gaps) < 1e-5
     folder = tmp_path / "actor"
     result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder))

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import ROOT, STATE_TRACKING
-from tests.integration.commands import SMALL, store
+from tests.integration.commands import SHORTEST, store
 from vapo import cli
 
+pytestmark = pytest.mark.usefixtures("unsent")
 VERIFIER = "def score(text, answer, metadata):\n    return text.rpartition(';')[2] == answer\n"
 OVERLAY = "rewards: {verifier: python, function: 'deep/my-verifier.py:score'}\n"
 POLICY = ROOT / "models" / "state_tracking"
@@ -26,7 +27,7 @@ def test_resumed_and_validated_from_another_folder(
     (project / "my.yaml").write_text(OVERLAY)
     words = [
         *(word for file in STATE_TRACKING for word in ("--config", str(file))),
-        *("--config", "my.yaml", *SMALL, "training.num_iterations=1"),
+        *("--config", "my.yaml", *SHORTEST, "training.num_iterations=1"),
         f"actor.path={POLICY / 'policy'}",
         f"critic.reward_model_path={POLICY / 'reward_model'}",
         f"output_dir={tmp_path / 'runs'}",

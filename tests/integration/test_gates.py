@@ -15,13 +15,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
-from tests.integration.commands import SMALL, store, vapo
+from tests.integration.commands import SHORT, SMALL, store, vapo
 from tests.tracking.metric_docs import documented_keys
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.studies.gates import measuring
 from vapo.studies.gates.measuring import run_probe
 from vapo.system.progress import Progress
@@ -36,6 +36,7 @@ def where(folder: Path) -> list[str]:
     return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     args = ["--answer_now", ";", "--num_iterations", str(N)]
     result = vapo(*BASE, *where(tmp_path), *args)
@@ -90,6 +91,7 @@ def check_record(uri: Path, curves: dict[str, list[float]]) -> None:
     assert {"gates.md", "gates.json", "gates.png"} <= names
 
 
+@pytest.mark.slow
 def test_without_a_guess_and_without_pretraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,9 +157,9 @@ class Start(Callback):
 
 @pytest.fixture(scope="module")
 def setting() -> Any:
-    config = load_config(FitConfig, STATE_TRACKING, [*SMALL, "critic.minibatch_size=8"])
+    config = load_config(FitConfig, STATE_TRACKING, [*SHORT, "critic.minibatch_size=8"])
     tokenizer = load_tokenizer(config.actor.path)
-    with Scorer(config) as scorer:
+    with make_scorer(config) as scorer:
         inputs = Inputs(tokenizer, load_prompts(config.data, tokenizer))
         yield Sampling(config, inputs, scorer, Progress(enabled=False))
 
@@ -166,8 +168,8 @@ def setting() -> Any:
     ("trained", "moved"),
     [
         (["critic"], {"actor": False, "critic": True}),
-        (["actor"], {"actor": True, "critic": False}),
-        (["actor", "critic"], {"actor": True, "critic": True}),
+        pytest.param(["actor"], {"actor": True, "critic": False}, marks=pytest.mark.slow),
+        pytest.param(["actor", "critic"], {"actor": True, "critic": True}, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_not_trained_does_not_move(
@@ -179,6 +181,7 @@ def test_what_is_not_trained_does_not_move(
     assert int(module.policy_iterations) == 2  # more than the config's own number may be
 
 
+@pytest.mark.slow
 def test_a_probe_may_sample_ahead(setting: Sampling) -> None:
     own = replace(setting.config.training, max_staleness=1)
     ahead = replace(setting, config=replace(setting.config, training=own))

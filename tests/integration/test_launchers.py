@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests import forked
 from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import ROOT, SMALL, store, summary, vapo_on_two_ranks
-from vapo import cli
+from tests.integration.commands import (
+    ROOT,
+    SMALL,
+    store,
+    summary,
+    vapo_on_two_ranks,
+    vapo_under_srun,
+)
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.runs.checkpoints import read_checkpoint
@@ -57,14 +61,6 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     return start([*launch, *arguments])
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    assert isinstance(port, int)
-    return port
-
-
 def assert_one_trained_run(tmp_path: Path) -> None:
     """One folder, written by rank 0 alone, with a whole checkpoint of both iterations."""
     (run,) = (tmp_path / "runs").iterdir()
@@ -74,7 +70,7 @@ def assert_one_trained_run(tmp_path: Path) -> None:
     assert (run / "pretrained_critic/model.safetensors").is_file()
 
 
-@pytest.mark.night  # test_srun has the same variables, forked
+@pytest.mark.night  # test_value_truth.py has a run with the same variables, forked
 def test_torchrun(tmp_path: Path) -> None:
     process = torchrun(*command(tmp_path, "trainer.devices=2"))
     out, err = process.communicate(timeout=280)
@@ -83,28 +79,11 @@ def test_torchrun(tmp_path: Path) -> None:
     assert out.count("run folder:") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.night  # test_fit.py has a run that is resumed so
 def test_srun(tmp_path: Path) -> None:
     """Two processes with the variables that srun gives them."""
-    shared = {
-        "SLURM_JOB_NAME": "vapo",
-        "SLURM_JOB_ID": "4711",
-        "SLURM_NTASKS": "2",
-        "SLURM_NTASKS_PER_NODE": "2",
-        "SLURM_NNODES": "1",
-        "SLURM_NODEID": "0",
-        "SLURM_NODELIST": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    arguments = command(tmp_path, "trainer.devices=2")[2:]
-    ranks = [{"SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
-    logs = [tmp_path / f"log{rank}.txt" for rank in range(2)]
-    processes = [
-        forked.start(log, {**shared, **rank}, cli.main, arguments)
-        for log, rank in zip(logs, ranks, strict=True)
-    ]
-    for process, log in zip(processes, logs, strict=True):
-        assert forked.end(process, timeout_s=280) == 0, log.read_text()[-4000:]
+    result = vapo_under_srun(*command(tmp_path, "trainer.devices=2")[2:])
+    assert result.returncode == 0, result.stderr[-4000:]
     assert_one_trained_run(tmp_path)
 
 

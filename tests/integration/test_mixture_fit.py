@@ -13,7 +13,11 @@ from tests.tracking.metric_docs import documented_keys
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.tracking.metric_groups import documented, stored_key
 
-SMALLER = [item for item in SMALL if item not in FEW_PROMPTS]
+SMALLER = [
+    *(item for item in SMALL if item not in FEW_PROMPTS),
+    "evaluation.k=1",
+    "rollouts.max_response_tokens=16",
+]
 MIXTURE = """\
 data:
   train:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.config.fits import STATE_TRACKING
-from tests.integration.commands import SMALL, store, summary
+from tests.integration.commands import SHORTEST, store, summary
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
@@ -36,13 +36,11 @@ def config(tmp_path: Path, *overrides: str, tied: bool = False, runs: str = "run
         "critic.init=policy",
         f"output_dir={tmp_path / runs}",
         f"tracking.uri={store(tmp_path)}",
-        "components.value_pretraining.num_iterations=1",
-        "training.num_iterations=2",
         "evaluation.every_n_iterations=100",
         "evaluation.temperature=1e-4",  # the likeliest tokens: equal policies score alike
         "actor.optimizer.warmup_steps=0",
     ]
-    return load_config(FitConfig, STATE_TRACKING, [*SMALL, *values, *overrides])
+    return load_config(FitConfig, STATE_TRACKING, [*SHORTEST, *values, *overrides])
 
 
 def logprobs(model: Any) -> torch.Tensor:
@@ -64,7 +62,8 @@ def metric(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
     return [entry.value for entry in history]
 
 
-@pytest.mark.parametrize("tied", [True, False])
+# test_fit.py exports the tied policy of the task
+@pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.night), False])
 def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
     """Tied they stay one tensor, untied both are trained; either way the engine has them."""
     run_dir = fit.run(config(tmp_path, tied=tied))

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import vapo
 from tests.config.fits import ROOT
-from tests.integration.commands import SMALL, store
+from tests.integration.commands import SHORT, store
 from vapo.config.written import flatten
 from vapo.runs.checkpoints import read_checkpoint
 
@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[vapo.Run, EpochCount
     counter = EpochCounter()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)
-        config = vapo.load_config(CONFIG, overrides=[*SMALL, *where])
+        config = vapo.load_config(CONFIG, overrides=[*SHORT, *where])
         run = vapo.fit(config, callbacks=[counter], loggers=[CSVLogger(folder, "mine")])
     return run, counter, folder
 
@@ -174,7 +174,7 @@ def test_a_state_that_a_checkpoint_cannot_have_is_refused_before_one_is_written(
     tmp_path: Path,
 ) -> None:
     where = [f"output_dir={tmp_path}", f"tracking.uri={store(tmp_path)}"]
-    config = vapo.load_config(CONFIG, overrides=[*SMALL, *where])
+    config = vapo.load_config(CONFIG, overrides=[*SHORT, *where])
     with pytest.raises(vapo.UserError, match="callback Dated has a timedelta in its state_dict"):
         vapo.fit(config, callbacks=[Dated()])
     assert not list(tmp_path.rglob("*.ckpt"))

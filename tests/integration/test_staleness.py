@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.config.fits import STATE_TRACKING
-from tests.integration.commands import ROOT, SMALL, store, summary
+from tests.integration.commands import ROOT, SHORT, store, summary
 from vapo.commands import fit
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -28,12 +28,13 @@ from vapo.training.module import VapoModule
 
 ON = "training.max_staleness=1"
 ONE_POLICY = [ON, "training.update_open_rollouts=false"]
+FEWER = ["components.group_sampling.num_prompts=4", "training.minibatch_size=8"]
 FAST = ["actor.optimizer.lr=1e-3", "actor.optimizer.warmup_steps=0"]  # updates that change tokens
 
 
 def config(tmp_path: Path, *overrides: str) -> FitConfig:
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    return load_config(FitConfig, STATE_TRACKING, [*SMALL, *where, *overrides])
+    return load_config(FitConfig, STATE_TRACKING, [*SHORT, *FEWER, *where, *overrides])
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +83,7 @@ def weights(run_dir: Path) -> dict[str, torch.Tensor]:
     return {name: value for name, value in state.items() if name.startswith("actor")}
 
 
+@pytest.mark.slow
 def test_each_batch_is_of_the_policy_before(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -105,6 +107,7 @@ def test_each_batch_is_of_the_policy_before(
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, ON, *FAST, "evaluation.every_n_iterations=1"))
@@ -115,6 +118,7 @@ def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(history(run_dir, "eval/avg_at_k", tmp_path)) >= 4
 
 
+@pytest.mark.slow
 def test_without_it_everything_is_sampled_from_the_actor_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -130,6 +134,7 @@ class EngineDiedError(Exception):
     pass
 
 
+@pytest.mark.slow
 def test_an_error_in_the_thread_is_the_runs_and_the_checkpoint_stays(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -12,7 +12,7 @@ import torch
 
 import vapo as vapo_package
 from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import SMALL, store, vapo
+from tests.integration.commands import SHORT, store, vapo
 from tests.runs.comparing import assert_same
 from vapo.commands import rollouts as rollouts_command
 from vapo.networks.loading import load_value_model
@@ -21,7 +21,8 @@ from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.training.callbacks import value_pretraining as heldout_critic
 
-BASE = (*ON_STATE_TRACKING, *SMALL)
+pytestmark = pytest.mark.usefixtures("unsent")
+BASE = (*ON_STATE_TRACKING, *SHORT)
 NUM = 80  # 20 groups of 4
 
 
@@ -188,6 +189,7 @@ def test_a_resumed_run_ends_in_the_same_weights(
     assert_same(dict(saved.state_dict()), critic_of(whole))
 
 
+@pytest.mark.slow
 def test_a_file_that_changes_within_the_first_pass_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_file_that_changes_within_the_first_pass_is_refused(
         stored_fit(tmp_path, own, "--ckpt_path", "last")
 
 
+@pytest.mark.slow
 def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     run_dir = stored_fit(tmp_path, data, "components.value_pretraining.epochs=1")
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2

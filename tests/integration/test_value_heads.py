@@ -16,6 +16,7 @@ from vapo.networks.build import make_critic
 from vapo.networks.token_inputs import token_inputs
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
+pytestmark = pytest.mark.usefixtures("unsent")
 PLAIN = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
 INPUTS = replace(PLAIN, sampled_logprobs=torch.full(PLAIN.response_mask.shape, -0.5))
 SMALL = (
@@ -23,6 +24,7 @@ SMALL = (
     "components.value_pretraining.min_iterations=1",
     "components.group_sampling.num_prompts=4",
     "training.minibatch_size=8",
+    "rollouts.max_response_tokens=16",
     "data.heldout.num_examples=4",
     "evaluation.k=1",
 )

@@ -15,7 +15,7 @@ import torch
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.forked import on_ranks
-from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from tests.integration.commands import ROOT, SHORT, SHORTEST, SMALL, fit, store, summary, vapo
 from tests.integration.recorded_iterations import (
     batch_of,
     continuer_of,
@@ -60,6 +60,7 @@ def page_data(page: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_validate_says_what_the_critic_is_worth() -> None:
     found = validate("--value_truth", "4")
     assert found == validate("--value_truth", "4")
@@ -70,6 +71,7 @@ def test_validate_says_what_the_critic_is_worth() -> None:
     assert found != validate("--value_truth", "5")
 
 
+@pytest.mark.slow
 def test_the_page_and_the_console_say_the_same_verdict(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     lines = shown("--value_truth", "4", "--value_page", str(page))
@@ -128,9 +130,11 @@ def artifact(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
     return contents
 
 
+@pytest.mark.slow
 def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> None:
-    plain = fit(tmp_path / "plain")
-    measured = fit(tmp_path / "truth", *SMALL_TRUTH, "value_truth.every_n_iterations=2")
+    plain = fit(tmp_path / "plain", small=SHORT)
+    few = ["value_truth.num_responses=3", "value_truth.num_prefixes=3", SMALL_TRUTH[-1]]
+    measured = fit(tmp_path / "truth", *few, "value_truth.every_n_iterations=2", small=SHORT)
     states = [
         read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"] for run in (plain, measured)
     ]
@@ -148,7 +152,7 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     mse = table["figures"]["mse"]
     assert mse[0] in found["truth/mse"].values()
     assert mse[1] <= mse[0] <= mse[2]
-    assert len(table["points"]) == found["truth/num_prefixes"][2]
+    assert len(table["points"]) == found["truth/num_prefixes"][4], "after two steps in each"
     assert {len(point["returns"]) for point in table["points"]} == {8}
 
 
@@ -156,7 +160,9 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
 @pytest.mark.timeout(600)
 def test_two_processes_measure_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process continues the same prefixes of both, and finds the same figures."""
-    options = [*SMALL, *SMALL_TRUTH, "value_truth.every_n_iterations=3"]
+    several = ["components.group_sampling.num_prompts=8", "training.minibatch_size=16"]
+    one = ["training.num_iterations=0", "value_truth.every_n_iterations=3"]
+    options = [*SHORTEST, *several, *one, *SMALL_TRUTH]
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp"]
     ranks = on_ranks(2, recorded_fit, *ON_STATE_TRACKING, *options, *where, *sharded)

@@ -27,6 +27,7 @@ from vapo.commands import rollouts
 from vapo.rollouts.stored_columns import TRUTH_COLUMNS
 
 __all__ = ["data"]
+pytestmark = pytest.mark.usefixtures("unsent")
 STEPS = ("value_truth.segments.kind=tokens", "value_truth.segments.num_tokens=5")
 MEASURED = ("--value_truth", "2", *STEPS)
 TRUTH = "components.value_pretraining.targets=truth"
@@ -40,6 +41,7 @@ def truth(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder / "truth.parquet", out
 
 
+@pytest.mark.slow
 def test_the_file_has_what_was_measured(truth: tuple[Path, str], data: Path) -> None:
     path, out = truth
     table = pyarrow.parquet.read_table(path)
@@ -150,6 +152,7 @@ def test_a_share_is_spread_over_the_groups(share: float) -> None:
 # ---- value pretraining -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_critic_learns_from_it_and_otherwise_than_from_returns(
     truth: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -180,6 +183,7 @@ rows:
 """
 
 
+@pytest.mark.slow
 def test_critics_of_one_file_by_their_targets(
     truth: tuple[Path, str], data: Path, tmp_path: Path
 ) -> None:

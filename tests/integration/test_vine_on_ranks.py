@@ -26,6 +26,8 @@ from vapo.types import EvaluatedBatch, RolloutBatch
 
 SMALL = [
     *FEW_PROMPTS,
+    "data.heldout.num_examples=4",
+    "rollouts.max_response_tokens=12",
     "components.group_sampling.num_prompts=4",
     "components.group_sampling.group_size=4",
     "training.num_iterations=1",

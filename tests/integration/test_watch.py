@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import ROOT, SMALL, fit, store, summary, vapo
+from tests.integration.commands import ROOT, SHORT, fit, store, summary, vapo
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.tracking.metric_groups import stored_key
 
@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 def stopped_fit(tmp_path: Path, *args: str) -> tuple[Path, str, str]:
     """A small fit that must stop itself: its folder, stdout and stderr."""
     where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
-    result = vapo("fit", *ON_STATE_TRACKING, *SMALL, *where, *args)
+    result = vapo("fit", *ON_STATE_TRACKING, *SHORT, *where, *args)
     assert result.returncode == 3, result.stderr[-4000:]
     assert "Traceback" not in result.stderr
     (run,) = (tmp_path / "runs").iterdir()
@@ -54,7 +54,9 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
     history = client.get_metric_history(recorded_run.info.run_id, stored_key("watch/approx_kl"))
     assert [(m.step, m.value) for m in history] == [(6, 0.0), (8, 1.0)]
-    again = fit(tmp_path, *limits, "--ckpt_path", "last")  # it now warns, and runs to its end
+    again = fit(
+        tmp_path, *limits, "--ckpt_path", "last", small=SHORT
+    )  # it now warns, and runs to its end
     assert again == run
     assert summary(run)["status"] == "FINISHED"
     assert int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 5

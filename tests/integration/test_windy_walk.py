@@ -29,7 +29,7 @@ def test_two_iterations_of_episodes(tmp_path: Path) -> None:
         *SMALL,
         *("components.value_pretraining.num_iterations=1", "training.num_iterations=1"),
         *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),
-        *("evaluation.k=2", "evaluation.num_prompts=4"),
+        *("evaluation.k=1", "evaluation.num_prompts=4"),
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={store(tmp_path)}",
     )
@@ -71,6 +71,7 @@ def sft(folder: Path, *args: str) -> tuple[int, str]:
     return result.returncode, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_a_cold_start_from_generated_turns(tmp_path: Path) -> None:
     code, printed = sft(tmp_path, "data.train.num_examples=64")
     assert code == 0, printed[-3000:]

@@ -5,7 +5,9 @@ The gradients and metrics of a fixed minibatch, computed on one process or shard
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +129,11 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
 
 def config_on(num_processes: int, microbatch_tokens: int, *overrides: str) -> FitConfig:
     """The state-tracking task's, with so many processes and so large micro-batches."""
+    return copy.deepcopy(_loaded(num_processes, microbatch_tokens, *overrides))
+
+
+@cache
+def _loaded(num_processes: int, microbatch_tokens: int, *overrides: str) -> FitConfig:
     return load_config(
         FitConfig,
         STATE_TRACKING,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.episodes import by_hand, compute
 from tests.invariance.test_gradients import (
     MANY,
@@ -53,6 +53,7 @@ def test_over_turns_too_and_it_is_another_one(
     assert largest_relative_difference(whole["gradients"], whole_turns["gradients"]) > 1e-2
 
 
+@pytest.mark.slow
 def test_truncated_episodes_carry_no_loss_where_they_are_filtered() -> None:
     filtered = compute(1, MANY, PACKED, FILTERED)
     assert largest_relative_difference(by_hand(filters=True), filtered["gradients"]) < 1e-5
@@ -63,20 +64,26 @@ def test_many_microbatches_packed_equal_one_padded(whole: dict[str, Any], budget
     assert_same(whole, compute(1, budget, PACKED))
 
 
+@pytest.mark.slow
 def test_many_microbatches_packed_over_turns(whole_turns: dict[str, Any]) -> None:
     assert_same(whole_turns, compute(1, MANY, PACKED, *TURNS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "overrides"),
     [
         (MANY, (PACKED,)),
-        pytest.param(ONE_FORWARD, (PADDED,), marks=pytest.mark.slow),
+        (ONE_FORWARD, (PADDED,)),
         (ONE_FORWARD, (PADDED, *TURNS)),
     ],
 )
 def test_two_sharded_processes_equal_one(
-    whole: dict[str, Any], whole_turns: dict[str, Any], budget: int, overrides: tuple[str, ...]
+    whole: dict[str, Any],
+    whole_turns: dict[str, Any],
+    two_ranks: Ranks,
+    budget: int,
+    overrides: tuple[str, ...],
 ) -> None:
-    sharded, _ = on_ranks(2, compute, 2, budget, *overrides)
+    sharded, _ = two_ranks.run(compute, 2, budget, *overrides)
     assert_same(whole_turns if set(TURNS) <= set(overrides) else whole, sharded)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.gradients import compute
 
 ONE_FORWARD, MANY = 100_000, 40
@@ -63,7 +63,7 @@ def test_sequence_level_loss_too_and_it_is_another_gradient(whole: dict[str, Any
     assert largest_relative_difference(one["gradients"], whole["gradients"]) > 1e-2
 
 
-@pytest.mark.parametrize("reduction", [(), (SEQUENCE_LEVEL,)])
+@pytest.mark.parametrize("reduction", [(), pytest.param((SEQUENCE_LEVEL,), marks=pytest.mark.slow)])
 def test_the_mismatch_correction_does_not_depend_on_the_cut(
     whole: dict[str, Any], reduction: tuple[str, ...]
 ) -> None:
@@ -85,13 +85,13 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
     [
         (ONE_FORWARD, (PADDED,)),
         pytest.param(MANY, (PACKED,), marks=pytest.mark.slow),
-        (MANY, (*CORRECTED, PACKED)),
+        pytest.param(MANY, (*CORRECTED, PACKED), marks=pytest.mark.slow),
     ],
 )
 def test_two_sharded_processes_equal_one(
-    whole: dict[str, Any], budget: int, overrides: tuple[str, ...]
+    whole: dict[str, Any], two_ranks: Ranks, budget: int, overrides: tuple[str, ...]
 ) -> None:
-    sharded, _ = on_ranks(2, compute, 2, budget, *overrides)
+    sharded, _ = two_ranks.run(compute, 2, budget, *overrides)
     is_corrected = CORRECTED[0] in overrides
     one = compute(1, ONE_FORWARD, *CORRECTED, PADDED) if is_corrected else whole
     assert_same(one, sharded)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import chdir
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.config.fits import STATE_TRACKING
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.gradients import NUM_ROLLOUTS, ROOT, compute
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, PADDED, assert_same
 from tests.rollout_fixtures import make_rollouts
@@ -29,12 +31,25 @@ HEADS = {
     "expectation": ("critic.head.kind=categorical",),
     "log-probs": ("critic.sampled_logprobs={}",),
 }
+SLOW = ("two_hot", "expectation")
 FIRST_BATCH = "critic.head.start=first_batch"
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("critics")
+
+
 @pytest.fixture
-def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
+def trained(head: str, folder: Path) -> tuple[str, ...]:
     """The head as that of a saved critic whose weights are not 0, a bias included."""
+    path = folder / head
+    if not path.exists():
+        save_trained(head, path)
+    return (*HEADS[head], f"critic.init={path}")
+
+
+def save_trained(head: str, path: Path) -> None:
     mean = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.2")
     config = load_config(FitConfig, STATE_TRACKING, [*HEADS[head], *mean])
     with chdir(ROOT):
@@ -46,31 +61,39 @@ def trained(head: str, tmp_path: Path) -> tuple[str, ...]:
         for name, weight in critic.named_parameters():
             if LOGPROB_SCORE in name:
                 torch.nn.init.normal_(weight, std=0.2)
-        save_network(critic, config.actor.path, tmp_path / "critic")
-    return (*HEADS[head], f"critic.init={tmp_path / 'critic'}")
+        save_network(critic, config.actor.path, path)
 
 
-@pytest.mark.parametrize("head", HEADS)
+@cache
+def whole_of(trained: tuple[str, ...]) -> dict[str, Any]:
+    return compute(1, ONE_FORWARD, *trained, PADDED)
+
+
+@pytest.mark.parametrize(
+    "head", [pytest.param(h, marks=pytest.mark.slow if h in SLOW else ()) for h in HEADS]
+)
 def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
-    whole = compute(1, ONE_FORWARD, *trained, PADDED)
+    whole = whole_of(trained)
     assert "critic.model.score.bias" in whole["gradients"]
     if "critic.sampled_logprobs={}" in trained:
         assert (whole["gradients"][f"critic.model.{LOGPROB_SCORE}.weight"] != 0).all()
     assert_same(whole, compute(1, MANY, *trained))
 
 
-@pytest.mark.parametrize("head", [pytest.param("bounded", marks=pytest.mark.slow), "log-probs"])
-def test_two_sharded_processes_equal_one(trained: tuple[str, ...], tmp_path: Path) -> None:
-    whole = compute(1, ONE_FORWARD, *trained, PADDED)
-    assert_same(whole, on_ranks(2, compute, 2, MANY, *trained)[0])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["bounded", "log-probs"])
+def test_two_sharded_processes_equal_one(trained: tuple[str, ...], two_ranks: Ranks) -> None:
+    whole = whole_of(trained)
+    assert_same(whole, two_ranks.run(compute, 2, MANY, *trained)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", ["two_hot"])
-def test_the_first_batchs_mean_is_over_all_ranks(head: str, tmp_path: Path) -> None:
+def test_the_first_batchs_mean_is_over_all_ranks(head: str, two_ranks: Ranks) -> None:
     """A bias of two numbers lies on two ranks. The backbone has a gradient of 0 on both."""
     whole, sharded = (
         compute(1, ONE_FORWARD, *HEADS[head], FIRST_BATCH, PADDED),
-        on_ranks(2, compute, 2, MANY, *HEADS[head], FIRST_BATCH)[0],
+        two_ranks.run(compute, 2, MANY, *HEADS[head], FIRST_BATCH)[0],
     )
     for result in (whole, sharded):
         result["gradients"] = {
@@ -87,6 +110,7 @@ def sum_of_rewards() -> float:
     return sum(verdict.reward for verdict in verdicts)
 
 
+@pytest.mark.slow
 def test_a_head_of_weight_0_has_a_small_first_gradient() -> None:
     """JustRL-II's reason for it (40 against 130 to 140): most of a first step is not the head's.
 

@@ -31,15 +31,13 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model
 from vapo.errors import UserError
 from vapo.networks import packed_attention
 from vapo.networks.forward_passes import cut_by_tokens
+from vapo.networks.layouts import choose_layout, enable_packing, why_not_packed
 from vapo.networks.packed_attention import (
     PackedRow,
     _varlen_flash,
-    choose_layout,
     counts_for_gpu,
-    enable_packing,
     last_hidden_states,
     packed_sdpa,
-    why_not_packed,
 )
 from vapo.networks.token_inputs import Layout, Segment, Sequences, TokenInputs, token_inputs
 

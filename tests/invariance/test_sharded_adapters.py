@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.gradients import FixedRollouts, RecordsGradients, config_on, fitted
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, assert_same
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
@@ -45,10 +46,11 @@ def adapted(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
     return fitted(MovedAdapters(config, pad_id=0), FixedRollouts(config), config)
 
 
-def test_two_ranks_have_the_gradients_of_one() -> None:
+@pytest.mark.slow
+def test_two_ranks_have_the_gradients_of_one(two_ranks: Ranks) -> None:
     kl = WITH_REFERENCE[:1]
     one = adapted(1, ONE_FORWARD, *kl)
-    two = on_ranks(2, adapted, 2, MANY, *WITH_REFERENCE)
+    two = two_ranks.run(adapted, 2, MANY, *WITH_REFERENCE)
     assert_same(one, two[0])
     gradients = one["gradients"]
     trained = {name for name in gradients if ".lora_" in name or ".score." in name}

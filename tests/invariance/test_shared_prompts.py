@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.invariance.groups import compute
 from tests.invariance.test_gradients import (
     ONE_FORWARD,
@@ -37,12 +37,11 @@ from vapo.networks import packed_attention
 from vapo.networks.actor_critic import ForwardFlops
 from vapo.networks.build import make_reference
 from vapo.networks.forward_passes import cut_by_tokens
+from vapo.networks.layouts import choose_layout, enable_packing
 from vapo.networks.packed_attention import (
     PackedRow,
     _by_segments,
     _varlen_flash,
-    choose_layout,
-    enable_packing,
     last_hidden_states,
 )
 from vapo.networks.token_inputs import Layout, Segment, TokenInputs, token_inputs
@@ -351,6 +350,7 @@ def test_it_is_the_default(whole: dict[str, Any]) -> None:
     assert default["flops"] < packed["flops"] == whole[KINDS[0]]["flops"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [CHECKPOINTING, ("critic.count=2",)],
@@ -385,16 +385,15 @@ def test_with_adapters_too(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     assert relative(found["padded"][3], found["padded"][0]) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [
-        (KINDS[0], SEVERAL),
-        (KINDS[2], ONE_FORWARD),
-        pytest.param(KINDS[1], SEVERAL, marks=pytest.mark.slow),
-    ],
+    [(KINDS[0], SEVERAL), (KINDS[2], ONE_FORWARD), (KINDS[1], SEVERAL)],
 )
-def test_two_sharded_processes_equal_one(whole: dict[str, Any], kind: str, budget: int) -> None:
-    sharded, _ = on_ranks(2, compute, 2, budget, kind, SHARED)
+def test_two_sharded_processes_equal_one(
+    whole: dict[str, Any], two_ranks: Ranks, kind: str, budget: int
+) -> None:
+    sharded, _ = two_ranks.run(compute, 2, budget, kind, SHARED)
     assert_same(whole[kind], sharded)
 
 

@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.config.fits import STATE_TRACKING
-from tests.forked import on_ranks
-from tests.invariance.gradients import NUM_ROLLOUTS, FixedRollouts, RecordsGradients, fitted
+from tests.forked import Ranks
+from tests.invariance.gradients import (
+    NUM_ROLLOUTS,
+    FixedRollouts,
+    RecordsGradients,
+    config_on,
+    fitted,
+)
 from tests.invariance.test_gradients import (
     MANY,
     ONE_FORWARD,
@@ -23,8 +28,6 @@ from tests.invariance.test_gradients import (
 )
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
-from vapo.config import FitConfig
-from vapo.config.loading import load_config
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_columns import StoredTruth, with_truth
@@ -79,24 +82,16 @@ def compute(
 ) -> dict[str, Any]:
     """Gradients and metrics of one step. A rule keeps a file's rollouts to one process; what is
     made of them holds for any number, so the targets are set past it."""
-    config = load_config(
-        FitConfig,
-        STATE_TRACKING,
-        [
-            f"training.microbatch_tokens={budget}",
-            f"trainer.devices={num_processes}",
-            f"trainer.strategy={'fsdp' if num_processes > 1 else 'auto'}",
-            "trainer.accelerator=cpu",
-            *overrides,
-        ],
-    )
+    config = config_on(num_processes, budget, *overrides)
     options: dict[str, Any] = {"targets": targets, "truth_weight": weight}
     pretraining = replace(config.components.value_pretraining, **options)
     config = replace(config, components=replace(config.components, value_pretraining=pretraining))
     return fitted(RecordsGradients(config, pad_id=0), TaughtRollouts(config), config)
 
 
-@pytest.mark.parametrize("weight", ["draws", "none", "only"])
+@pytest.mark.parametrize(
+    "weight", ["draws", *(pytest.param(w, marks=pytest.mark.slow) for w in ("none", "only"))]
+)
 def test_many_microbatches_packed_or_padded_equal_one_padded(weight: str) -> None:
     whole = compute(1, ONE_FORWARD, "truth", weight, PADDED)
     assert whole["metrics"]["critic/value_loss"] > 0
@@ -107,9 +102,10 @@ def test_many_microbatches_packed_or_padded_equal_one_padded(weight: str) -> Non
     assert largest_relative_difference(whole["gradients"], other["gradients"]) > 1e-2
 
 
-def test_two_sharded_processes_equal_one() -> None:
+@pytest.mark.slow
+def test_two_sharded_processes_equal_one(two_ranks: Ranks) -> None:
     whole = compute(1, ONE_FORWARD, "truth", "draws", PADDED)
-    sharded, _ = on_ranks(2, compute, 2, MANY, "truth", "draws", PACKED)
+    sharded, _ = two_ranks.run(compute, 2, MANY, "truth", "draws", PACKED)
     assert_same(whole, sharded)
 
 

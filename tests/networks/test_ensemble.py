@@ -13,6 +13,7 @@ from transformers import AutoConfig
 
 from tests.config.fits import fit_config
 from tests.judged import judged
+from tests.studies.memory.remembered_passes import remembered_passes
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
@@ -35,6 +36,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import check_compatible, network_state, parameters_of
 from vapo.runs.manifests import Manifest
+from vapo.studies.memory import estimate as estimate_module
 from vapo.studies.memory.estimate import estimate_memory
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
@@ -178,6 +180,7 @@ def test_a_saved_ensemble_is_a_folder_for_each_and_starts_another_run(tmp_path: 
     assert fingerprint(folder) != before, "a sweep knows it again by its weights"
 
 
+@pytest.mark.slow
 def test_a_checkpoints_members_and_their_number(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     critic = shaken(make_critic(config, None))
@@ -203,7 +206,10 @@ def tiny_parameters() -> list[tuple[str, Tensor]]:
     return list(tiny_model().named_parameters())
 
 
-def test_the_memory_of_each_is_counted(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_the_memory_of_each_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimate_module, "NetworkPasses", remembered_passes)
+
     def estimate(count: int) -> tuple[dict[str, float], dict[str, int]]:
         config = config_of(tmp_path, count=count)
         actor, critic = (AutoConfig.from_pretrained(config.actor.path) for _ in range(2))

@@ -103,7 +103,8 @@ def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(
     critic = tmp_path / "critic"
     shutil.copytree("models/state_tracking/reward_model", critic)
     options = [
-        *("fit", *ON_STATE_TRACKING, f"critic.reward_model_path={critic}"),
+        *("fit", *ON_STATE_TRACKING, "data.train.num_examples=128"),
+        f"critic.reward_model_path={critic}",
         *("trainer.accelerator=cpu", f"output_dir={tmp_path}/runs", f"tracking.uri={tmp_path}/ml"),
     ]
     tokenizer = json.loads((critic / "tokenizer.json").read_text())

@@ -122,6 +122,7 @@ TINY = [
     "components.value_pretraining.num_iterations=1",
     "components.value_pretraining.min_iterations=1",
     "evaluation.k=1",
+    "data.train.num_examples=128",
     "data.heldout.num_examples=4",
 ]
 
@@ -173,6 +174,6 @@ def test_trained_saved_and_not_exported(write: Write, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "set critic.head_function=null" in result.stderr
 
-    result = vapo("fit", *ON_STATE_TRACKING, "critic.init=policy", "--ckpt_path", last)
+    result = vapo("fit", *ON_STATE_TRACKING, *TINY, "critic.init=policy", "--ckpt_path", last)
     assert result.returncode == 2
     assert "score.0.weight is not in the model" in result.stderr

@@ -19,7 +19,7 @@ from vapo.config.written import flatten
 
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]
-WHEN: dict[str, Any] = {"smollm2_cpu": (), "gsm8k_qwen2.5_0.5b": pytest.mark.slow}
+WHEN: dict[str, Any] = {"smollm2_cpu": pytest.mark.slow}
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 

@@ -70,6 +70,7 @@ def test_shapes_have_the_published_numbers_of_parameters(shape: str, num_paramet
     assert sum(p.numel() for p in model.parameters()) == num_parameters
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sixty_four_processes")
 def test_the_papers_networks_shard_over_64_processes() -> None:
     config, path = paper(), str(SHAPES / "qwen2.5_32b")
@@ -91,7 +92,7 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
     ("name", "shape", "gpu_memory_gib"),
     [
         pytest.param("one_gpu", "qwen2.5_1.5b", 80, marks=pytest.mark.slow),
-        pytest.param("fsdp_8gpu", "qwen2.5_7b", 80, marks=pytest.mark.slow),
+        pytest.param("fsdp_8gpu", "qwen2.5_7b", 80, marks=pytest.mark.night),
     ],
 )
 def test_what_the_overlays_say_of_memory(

@@ -215,6 +215,7 @@ def test_killed_between_sampling_and_checkpoint(run: Run) -> None:
     assert (again.reused, again.sampled) == ([2], [3])
 
 
+@pytest.mark.slow
 def test_all_iterations_since_the_checkpoint_are_trained_again_with_what_was_kept(
     run: Run,
 ) -> None:
@@ -223,6 +224,7 @@ def test_all_iterations_since_the_checkpoint_are_trained_again_with_what_was_kep
     assert (again.reused, again.sampled) == ([0, 1, 2, 3], [])
 
 
+@pytest.mark.slow
 def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     """The rollouts of the iteration that is done again are gone, its weights come out the same."""
     run.session(killed_in=2)
@@ -230,8 +232,14 @@ def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     assert (again.reused, again.sampled) == ([2], [1, 3])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "change", ["actor.optimizer.lr=2e-3", "actor.optimizer.max_grad_norm=1e-3", "seed=1"]
+    "change",
+    [
+        "actor.optimizer.lr=2e-3",
+        pytest.param("actor.optimizer.max_grad_norm=1e-3", marks=pytest.mark.night),
+        "seed=1",
+    ],
 )
 def test_another_config_and_back_again(run: Run, change: str) -> None:
     """Weights trained by another config are not the run's, also where the config is again."""
@@ -240,22 +248,26 @@ def test_another_config_and_back_again(run: Run, change: str) -> None:
     assert run.session(resume=2).reused == []
 
 
+@pytest.mark.slow
 def test_an_update_that_was_skipped(run: Run) -> None:
     run.session(killed_in=2, plan=SKIPPED, every_n=2)
     assert run.session(resume=2, killed_in=3).reused == [2]
     assert run.session(killed_in=3).reused == []  # nothing is skipped now
 
 
+@pytest.mark.slow
 def test_an_update_that_is_skipped_again(run: Run) -> None:
     run.session(killed_in=2, plan=SKIPPED, every_n=9)
     assert run.session(plan=SKIPPED, every_n=9).reused == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_training_that_does_not_repeat_itself(run: Run) -> None:
     run.session(killed_in=2, every_n=9)
     assert run.session(rounding=1e-4, killed_in=2, every_n=9).reused == [0]
 
 
+@pytest.mark.slow
 def test_other_weights_in_the_models_folder(run: Run) -> None:
     run.session(killed_in=0)
     assert run.session(killed_in=0).reused == [0]
@@ -266,6 +278,7 @@ def test_other_weights_in_the_models_folder(run: Run) -> None:
     assert run.session(killed_in=0).reused == []
 
 
+@pytest.mark.slow
 def test_the_folder_was_moved_away_and_a_copy_with_its_times_put_there(run: Run) -> None:
     """Times that were set by hand do not pass for the files' own."""
     run.session(killed_in=0)
@@ -274,6 +287,7 @@ def test_the_folder_was_moved_away_and_a_copy_with_its_times_put_there(run: Run)
     assert run.session(killed_in=0).reused == []
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_an_earlier_version(run: Run) -> None:
     run.session(killed_in=2)
     path = run.folder / "2.ckpt"

@@ -21,6 +21,7 @@ from tests.systems import (
     SYSTEMS,
     estimated,
     made_up_batch,
+    mostly_slow,
     system_config,
 )
 from tests.systems import system_loss as shipped_loss
@@ -234,8 +235,8 @@ def test_every_overlay_has_a_reading() -> None:
     assert set(READINGS) == set(SYSTEMS)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.night) for s in (1, 2))])
+@pytest.mark.parametrize("system", mostly_slow(SYSTEMS))
 def test_loss_and_gradient(system: str, seed: int) -> None:
     config = system_config(system, *overrides(system))
     batch, logprobs = made_up_batch(config, seed=seed)
@@ -248,7 +249,7 @@ def test_loss_and_gradient(system: str, seed: int) -> None:
     torch.testing.assert_close(our_gradient, their_gradient, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("system", mostly_slow(SYSTEMS))
 def test_gradient_does_not_depend_on_the_cut(system: str) -> None:
     config = system_config(system, *overrides(system))
     made, logprobs = made_up_batch(config)
@@ -258,7 +259,7 @@ def test_gradient_does_not_depend_on_the_cut(system: str) -> None:
     torch.testing.assert_close(gradients[1], gradients[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("system", CRITIC_FREE)
+@pytest.mark.parametrize("system", mostly_slow(CRITIC_FREE))
 def test_equal_rewards_in_a_group_teach_nothing(system: str) -> None:
     """Every verdict wrong: zero where a group is the baseline, and nowhere a NaN."""
     config = system_config(system, "algorithm.kl.coef=0")

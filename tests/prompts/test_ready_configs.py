@@ -15,6 +15,7 @@ from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.verifiers import make_math
 
 DATA = ROOT / "tests" / "data"
+FEW = "data.train.num_examples=9"  # of the default task, which is trained on
 DAPO_START = "Solve the following math problem step by step. The last line of your response "
 DAPO_END = '\n\nRemember to put your answer on its own line after "Answer:".'
 
@@ -64,7 +65,8 @@ def test_gsm8k_answer_without_the_mark_names_the_row(tmp_path: Path) -> None:
 
 
 def test_math_500() -> None:
-    split = load("math_500.yaml", overrides=[f"data.heldout.path={DATA / 'math_500.jsonl'}"])
+    overrides = [FEW, f"data.heldout.path={DATA / 'math_500.jsonl'}"]
+    split = load("math_500.yaml", overrides=overrides)
     assert [p.answer for p in split.heldout] == [r"\frac{1}{2}", "(3,0)"]
     assert split.heldout[0].text.startswith("Compute $\\frac{1}{3}")
     assert split.heldout[0].text.endswith("\\boxed{}.")
@@ -111,12 +113,13 @@ def test_dapo_math_17k_for_a_model_without_a_chat_template() -> None:
     ],
 )
 def test_aime(name: str, file: str, answers: list[str], response: str) -> None:
-    overrides = [f"data.heldout.path={DATA / file}"]
-    split = load(name, overrides=overrides)
+    overrides = [FEW, f"data.heldout.path={DATA / file}"]
+    chosen = config(name, overrides=overrides)
+    split = load_prompts(chosen.data, character_tokenizer())
     assert [p.answer for p in split.heldout] == answers
     math = make_math()
     assert math(response, answers[0], {}).is_correct
     assert not math("Answer: 34", answers[0], {}).is_correct
-    evaluation = config(name, overrides=overrides).evaluation
+    evaluation = chosen.evaluation
     assert (evaluation.k, evaluation.temperature, evaluation.top_p) == (32, 1.0, 0.7)
     assert evaluation.num_prompts is None

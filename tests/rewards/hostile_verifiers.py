@@ -12,8 +12,6 @@ import threading
 import time
 from typing import Any
 
-import numpy as np
-
 Metadata = dict[str, Any]
 
 
@@ -23,10 +21,6 @@ def last_word(response_text: str, answer: str, metadata: Metadata) -> bool:
 
 def own_reward(response_text: str, answer: str, metadata: Metadata) -> tuple[bool, float]:
     return response_text == answer, metadata["bonus"] + 0.25
-
-
-def numpy_bool(response_text: str, answer: str, metadata: Metadata) -> Any:
-    return np.array([response_text == answer]).all()
 
 
 def as_told(response_text: str, answer: str, metadata: Metadata) -> Any:
@@ -68,10 +62,6 @@ def as_told(response_text: str, answer: str, metadata: Metadata) -> Any:
         "wrong pair": (1.0, True),
     }
     return values.get(response_text, response_text == answer)
-
-
-def imported_modules(response_text: str, answer: str, metadata: Metadata) -> bool:
-    return response_text in sys.modules
 
 
 def process_id_is(response_text: str, answer: str, metadata: Metadata) -> tuple[bool, float]:

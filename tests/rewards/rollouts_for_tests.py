@@ -6,7 +6,7 @@ from typing import Any
 
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 HOSTILE = "tests.rewards.hostile_verifiers"
@@ -22,7 +22,7 @@ def scorer_of(
 ) -> Scorer:
     config = FitConfig(rewards=rewards, data=data or DataConfig())
     config.rollouts.max_response_tokens = max_response_tokens
-    return Scorer(config)
+    return make_scorer(config)
 
 
 def scorer(verifier: str, **fields: Any) -> Scorer:

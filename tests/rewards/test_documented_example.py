@@ -29,6 +29,7 @@ def written(folder: Path) -> str:
     return page
 
 
+@pytest.mark.slow
 def test_what_vapo_try_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

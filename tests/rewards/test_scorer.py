@@ -75,7 +75,8 @@ def test_python_function_verdict_and_own_reward(tmp_path: Path, monkeypatch: pyt
     with hostile("own_reward", num_workers=1) as python:
         verdicts = python.score([rollout("42", bonus=1.0), rollout("41", bonus=2.0)])
         assert list(map(verdict_of, verdicts)) == [Verdict(True, 1.25), Verdict(False, 2.25)]
-    with hostile("numpy_bool", num_workers=1) as python:
+    function = "tests.rewards.numpy_verifiers:numpy_bool"
+    with scorer("python", function=function, num_workers=1) as python:
         assert verdict_of(*python.score([rollout("42")])) == Verdict(True, 1.0)
     (tmp_path / "my_rewards.py").write_text("def f(text, answer, metadata): return True\n")
     monkeypatch.chdir(tmp_path)  # found in the working folder, as with `vapo fit`

@@ -43,6 +43,7 @@ def test_what_a_verifier_writes_into_its_channel_costs_its_own_verdict(garbage: 
     assert again[0].is_correct
 
 
+@pytest.mark.slow
 def test_the_time_limit_holds_for_a_reply_that_has_only_begun():
     start = time.monotonic()
     with hostile("writes_into_sockets", num_workers=1, timeout_s=0.4) as python:

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,20 @@ import pytest
 from tests.rewards.processes import ends, is_running, workers_of
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.errors import UserError
+from vapo.rewards.scorer import Scorer
+
+
+@pytest.fixture(scope="module")
+def as_told() -> Iterator[Scorer]:
+    """One for all responses: whatever one does, the next ones are judged."""
+    with hostile("as_told", num_workers=1, timeout_s=0.3, incorrect=-0.5) as python:
+        yield python
+
+
+@pytest.fixture(scope="module")
+def math() -> Iterator[Scorer]:
+    with scorer("math", num_workers=1, timeout_s=0.4) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
@@ -44,11 +59,10 @@ from vapo.errors import UserError
         ("regex bomb", "timeout"),
     ],
 )
-def test_only_the_guilty_response_fails(told: str, failure: str):
+def test_only_the_guilty_response_fails(as_told: Scorer, told: str, failure: str):
     texts = ["42", "41", told, "42", "41", "print"]
-    with hostile("as_told", num_workers=1, timeout_s=0.3, incorrect=-0.5) as python:
-        verdicts = python.score([rollout(text) for text in texts])
-        again = python.score([rollout("42")])
+    verdicts = as_told.score([rollout(text) for text in texts])
+    again = as_told.score([rollout("42")])
     assert verdicts[2].failure is not None
     assert verdicts[2].failure.startswith(failure)
     assert (verdicts[2].is_correct, verdicts[2].reward) == (False, -0.5)
@@ -83,6 +97,7 @@ def test_failure_text_can_be_encoded():
     assert failure.encode()
 
 
+@pytest.mark.slow
 def test_hostile_and_honest_responses_in_one_large_batch():
     bad = {5: "abort", 17: "hang", 18: "hang", 40: "raise", 63: "segfault", 99: "nan"}
     rollouts = [rollout(bad.get(i, "42")) for i in range(100)]
@@ -94,6 +109,7 @@ def test_hostile_and_honest_responses_in_one_large_batch():
     assert time.monotonic() - start < 10
 
 
+@pytest.mark.slow
 def test_time_limit_holds_for_each_response_not_for_their_sum():
     """A chunk of quick-enough responses may together take longer than one may alone."""
     with hostile("naps", num_workers=1, timeout_s=0.4) as python:
@@ -110,10 +126,9 @@ def test_time_limit_holds_for_each_response_not_for_their_sum():
         "\\boxed{" + "(" * 480 + "1" + ")" * 480 + "}",
     ],
 )
-def test_math_towers_and_nesting_end_in_time(text: str):
+def test_math_towers_and_nesting_end_in_time(math: Scorer, text: str):
     start = time.monotonic()
-    with scorer("math", num_workers=1, timeout_s=0.4) as math:
-        verdicts = math.score([rollout(text), rollout(r"\boxed{42}")])
+    verdicts = math.score([rollout(text), rollout(r"\boxed{42}")])
     assert time.monotonic() - start < 8
     assert not verdicts[0].is_correct
     assert verdicts[1].is_correct
@@ -127,7 +142,8 @@ def test_regex_bomb_in_the_users_pattern():
 
 
 def test_workers_do_not_import_torch_or_the_trainer():
-    with hostile("imported_modules", num_workers=1) as python:
+    function = "tests.rewards.numpy_verifiers:imported_modules"
+    with scorer("python", function=function, num_workers=1) as python:
         names = [
             "torch",
             "transformers",
@@ -227,6 +243,7 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     assert run.stderr == ""
 
 
+@pytest.mark.slow
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
     """As the kernel does when memory is short: in the middle of a batch, and between two."""
     with hostile("naps", num_workers=2, timeout_s=60) as python:
@@ -259,6 +276,7 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
         assert [verdict.failure for verdict in again] == [None] * 12
 
 
+@pytest.mark.slow
 def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
     """Who is busy elsewhere gives a process a second task while it works on the first."""
     with hostile("dies_later", num_workers=1, timeout_s=60) as python:

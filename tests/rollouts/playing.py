@@ -12,7 +12,8 @@ from tests.judged import not_judged
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.environments.contract import Environments, Verdict
-from vapo.rewards.scorer import JudgedResponses, OnVerdict, Scorer
+from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
+from vapo.rewards.scorer import EpisodeScorer, Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.types import Prompt, Rollout
@@ -49,6 +50,8 @@ class InstantScorer(Scorer):
 
 class AnsweringScorer(InstantScorer):
     """Scripted environments answer."""
+
+    failures = EpisodeScorer.failures
 
     def __init__(self, environments: Environments) -> None:
         super().__init__()

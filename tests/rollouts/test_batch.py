@@ -54,7 +54,7 @@ def test_a_response_is_one_turn_which_has_the_verdicts_reward() -> None:
 
 def test_a_failed_verifier_is_trained_on_and_a_failed_environment_is_not() -> None:
     incorrect = Verdict(False, -1.0, failure="timeout").on(SAMPLED)
-    lost = replace(incorrect, in_environment=True)
+    lost = replace(incorrect, in_environment=True, is_lost=True)
     batch = batch_of(incorrect, lost)
     assert batch.is_failed.tolist() == [False, True]
     assert batch.is_correct.tolist() == [False, False]

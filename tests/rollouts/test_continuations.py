@@ -21,7 +21,7 @@ from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.networks.new_model import make_tokenizer
 from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.continuations import Continuations, Continuer, MeasuredState, Place
 from vapo.rollouts.engines.contract import SampledTurn, Sampler, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
@@ -44,7 +44,7 @@ def continued(
     k: int,
     most: int,
 ) -> Continuations:
-    with Scorer(config) as scorer:
+    with make_scorer(config) as scorer:
         settings = SamplingSettings(max_response_tokens=most)
         player = Player(config, sampler, scorer, tokenizer)
         continuer = Continuer(config, settings, player, no_stage)
@@ -185,6 +185,7 @@ def problems(num: int) -> list[Prompt]:
     return found
 
 
+@pytest.mark.slow
 def test_the_interval_covers_the_exact_value(tmp_path: Path) -> None:
     """Of 1,000 prefixes of a policy with known values 95 % +- 2 %, by 4, 8 and 16 continuations."""
     policy: Any = ScriptedPolicy()

@@ -14,7 +14,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from tests.rollouts.playing import sample_all
 from tests.tiny_model import ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.networks.actor_critic import Actor
-from vapo.networks.packed_attention import enable_packing
+from vapo.networks.layouts import enable_packing
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler

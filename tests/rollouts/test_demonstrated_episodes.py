@@ -13,7 +13,13 @@ from torch import nn
 from tests.rollouts.scripted_episodes import ScriptedEnvironments, ScriptedStream
 from tests.rollouts.test_episodes import KEY, config, counting, ids, play, prompts
 from tests.tiny_model import tiny_model, tiny_tokenizer
-from vapo.commands.sft import cut, episode_example, require_demonstrations, summed_nll
+from vapo.commands.sft import (
+    cut,
+    episode_example,
+    prompt_example,
+    require_demonstrations,
+    summed_nll,
+)
 from vapo.environments.contract import Reply
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
@@ -108,6 +114,6 @@ def test_an_environment_that_fails_names_its_row() -> None:
 
 def test_turns_need_an_environment() -> None:
     (row,) = demonstrated(("a", "b"))
-    require_demonstrations([row], environment_is_used=True)
+    require_demonstrations([row])
     with pytest.raises(UserError, match=r"prompt p0 .*environment.kind"):
-        require_demonstrations([row], environment_is_used=False)
+        prompt_example(row, tiny_tokenizer())

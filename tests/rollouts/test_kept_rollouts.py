@@ -11,13 +11,10 @@ import torch
 
 from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
-from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
-from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
-from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.types import FinishReason, Phase, Prompt, Rollout
 
@@ -99,10 +96,7 @@ def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str,
 
 
 def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts) -> None:
-    lineage = Lineage()
-    made, _ = collection("vapo")
-    source = RolloutSource(made.config, made, lineage, made.progress, kept)
-    assert source.origin(3) == replace(ORIGIN, weights=lineage.weights)
+    assert kept.origin(3, "other") == replace(ORIGIN, weights="other")
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tests.rollouts.playing import InstantScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.tiny_model import ragged_prompts, tiny_tokenizer
 from vapo.environments.contract import Verdict
-from vapo.rewards.scorer import JudgedResponses
+from vapo.rewards.judged_responses import JudgedResponses
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 

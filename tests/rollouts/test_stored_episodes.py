@@ -39,7 +39,8 @@ EPISODE: dict[str, Any] = {
 def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: Path) -> None:
     episodes, verdicts = make_episodes(6, vocab_size=len(TOKENIZER), max_turns=2)
     plain, plain_verdicts = make_rollouts(1, vocab_size=len(TOKENIZER), max_response=5)
-    failed = replace(plain[0], response_ids=(), rollout_logprobs=(), turns=(), in_environment=True)
+    nothing: dict[str, Any] = {"response_ids": (), "rollout_logprobs": (), "turns": ()}
+    failed = replace(plain[0], **nothing, in_environment=True, is_lost=True)
     rollouts = [*episodes, *plain, failed]
     verdicts += [*plain_verdicts, Verdict(False, 0.0, failure="timeout: reset")]
     path = tmp_path / "rollouts.parquet"
@@ -47,7 +48,6 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
     table = rollout_table(rollouts, range(8), [None] * 8)
     write_table(path, table, {"schema_version": 3})
     config = config_of(
-        tmp_path,
         policy,
         "components.group_sampling.group_size=1",
         "training.minibatch_size=2",
@@ -75,7 +75,7 @@ def test_groups_with_a_failed_episode_are_left_out(tmp_path: Path, policy: Path)
     rows = [EPISODE | {"group": g, "prompt_ids": [2 + g]} for g in range(3) for _ in range(2)]
     rows[1] = rows[1] | {"failure": "crash: step"}
     path = foreign(tmp_path / "f.parquet", rows)
-    config = config_of(tmp_path, policy)
+    config = config_of(policy)
     read, _ = read_rollouts(config, path, TOKENIZER)
     stored = StoredRollouts(config, read, TOKENIZER, name="f")
     assert (stored.num_failed, len(stored.training) + len(stored.heldout)) == (1, 2)
@@ -84,7 +84,7 @@ def test_groups_with_a_failed_episode_are_left_out(tmp_path: Path, policy: Path)
 
 def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> None:
     path = foreign(tmp_path / "f.parquet", [EPISODE, EPISODE | {"finish_reason": "turns"}])
-    [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    [first, second], _ = read_rollouts(config_of(policy), path, TOKENIZER)
     assert first.rollout.turns == (Turn(1, 2, -0.5), Turn(2, 1, 1.0))
     assert first.rollout.is_sampled == (False, True, True, False, False, True)
     assert (first.rollout.reward, first.rollout.is_correct) == (0.5, True)
@@ -115,7 +115,7 @@ def test_a_bad_row_is_named(
 ) -> None:
     path = foreign(tmp_path / "f.parquet", [EPISODE, EPISODE | change])
     with pytest.raises(UserError) as error:
-        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+        read_rollouts(config_of(policy), path, TOKENIZER)
     assert str(error.value).startswith(f"{path}: row 2, {message}")
 
 

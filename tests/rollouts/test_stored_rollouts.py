@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +35,14 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_folder(tmp_path_factory.mktemp("tiny"))
 
 
-def config_of(folder: Path, policy: Path, *overrides: str) -> FitConfig:
+def config_of(policy: Path, *overrides: str) -> FitConfig:
+    return copy.deepcopy(_loaded(policy, *overrides))
+
+
+@cache
+def _loaded(policy: Path, *overrides: str) -> FitConfig:
     return fit_config(
-        folder,
+        policy.parent,
         f"actor.path={policy}",
         "rollouts.max_response_tokens=12",
         "components.group_sampling.num_prompts=2",
@@ -81,7 +88,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     rollouts = judged(rollouts, verdicts)
     table = rollout_table(rollouts, range(6), [*states[:5], None])
     write_table(path, table, {"schema_version": 1, "tokenizer": tokenizer_fingerprint(TOKENIZER)})
-    rows, other = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    rows, other = read_rollouts(config_of(policy), path, TOKENIZER)
     assert other == ""
     for row, rollout in zip(rows, rollouts, strict=True):
         exact = torch.tensor(rollout.rollout_logprobs).tolist()  # float32
@@ -99,7 +106,7 @@ def test_the_documented_columns_are_the_files() -> None:
 
 def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> None:
     path = foreign(tmp_path / "f.parquet", rows_of(1))
-    [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    [first, second], _ = read_rollouts(config_of(policy), path, TOKENIZER)
     assert first.rollout.response_ids == (A, B, END)
     assert first.rollout.rollout_logprobs == (0.0, 0.0, 0.0)
     assert first.rollout.finish_reason is FinishReason.STOP
@@ -110,7 +117,7 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
 def test_a_head_that_reads_logprobs_needs_them(tmp_path: Path, policy: Path) -> None:
     """A row without them would look like one of certain tokens."""
     path = foreign(tmp_path / "rollouts.parquet", rows_of(3))
-    config = config_of(tmp_path, policy, "critic.sampled_logprobs={}")
+    config = config_of(policy, "critic.sampled_logprobs={}")
     message = r"row 1, column rollout_logprobs: is null, and critic\.sampled_logprobs reads it"
     with pytest.raises(UserError, match=message):
         read_rollouts(config, path, TOKENIZER)
@@ -122,7 +129,7 @@ def test_a_head_that_reads_logprobs_needs_them(tmp_path: Path, policy: Path) -> 
 def test_texts_in_the_place_of_ids(tmp_path: Path, policy: Path) -> None:
     row = {"group": "g", "prompt": "a=", "response": "ab", "reward": 0}
     path = foreign(tmp_path / "f.parquet", [row, row | {"finish_reason": "length"}])
-    [first, second], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    [first, second], _ = read_rollouts(config_of(policy), path, TOKENIZER)
     assert first.rollout.prompt.prompt_ids == tuple(TOKENIZER("a=")["input_ids"])
     assert first.rollout.response_ids == (A, B, END)
     assert second.rollout.response_ids == (A, B)
@@ -159,7 +166,7 @@ def test_a_bad_row_is_named(
     good, bad = rows_of(1)
     path = foreign(tmp_path / "f.parquet", [good, bad | change])
     with pytest.raises(UserError) as error:
-        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+        read_rollouts(config_of(policy), path, TOKENIZER)
     assert str(error.value).startswith(f"{path}: row 2, ")
     assert message in str(error.value)
 
@@ -177,11 +184,11 @@ def test_a_missing_column_is_named(tmp_path: Path, policy: Path, column: str, me
     rows = [{k: v for k, v in row.items() if k != column} for row in rows_of(1)]
     path = foreign(tmp_path / "f.parquet", rows)
     with pytest.raises(UserError, match=message):
-        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+        read_rollouts(config_of(policy), path, TOKENIZER)
 
 
 def test_other_tokens_another_version_and_no_file(tmp_path: Path, policy: Path) -> None:
-    config, path = config_of(tmp_path, policy), tmp_path / "f.parquet"
+    config, path = config_of(policy), tmp_path / "f.parquet"
     table = pa.Table.from_pylist(rows_of(1))
     write_table(path, table, {"tokenizer": "0123456789ab"})
     with pytest.raises(UserError, match=r"of the tokenizer 0123456789ab, and actor.path has"):
@@ -206,20 +213,19 @@ def test_rewards_of_another_scale_are_refused(tmp_path: Path, policy: Path) -> N
     path = tmp_path / "f.parquet"
     write_table(path, pa.Table.from_pylist(rows_of(4)), {"reward": [1.0, 0.0]})
     with pytest.raises(UserError, match=r"are 1 and 0, and rewards\.correct and .* are 1 and -1"):
-        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
-    rows, _ = read_rollouts(config_of(tmp_path, policy, "rewards.incorrect=0"), path, TOKENIZER)
+        read_rollouts(config_of(policy), path, TOKENIZER)
+    rows, _ = read_rollouts(config_of(policy, "rewards.incorrect=0"), path, TOKENIZER)
     assert len(rows) == 8
 
 
 def test_another_policy_is_said(tmp_path: Path, policy: Path) -> None:
     path = tmp_path / "f.parquet"
     write_table(path, pa.Table.from_pylist(rows_of(4)), {"policy": "0123456789ab"})
-    config = config_of(tmp_path, policy, f"components.value_pretraining.data={path}")
+    config = config_of(policy, f"components.value_pretraining.data={path}")
     stored = open_stored(config, TOKENIZER)
     assert stored is not None
     assert "another policy than actor.path's sampled them (0123456789ab)" in stored.describe()
     off = config_of(
-        tmp_path,
         policy,
         "components.value_pretraining.data=no/such",
         "components.value_pretraining.enabled=false",
@@ -232,7 +238,7 @@ def test_another_policy_is_said(tmp_path: Path, policy: Path) -> None:
 
 def stored_of(folder: Path, policy: Path, rows: list[dict[str, Any]], *more: str) -> StoredRollouts:
     path = foreign(folder / "f.parquet", rows)
-    config = config_of(folder, policy, f"components.value_pretraining.data={path}", *more)
+    config = config_of(policy, f"components.value_pretraining.data={path}", *more)
     stored = open_stored(config, TOKENIZER)
     assert stored is not None
     return stored

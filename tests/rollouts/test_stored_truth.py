@@ -46,7 +46,7 @@ def stored_of(
     columns = dict.fromkeys(name for row in rows for name in row)
     table = pa.Table.from_pylist([{**columns, **row} for row in rows])
     write_table(path, table, metadata or {})
-    config = config_of(folder, policy, f"components.value_pretraining.data={path}", *more)
+    config = config_of(policy, f"components.value_pretraining.data={path}", *more)
     stored = open_stored(config, TOKENIZER)
     assert stored is not None
     return stored
@@ -62,7 +62,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
     path = tmp_path / "f.parquet"
     table = rollout_table(judged(rollouts, verdicts), range(3), [None] * 3, truths)
     write_table(path, table, {"schema_version": 2})
-    rows, _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    rows, _ = read_rollouts(config_of(policy), path, TOKENIZER)
     first, second = StoredTruth(0, 0.5, 4 / 3), StoredTruth(1, -1.0, 4.0)
     assert [row.truth for row in rows] == [(first,), (), (first, second)]
     assert [table.column(name).to_pylist()[2] for name in TRUTH_COLUMNS] == [
@@ -77,7 +77,7 @@ def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy:
     paths = [tmp_path / "old.parquet", tmp_path / "new.parquet"]
     write_table(paths[0], new.drop_columns(list(TRUTH_COLUMNS)), {"schema_version": 1})
     write_table(paths[1], new, {"schema_version": 2})
-    rows, _ = read_rollouts(config_of(tmp_path, policy), paths[0], TOKENIZER)
+    rows, _ = read_rollouts(config_of(policy), paths[0], TOKENIZER)
     assert [row.truth for row in rows] == [(), ()]
     joined = one_table(paths, key="--output")
     assert joined.column("truth_tokens").to_pylist() == [None, None, [0], None]
@@ -109,14 +109,14 @@ def test_a_bad_row_is_named(
     good, bad = rows_of(1, **MEASURED)
     path = foreign(tmp_path / "f.parquet", [good, bad | change])
     with pytest.raises(UserError) as error:
-        read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+        read_rollouts(config_of(policy), path, TOKENIZER)
     assert str(error.value).startswith(f"{path}: row 2, {message}")
 
 
 def test_another_program_need_not_say_who_shares(tmp_path: Path, policy: Path) -> None:
     rows = rows_of(1, **{name: x for name, x in MEASURED.items() if name != "truth_rows"})
     path = foreign(tmp_path / "f.parquet", rows)
-    [row, _], _ = read_rollouts(config_of(tmp_path, policy), path, TOKENIZER)
+    [row, _], _ = read_rollouts(config_of(policy), path, TOKENIZER)
     assert row.truth == (StoredTruth(0, 0.5, 4.0), StoredTruth(2, -0.25, 4.0))
 
 

@@ -18,6 +18,8 @@ def model():
 
 
 class TestContract(SamplerContract):
+    largest_gap = 1e-5
+
     @pytest.fixture
     def make_model(self):
         return tiny_model
@@ -27,9 +29,10 @@ class TestContract(SamplerContract):
         return sample
 
 
+@pytest.mark.slow
 def test_responses_do_not_depend_on_how_many_rows_decode_together(model):
     prompts = ragged_prompts(12)
-    one, three, all_ = (sample(model, prompts, rows=rows) for rows in (1, 3, 64))
+    one, three, all_ = (sample(model, prompts, group_size=2, rows=n) for n in (1, 3, 64))
     assert ids_of(one) == ids_of(three) == ids_of(all_)
 
 

@@ -97,6 +97,7 @@ class TestTurns(TurnContract):
                 engine.close()
 
 
+@pytest.mark.slow
 def test_a_batch_beside_an_open_stream_and_a_stream_that_ends_early(tmp_path: Path) -> None:
     """Each takes its own results, whoever steps, and leaves nothing behind."""
     with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
@@ -112,6 +113,7 @@ def test_a_batch_beside_an_open_stream_and_a_stream_that_ends_early(tmp_path: Pa
         assert turn_ids(play(stream, first_requests(3))) == wanted
 
 
+@pytest.mark.slow
 def test_the_tokens_do_not_depend_on_the_number_of_servers(tmp_path: Path) -> None:
     found = []
     for num in (1, 3):
@@ -213,10 +215,14 @@ def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
     with stand_ins(2) as servers, connected(servers, tmp_path, model=first) as engine:
         expected = generate(engine)
         requests = {f"r{i}": Request((2 + i, 3), i, LONG) for i in range(8)}
+        for server in servers:
+            server.seconds_per_token = 0.01
         engine.submit(requests)
         while not servers[0].num_tokens:
             time.sleep(0.005)
         servers[0].stop()
+        for server in servers:
+            server.seconds_per_token = 0.0
         found: dict[str, Generated] = {}
         while len(found) < len(requests):
             found |= engine.results(requests)
@@ -237,6 +243,7 @@ def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
             generate(engine)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_started_again_between_two_pushes_is_not_sampled_from(
     tmp_path: Path,
 ) -> None:
@@ -249,21 +256,25 @@ def test_a_server_that_was_started_again_between_two_pushes_is_not_sampled_from(
         assert servers[1].version != "default"
 
 
+@pytest.mark.slow
 def test_a_server_that_hangs_is_lost(tmp_path: Path) -> None:
     with (
         stand_ins(2) as servers,
-        connected(servers, tmp_path, model=tiny_model(), timeout_s=3) as engine,
+        connected(servers, tmp_path, model=tiny_model(), timeout_s=1.5) as engine,
     ):
         expected = generate(engine)
         servers[0].is_stuck = True
         started = time.monotonic()
         assert generate(engine) == expected
-        assert 3 <= time.monotonic() - started < 60
+        assert 1.5 <= time.monotonic() - started < 60
         servers[1].is_stuck = True
-        with pytest.raises(EngineError, match=r"no token for 3 s .*rollouts\.servers\.timeout_s"):
+        with pytest.raises(
+            EngineError, match=r"no token for 1\.5 s .*rollouts\.servers\.timeout_s"
+        ):
             generate(engine)
 
 
+@pytest.mark.slow
 def test_long_responses_are_no_hang(tmp_path: Path) -> None:
     """Tokens come all the time, and no answer for far longer than the limit."""
     with (
@@ -276,6 +287,7 @@ def test_long_responses_are_no_hang(tmp_path: Path) -> None:
         assert time.monotonic() - started > 3.0
 
 
+@pytest.mark.slow
 def test_two_runs_on_one_server(tmp_path: Path) -> None:
     """The next answer says so, whichever run it is of."""
     with stand_ins() as servers, connected(servers, tmp_path / "a", model=tiny_model()) as one:
@@ -288,10 +300,12 @@ def test_two_runs_on_one_server(tmp_path: Path) -> None:
 
 def test_dropped_requests_end_on_the_server(tmp_path: Path) -> None:
     with stand_ins() as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].seconds_per_token = 0.01
         engine.submit({"a": Request((2, 3), 0, SamplingSettings(120))})
         while not servers[0].num_tokens:
             time.sleep(0.005)
         engine.abort(["a"])
+        servers[0].seconds_per_token = 0.0
         assert len(generate(engine, 2)) == 2
         assert servers[0].num_tokens < 120 + 2 * 60
 
@@ -319,6 +333,7 @@ def test_a_server_whose_last_update_never_ended_is_lost(
         assert servers[0].num_requests == num
 
 
+@pytest.mark.slow
 def test_a_server_that_is_told_to_stop_is_lost(tmp_path: Path) -> None:
     """It answers what it had, and that its client ended the request."""
     with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
@@ -336,6 +351,7 @@ def test_numbers_that_are_not_finite_are_the_policys_fault(tmp_path: Path) -> No
             play(stream, first_requests(1), num=1)
 
 
+@pytest.mark.slow
 def test_control_does_not_wait_for_requests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -40,6 +40,7 @@ def killed_at(folder: Path, store: Path, points: list[tuple[str, int]], *argumen
     assert fit(folder, store, *arguments) == 0, log_of(folder)[-3000:]
 
 
+@pytest.mark.slow
 def test_killed_while_sampling_training_and_saving(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:
@@ -76,13 +77,7 @@ def test_rollouts_are_kept_however_they_are_made(
     assert_same_run(folders[1], folders[0], store)
 
 
-@pytest.mark.slow
-def test_a_signal_stops_a_run_and_says_how_to_resume(tmp_path: Path, store: Path) -> None:
-    assert fit(tmp_path, store, hook=("signal_at", "minibatch", "3", "SIGTERM")) == 143
-    assert "vapo: stopped by SIGTERM; resume with --ckpt_path" in log_of(tmp_path)
-
-
-@pytest.mark.kills
+@pytest.mark.kills  # test_saving_in_background.py has a run that a signal stops
 def test_signals_stop_a_run_which_can_be_resumed(tmp_path: Path, whole: Path, store: Path) -> None:
     for place, count, name in (("minibatch", 3, "SIGTERM"), ("kept", 2, "SIGUSR1")):
         code = fit(tmp_path, store, hook=("signal_at", place, str(count), name))

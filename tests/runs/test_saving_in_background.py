@@ -82,6 +82,7 @@ def test_a_full_disk_ends_the_run_at_the_next_iterations_end(
 def test_a_stop_waits_for_the_save(tmp_path: Path, whole: Path, store: Path) -> None:
     hook = held("torch.save", "SIGTERM")
     assert fit(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
+    assert "vapo: stopped by SIGTERM; resume with --ckpt_path" in log_of(tmp_path)
     run = runs.only_run(tmp_path)
     assert last_iteration(run) == 2
     assert not list((run / "checkpoints").glob(".iteration_*"))

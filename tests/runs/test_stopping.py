@@ -6,21 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
+from tests import forked
 from vapo.errors import InterruptedRunError, StopRequested
 from vapo.runs.stopping import SIGNALS, Peers, Stopping
 from vapo.system.progress import Progress
-
-ALONE = """
-import os, signal, sys, threading, time
-from vapo.runs.stopping import Stopping
-with Stopping({grace}) as stopping:
-    for number in {signals}:
-        os.kill(os.getpid(), number)
-    time.sleep(30)  # no safe point
-"""
 
 
 @pytest.mark.usefixtures("heard_hangup")
@@ -66,21 +60,29 @@ def test_a_count_that_is_reported_is_a_safe_point_too() -> None:
                 advance(1)
 
 
-def ended_alone(signals: list[int], grace: float) -> tuple[int, str]:
-    code = ALONE.format(signals=[int(number) for number in signals], grace=grace)
-    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
-    return done.returncode, done.stderr
+def without_a_safe_point(numbers: list[int], grace_s: float) -> int:
+    with Stopping(grace_s):
+        for number in numbers:
+            os.kill(os.getpid(), number)
+        time.sleep(30)
+    return 0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_without_a_safe_point_the_process_ends_all_the_same() -> None:
-    code, said = ended_alone([signal.SIGTERM, signal.SIGTERM], grace=0.5)
-    assert code == 143
-    assert "no safe point within 0.5 s" in said
-    code, said = ended_alone([signal.SIGINT, signal.SIGINT], grace=60)
-    assert code == 130
-    assert "SIGINT again: ending at once" in said
+@pytest.mark.parametrize(
+    ("name", "grace_s", "said"),
+    [
+        ("SIGTERM", 0.5, "no safe point within 0.5 s"),
+        ("SIGINT", 60.0, "SIGINT again: ending at once"),
+    ],
+)
+def test_without_a_safe_point_the_process_ends_all_the_same(
+    tmp_path: Path, name: str, grace_s: float, said: str
+) -> None:
+    number, log = signal.Signals[name], tmp_path / "log.txt"
+    process = forked.start(log, {}, without_a_safe_point, [int(number)] * 2, grace_s)
+    assert forked.end(process, timeout_s=60) == 128 + number
+    assert said in log.read_text()
 
 
 def test_a_lost_process_is_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.sweep import grid as grid_module
 from vapo.sweep.grid import choose_rows, read_grid
-from vapo.sweep.plan import differences, set_key
+from vapo.sweep.plan import Plan, differences, set_key
 
 SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
 
@@ -60,8 +61,15 @@ def test_an_eighth_component_is_in_every_ablation(
     assert len(found.rows) == 13
 
 
-def test_each_row_switches_its_own_numbers_only(tmp_path: Path) -> None:
-    planned = plan(ablation(tmp_path))
+@pytest.fixture(scope="module")
+def of_ablation(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The shipped ablation's, with two seeds."""
+    with chdir(ROOT):
+        return plan(ablation(tmp_path_factory.mktemp("ablation")), seeds=[0, 1])
+
+
+def test_each_row_switches_its_own_numbers_only(of_ablation: Plan) -> None:
+    planned = of_ablation
     full = dataclasses.asdict(resolve(planned.row_configs["VAPO"]))
     changed = {
         row.component_off: {
@@ -85,11 +93,16 @@ def test_each_row_switches_its_own_numbers_only(tmp_path: Path) -> None:
     assert (second.lambda_critic, second.alpha, second.lambda_policy) == (None, None, 1.0)
 
 
-@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
-    found = ablation(tmp_path) if path.stem == "ablation" else read_grid(path)
-    planned = plan(found, seeds=[0, 1])
-    assert len(planned.assigned) == 2 * len(found.rows)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == "ablation" else pytest.mark.slow)
+        for path in SHIPPED
+    ],
+)
+def test_shipped_grids_resolve(path: Path, of_ablation: Plan) -> None:
+    planned = of_ablation if path.stem == "ablation" else plan(read_grid(path), seeds=[0, 1])
+    assert len(planned.assigned) == 2 * len(planned.grid.rows)
     assert all(key in path.read_text() for key in ("description:", "rows:"))
 
 
@@ -104,7 +117,13 @@ def test_shipped_grids_resolve(path: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("overrides", [(), ("components.length_adaptive_gae.alpha=0.5",)])
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        pytest.param(("components.length_adaptive_gae.alpha=0.5",), marks=pytest.mark.night),
+    ],
+)
 def test_rows_beside_vc_ppos_scores_are_vc_ppo_but_for_their_own_key(
     name: str, key: str, number: str, overrides: tuple[str, ...]
 ) -> None:

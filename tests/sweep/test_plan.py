@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import chdir
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +28,19 @@ from vapo.sweep.plan import (
 VAPO = "{full_system: VAPO, rows: [{row: VAPO}]}"
 
 
+@pytest.fixture(scope="module")
+def of_ablation(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """The shipped ablation's, with two seeds."""
+    with chdir(ROOT):
+        return plan(ablation(tmp_path_factory.mktemp("ablation")), seeds=[0, 1])
+
+
 def task(planned: Plan, row: str, seed: int = 0) -> Task:
     return next(t for t in planned.tasks if t.identity == planned.assigned[row, seed])
 
 
-def test_ablation_pretrains_once_for_group_sampling_and_once_without(tmp_path: Path) -> None:
-    planned = plan(ablation(tmp_path), seeds=[0, 1])
+def test_ablation_pretrains_once_for_group_sampling_and_once_without(of_ablation: Plan) -> None:
+    planned = of_ablation
     first = [t for t in planned.tasks if t.is_pretraining]
     assert [t.name for t in first] == [
         "value pretraining of VAPO/0",
@@ -49,16 +57,16 @@ def test_ablation_pretrains_once_for_group_sampling_and_once_without(tmp_path: P
     assert sharing == needs.keys() - without - {"without group_sampling"}
 
 
-def test_each_task_comes_after_what_it_needs(tmp_path: Path) -> None:
+def test_each_task_comes_after_what_it_needs(of_ablation: Plan) -> None:
     seen: set[str | None] = {None}
-    for one in plan(ablation(tmp_path), seeds=[0, 1]).tasks:
+    for one in of_ablation.tasks:
         assert one.needs in seen
         seen.add(one.identity)
 
 
-def test_every_row_begins_the_policy_phase_at_iteration_0(tmp_path: Path) -> None:
+def test_every_row_begins_the_policy_phase_at_iteration_0(of_ablation: Plan) -> None:
     """So iteration i has the same prompts in every row, with value pretraining or without."""
-    for one in plan(ablation(tmp_path)).tasks:
+    for one in of_ablation.tasks:
         numbers = resolve(one.config)
         if one.is_pretraining:
             assert one.config.training.num_iterations == 0
@@ -71,8 +79,8 @@ def test_every_row_begins_the_policy_phase_at_iteration_0(tmp_path: Path) -> Non
             assert numbers.num_prompts * numbers.group_size == 256
 
 
-def test_the_component_stays_on_in_rows_that_start_from_the_critic(tmp_path: Path) -> None:
-    planned = plan(ablation(tmp_path))
+def test_the_component_stays_on_in_rows_that_start_from_the_critic(of_ablation: Plan) -> None:
+    planned = of_ablation
     assert "enabled=True" in repr(task(planned, "VAPO").config.components.value_pretraining)
     off = task(planned, "without value_pretraining").config
     assert "enabled=False" in repr(off.components.value_pretraining)
@@ -87,6 +95,7 @@ def test_a_row_keeps_the_head_that_its_value_pretraining_has_trained(tmp_path: P
     assert (own.config.critic.head.kind, own.config.critic.head.start) == ("bounded", "as_loaded")
 
 
+@pytest.mark.slow
 def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) -> None:
     """What has no influence is the base's, and must not contradict what stays the row's."""
     presets = sorted((ROOT / "conf/algorithm").glob("*.yaml"))
@@ -99,33 +108,43 @@ def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) 
         assert to_yaml(from_yaml(FitConfig, written, source=one.name)) == written
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "shared"),
-    [
-        ("algorithm.lambda_policy", 0.5, True),
-        ("algorithm.kl.coef", 0.1, True),
-        ("actor.optimizer.lr", 1e-5, True),
-        ("training.num_iterations", 7, True),
-        ("evaluation.k", 3, True),
-        ("components.token_level_loss.enabled", "false", True),
-        ("algorithm.gamma", 0.9, False),
-        ("algorithm.value_clip", 0.2, False),
-        ("critic.optimizer.lr", 1e-4, False),
-        ("rollouts.temperature", 0.9, False),
-        ("rewards.incorrect", 0.0, False),
-        ("data.max_prompt_tokens", 39, False),
-        ("training.minibatch_size", 32, False),
-        ("components.value_pretraining.num_iterations", 6, False),
-        ("components.group_sampling.enabled", "false", False),
-        ("trainer.precision", "bf16-mixed", False),
-    ],
-)
+DEPENDENCE: list[tuple[str, object, bool]] = [
+    ("algorithm.lambda_policy", 0.5, True),
+    ("algorithm.kl.coef", 0.1, True),
+    ("actor.optimizer.lr", 1e-5, True),
+    ("training.num_iterations", 7, True),
+    ("evaluation.k", 3, True),
+    ("components.token_level_loss.enabled", "false", True),
+    ("algorithm.gamma", 0.9, False),
+    ("algorithm.value_clip", 0.2, False),
+    ("critic.optimizer.lr", 1e-4, False),
+    ("rollouts.temperature", 0.9, False),
+    ("rewards.incorrect", 0.0, False),
+    ("data.max_prompt_tokens", 39, False),
+    ("training.minibatch_size", 32, False),
+    ("components.value_pretraining.num_iterations", 6, False),
+    ("components.group_sampling.enabled", "false", False),
+    ("trainer.precision", "bf16-mixed", False),
+]
+
+
+@pytest.fixture(scope="module")
+def of_single_keys(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    """A row for each of them, which it is named after."""
+    rows = [f"{{row: {key}, overrides: {{{key}: {value}}}}}" for key, value, _ in DEPENDENCE]
+    text = f"{{full_system: VAPO, rows: [{{row: VAPO}}, {', '.join(rows)}]}}"
+    with chdir(ROOT):
+        return plan(grid(tmp_path_factory.mktemp("keys"), text))
+
+
+@pytest.mark.parametrize(("key", "value", "shared"), DEPENDENCE)
 def test_what_the_pretrained_critic_depends_on(
-    tmp_path: Path, key: str, value: object, shared: bool
+    of_single_keys: Plan, key: str, value: object, shared: bool
 ) -> None:
-    text = f"{{full_system: VAPO, rows: [{{row: VAPO}}, {{product: {{{key}: [{value}]}}}}]}}"
-    planned = plan(grid(tmp_path, text))
-    assert len({t.identity for t in planned.tasks if t.is_pretraining}) == (1 if shared else 2)
+    full, own = (task(of_single_keys, row).needs for row in ("VAPO", key))
+    assert full is not None
+    assert own is not None
+    assert (own == full) == shared
 
 
 def test_a_critic_with_a_head_of_ones_own_cannot_be_handed_on(tmp_path: Path) -> None:
@@ -187,8 +206,8 @@ def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:
     assert planned.assigned["a", 0] == planned.assigned["gamma 1.0", 0]
 
 
-def test_other_budgets_are_told(tmp_path: Path) -> None:
-    assert list(budget_differences(plan(ablation(tmp_path)))) == []
+def test_other_budgets_are_told(of_ablation: Plan, tmp_path: Path) -> None:
+    assert list(budget_differences(of_ablation)) == []
     text = "rows: [{row: a}, {product: {components.group_sampling.group_size: [4]}}]"
     assert list(budget_differences(plan(grid(tmp_path, text)))) == [
         "group_size 4: 128 responses (not 256)"

@@ -60,6 +60,7 @@ def two_rows(folder: Path, rows: str, notes: list[str]) -> tuple[Parent, list[Ta
     return Parent(planned, folder, "vapo sweep", notes.append), list(planned.tasks)
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_after_a_run_is_one_note_and_all_is_recorded_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_store_that_fails_after_a_run_is_one_note_and_all_is_recorded_later(
     assert len(notes) == 3
 
 
+@pytest.mark.slow
 def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
     keys = metric_keys(["a+b", "a(b", "a_b", "best_score", "a_b_2", "c"])
     assert keys == {

@@ -68,6 +68,7 @@ def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     assert len(starts(tmp_path)) == 7  # only the row that the override reaches
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_the_rest_of_the_rows_runs_later_and_nothing_twice(tmp_path: Path) -> None:
     rows = "{row: plain, overrides: {components.value_pretraining.enabled: false}}"
@@ -139,6 +140,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     assert fit_command(Path("c.yaml"), checkpoint)[-2:] == ["--ckpt_path", str(checkpoint)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_an_attempt_without_a_checkpoint_is_started_again(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))
@@ -165,6 +167,7 @@ def test_a_summary_without_a_good_end_is_not_finished(tmp_path: Path) -> None:
     assert folder.finished() is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_jobs_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vapo.sweep.launch.num_cores", lambda: 6)
@@ -195,6 +198,7 @@ def test_one_sweep_at_a_time_in_a_folder(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_jobs_of_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its local executor: the same jobs, as processes of this host."""

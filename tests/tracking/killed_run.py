@@ -1,4 +1,4 @@
-"""A run that is killed on purpose: `python -m tests.tracking.killed_run STORE JOURNAL WHEN`."""
+"""A run that is killed on purpose, in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vapo.tracking.sink import MlflowSink
 NUM_STEPS = 30
 
 
-def main(uri: str, journal: str, when: str) -> None:
+def main(uri: str, journal: str, when: str) -> int:
     logger = RunLogger(
         TrackingConfig(uri=uri, experiment="tests"),
         run_name="killed",
@@ -42,7 +42,4 @@ def main(uri: str, journal: str, when: str) -> None:
     if when == "sent, not marked":
         logger.finalize()
     die()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return 0

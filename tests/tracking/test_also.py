@@ -80,6 +80,7 @@ def rows_of(path: Path) -> list[dict[str, float]]:
         return [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
 
 
+@pytest.mark.slow
 def test_csv_files_lie_in_the_runs_folder(tracking: TrackingConfig, tmp_path: Path) -> None:
     journal = tmp_path / "tracking"
     config = also(tracking, "csv")

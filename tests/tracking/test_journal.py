@@ -5,14 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
 
+from tests import forked
+from tests.tracking import killed_run
 from tests.tracking.killed_run import NUM_STEPS
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
@@ -166,12 +165,12 @@ def test_the_clock_never_gives_a_time_twice():
 # ---- with the real store ------------------------------------------------------------------
 
 
-def killed_run(tracking: TrackingConfig, journal: Path, when: str) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "tests.tracking.killed_run", tracking.uri, str(journal), when]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == -9, done.stderr
-    return done.stdout.splitlines()[0]
+def killed(tracking: TrackingConfig, folder: Path, when: str) -> str:
+    """The id of a run whose records are in the folder's journal."""
+    log, journal = folder / "log.txt", folder / "tracking"
+    process = forked.start(log, {}, killed_run.main, tracking.uri, str(journal), when)
+    assert forked.end(process, timeout_s=240) == -9, log.read_text()
+    return log.read_text().splitlines()[0]
 
 
 @pytest.mark.slow
@@ -180,7 +179,7 @@ def killed_run(tracking: TrackingConfig, journal: Path, when: str) -> str:
 )
 def test_a_killed_runs_records_arrive_once_when_it_resumes(tracking, tmp_path: Path, when: str):
     journal = tmp_path / "tracking"
-    run_id = killed_run(tracking, journal, when)
+    run_id = killed(tracking, tmp_path, when)
     client = MlflowClient(locate_store(tracking.uri).uri)
     sent_before = len(client.get_metric_history(run_id, "a"))
     assert (sent_before > 0) == (when == "sent, not marked")

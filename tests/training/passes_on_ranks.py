@@ -1,4 +1,4 @@
-"""Three iterations with two critic passes and frozen weights, on one process or several."""
+"""Two iterations with two critic passes and frozen weights, on one process or several."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests import poisoned
 
 
 def run(out: Path, num_processes: int, *options: str) -> list[dict[str, Any]]:
-    found = poisoned.run(out, num_processes, {}, "training.num_iterations=3", *options)
+    found = poisoned.run(out, num_processes, {}, "training.num_iterations=2", *options)
     assert not any(found["totals"].values()), "nothing was skipped"
     steps: list[dict[str, Any]] = found["steps"]
     return steps

@@ -241,6 +241,7 @@ def base(tmp_path: Path) -> FitConfig:
     )
 
 
+@pytest.mark.slow
 def test_the_mask_is_for_the_policy_alone(base: FitConfig, tmp_path: Path) -> None:
     """In one policy iteration the critics learn the same, to the last bit.
 
@@ -255,6 +256,7 @@ def test_the_mask_is_for_the_policy_alone(base: FitConfig, tmp_path: Path) -> No
     assert all(name.startswith("actor.") for name in differ)
 
 
+@pytest.mark.slow
 def test_members_diverge_and_one_without_prompts_stays(
     base: FitConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

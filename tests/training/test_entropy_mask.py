@@ -89,6 +89,7 @@ def test_a_minibatch_counts_its_tokens_of_the_bonus_and_without_one_has_no_loss_
         assert has_loss("actor", minibatch, hp, config.algorithm) is (count > 0)
 
 
+@pytest.mark.slow
 def test_the_entropys_mask_changes_the_policy_alone(base: FitConfig, tmp_path: Path) -> None:
     values = {
         "critic.count": 2,

@@ -101,6 +101,7 @@ def check_the_records(folder: Path, *, rank: int, rows: int) -> None:
     assert len(gradients[0]["logprobs"]) == len(gradients[0]["response_ids"])
 
 
+@pytest.mark.slow
 def test_one_process(tmp_path: Path) -> None:
     seen = run(tmp_path, 1, PLAN)
     check_the_plan(seen, rows=16)

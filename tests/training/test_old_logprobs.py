@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import lightning as L
@@ -83,6 +84,7 @@ class Counting(VapoModule):
         return super()._update(name, *args, **options)
 
 
+@cache
 def fitted(*overrides: str, reads: bool | None = None) -> tuple[Counting, list[dict[str, float]]]:
     """Two iterations; `reads`: in place of what the config says."""
     config = config_of(*overrides)
@@ -107,7 +109,10 @@ def fitted(*overrides: str, reads: bool | None = None) -> tuple[Counting, list[d
 PAGES_OFF = "value_pages.every_n_iterations=null"
 
 
-@pytest.mark.parametrize("overrides", [[ONE_STEP], [DIS, SEVERAL, *OWN_RATIO]])
+@pytest.mark.parametrize(
+    "overrides",
+    [[ONE_STEP], pytest.param([DIS, SEVERAL, *OWN_RATIO], marks=pytest.mark.slow)],
+)
 def test_the_pass_does_not_run_and_the_gap_arrives(overrides: list[str]) -> None:
     module, logged = fitted(PAGES_OFF, *overrides)
     assert module.num_passes == 0
@@ -123,12 +128,21 @@ def test_the_pass_does_not_run_and_the_gap_arrives(overrides: list[str]) -> None
                 assert now[key] == pytest.approx(then[key], rel=1e-5, abs=1e-7), key
 
 
+@pytest.mark.slow
 def test_several_steps_of_the_clipped_ratio_keep_the_pass() -> None:
     module, _ = fitted(PAGES_OFF, SEVERAL)
     assert module.num_passes > 0
 
 
-@pytest.mark.parametrize("more", [[], ["algorithm.entropy_coef=0.01", "algorithm.kl.coef=0.1"]])
+@pytest.mark.parametrize(
+    "more",
+    [
+        [],
+        pytest.param(
+            ["algorithm.entropy_coef=0.01", "algorithm.kl.coef=0.1"], marks=pytest.mark.slow
+        ),
+    ],
+)
 def test_a_single_step_has_the_gradient_that_it_had_with_the_pass(more: list[str]) -> None:
     found, _ = fitted(PAGES_OFF, ONE_STEP, *more)
     expected, _ = fitted(PAGES_OFF, ONE_STEP, *more, reads=True)
@@ -140,9 +154,10 @@ def test_a_single_step_has_the_gradient_that_it_had_with_the_pass(more: list[str
             torch.testing.assert_close(ours[name], grad, rtol=0, atol=1e-6 * max(1, largest))
 
 
+@pytest.mark.slow
 def test_a_page_changes_nothing_of_the_training() -> None:
     paged, logged = fitted(ONE_STEP, "value_pages.every_n_iterations=1")
-    plain, expected = fitted(ONE_STEP, PAGES_OFF)
+    plain, expected = fitted(PAGES_OFF, ONE_STEP)
     assert paged.num_passes > 0, "the page shows the log-probs from before the update"
     assert plain.num_passes == 0
     assert logged[1][GAP] == expected[1][GAP]

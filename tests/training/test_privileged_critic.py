@@ -17,7 +17,7 @@ from vapo.environments.contract import Verdict
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
@@ -172,6 +172,7 @@ def heldout_explained_variance(*, shuffled: bool, privileged: bool = True) -> fl
     return float(explained_variance(found, targets, batch.response_mask))
 
 
+@pytest.mark.slow
 def test_an_answer_that_tells_the_return_is_used_and_a_shuffled_one_is_worth_nothing() -> None:
     assert heldout_explained_variance(shuffled=False) > 0.9
     assert heldout_explained_variance(shuffled=True) < 0.1

@@ -89,10 +89,8 @@ class CriticBaseline:
         config: Tether,
     ) -> Float[Tensor, "B T"]:
         """Use the weight of earlier rollouts, then fit this batch's for later ones."""
-        values = batch.old_values
-        assert values is not None, "the estimator is gae"
         others = rewards - leave_one_out_advantages(rewards, group_size=batch.group_size)
-        columns = (values, others[:, None], advantages)
+        columns = (batch.values, others[:, None], advantages)
         used, tethered = self.rho, tether_advantages(*columns, batch.response_mask, rho=self.rho)
         fitted = tether_fit(*columns, batch.loss_mask, ridge=config.ridge, reduce=sum_over_ranks)
         self.rho = lagged_rho(self.rho, float(fitted), decay=config.decay)
@@ -113,8 +111,7 @@ class CriticBaseline:
         config: Evpo,
     ) -> Float[Tensor, "B T"]:
         """The critic's advantages where it explains enough of the returns, else a mean's."""
-        values, mask = batch.old_values, batch.response_mask
-        assert values is not None, "the estimator is gae"
+        values, mask = batch.values, batch.response_mask
         explained, by = values[mask], returns[mask]
         if config.level == "response":
             counted = mask.any(dim=1)

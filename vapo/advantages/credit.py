@@ -63,16 +63,15 @@ def bootstrapped(
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
 
     Over turns l is the last turn. What an environment gave for the turns stays: it was earned. A
-    verifier judged the response as if it had ended.
+    verifier judged the one turn, which was cut, as if it had ended.
 
     Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
     reward would count beside the value of the same future, and a target V(s_l) + r trained on
     would run away.
     """
-    assert batch.old_values is not None
     last = last_column(value_places(batch, hyperparameters))[:, None]
-    after = hyperparameters.gamma * batch.old_values.gather(1, last)[:, 0]
-    is_earned = torch.tensor([rollout.in_environment for rollout in batch.rollouts])
+    after = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
+    is_earned = torch.tensor([any(turn.has_ended for turn in r.turns) for r in batch.rollouts])
     after = after + torch.where(is_earned.to(after.device), batch.turn_rewards.sum(dim=1), 0.0)
     return torch.where(batch.is_truncated.to(after.device), after, rewards)
 

@@ -61,12 +61,11 @@ def gae(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
     """PPO, VC-PPO, VAPO: the only one with values."""
-    assert batch.old_values is not None
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
     advantages, value_targets = advantages_and_targets(
         batch,
         token_rewards,
-        batch.old_values,
+        batch.values,
         hp,
         lambda_policy=lambda_policy,
         lambda_critic=lambda_policy if hp.lambda_critic is None else hp.lambda_critic,

@@ -133,6 +133,31 @@ class Command:
         return parser
 
 
+FILES: dict[str, Any] = {"action": "append", "type": Path}
+SWITCH: dict[str, Any] = {"action": "store_true"}
+
+
+def configured(
+    module: str,
+    doc: str,
+    *options: CommandOption,
+    schema: str = "FitConfig",
+    example: str = "conf/vapo.yaml",
+    **more: Any,
+) -> Command:
+    """A command with one config, composed of files and overrides."""
+    own = (
+        option("--config FILE", f"YAML file, as {example}; may be repeated", **FILES),
+        option("--print_config", "print the merged config as YAML and stop", **SWITCH),
+    )
+    return Command(
+        module, doc, (*own, *options), schema=schema, needs=(("config", example),),
+        more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
+        "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
+        **more,
+    )  # fmt: skip
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from vapo.commands.command_line import (
+    FILES,
+    SWITCH,
     Command,
-    CommandOption,
+    configured,
     folder_name,
     key_and_value,
     option,
@@ -17,31 +18,6 @@ from vapo.commands.command_line import (
 
 _NETWORKS = ("torch", "transformers")
 _TRAINER = (*_NETWORKS, "torchmetrics", "lightning")
-
-
-def _configured(
-    module: str,
-    doc: str,
-    *options: CommandOption,
-    schema: str = "FitConfig",
-    example: str = "conf/vapo.yaml",
-    **more: Any,
-) -> Command:
-    """A command with one config, composed of files and overrides."""
-    own = (
-        option("--config FILE", f"YAML file, as {example}; may be repeated", **_FILES),
-        option("--print_config", "print the merged config as YAML and stop", **_SWITCH),
-    )
-    return Command(
-        module, doc, (*own, *options), schema=schema, needs=(("config", example),),
-        more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
-        "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
-        **more,
-    )  # fmt: skip
-
-
-_FILES: dict[str, Any] = {"action": "append", "type": Path}
-_SWITCH: dict[str, Any] = {"action": "store_true"}
 _EXIT_CODES = """exit codes:
   0    finished
   1    an error of our own, with a traceback
@@ -61,13 +37,13 @@ COMMANDS = {
         "init", "write the default config, its models, recipes and grids into a folder",
         (option("folder [FOLDER]", "", type=folder_name, nargs="?", default=Path()),),
     ),
-    "fit": _configured(
+    "fit": configured(
         "fit", "train a policy",
-        option("--profile", "the same as trainer.profile=true", **_SWITCH),
+        option("--profile", "the same as trainer.profile=true", **SWITCH),
         option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
         epilog=_EXIT_CODES, loads=_TRAINER,
     ),
-    "try": _configured(
+    "try": configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
         option("--num N", "training prompts, a response to each; default: 5", type=positive),
         option(
@@ -76,7 +52,7 @@ COMMANDS = {
             "(docs/data_and_rewards.md)", type=Path,
         ),
     ),
-    "validate": _configured(
+    "validate": configured(
         "validate", "score a policy on held-out prompts",
         option("--ckpt_path last|best|PATH", f"score the actor of {_CHECKPOINT}"),
         option(
@@ -91,13 +67,13 @@ COMMANDS = {
         ),
         loads=_NETWORKS,
     ),
-    "filter": _configured(
+    "filter": configured(
         "filter", "write training prompts with their pass rate",
         option("--num_responses K", "responses to each prompt", type=positive, default=8),
         option("--output FILE", "JSONL; default: a name of its own in output_dir"),
         loads=_TRAINER,
     ),
-    "rollouts": _configured(
+    "rollouts": configured(
         "rollouts", "write scored rollouts, which value pretraining and `vapo critics` read",
         option("--num N", "rollouts, in whole groups", type=positive, default=1024),
         option("--output FILE", "default: a name of its own in output_dir"),
@@ -113,7 +89,7 @@ COMMANDS = {
         option("--truth_share S", "... of this share of the groups; default: 1", type=float),
         loads=_TRAINER,
     ),
-    "gates": _configured(
+    "gates": configured(
         "gates", "which effects of the paper's ablation a setting can show, before a sweep",
         option(
             "--answer_now TEXT",
@@ -127,7 +103,7 @@ COMMANDS = {
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
         loads=_TRAINER,
     ),
-    "estimate": _configured(
+    "estimate": configured(
         "estimate", "the memory that a config needs on each GPU",
         option("--gpu_memory_gib N", "does it fit?", type=float),
         option(
@@ -153,27 +129,27 @@ COMMANDS = {
         ),
         loads=_NETWORKS,
     ),
-    "sft": _configured(
+    "sft": configured(
         "sft", "train on demonstrations",
         schema="SftConfig", example="conf/state_tracking/sft.yaml",
         loads=_TRAINER,
     ),
-    "reward-model": _configured(
+    "reward-model": configured(
         "reward_model", "train a reward model, the critic's start",
         schema="RewardModelConfig", example="conf/state_tracking/reward_model.yaml",
         loads=_TRAINER,
     ),
-    "serve": _configured(
+    "serve": configured(
         "serve", "start vLLM's server as a trainer of this config needs it",
         _HOST,
         option("--port", "", type=int, default=8100),
-        option("--print_command", "print the command, and stop", **_SWITCH),
+        option("--print_command", "print the command, and stop", **SWITCH),
         loads=_NETWORKS,
     ),
     "sweep": Command(
         "sweep", "run a grid of configs and seeds, as the paper's ablation table",
         (
-            option("--config FILE", "YAML file of the base config; may be repeated", **_FILES),
+            option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--grid FILE", "the rows, as conf/sweep/ablation.yaml", type=Path),
             option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
             option(
@@ -184,7 +160,7 @@ COMMANDS = {
             option(
                 "--dry_run",
                 "print the plan, the tokens that it samples at most and how long such runs took, "
-                "and stop", **_SWITCH,
+                "and stop", **SWITCH,
             ),
             option("--launcher", "", choices=["local", "slurm"], default="local"),
             option(
@@ -192,7 +168,7 @@ COMMANDS = {
                 action="append", type=key_and_value, default=[],
             ),
             option("--sweep_dir DIR", "default: OUTPUT_DIR/sweep_GRID", type=Path),
-            option("--no_report", "write no table and figures", **_SWITCH),
+            option("--no_report", "write no table and figures", **SWITCH),
         ),
         schema="FitConfig",
         composes_rows=True,
@@ -204,7 +180,7 @@ COMMANDS = {
     "critics": Command(
         "critics", "train every critic of a grid on the same rollouts, and compare them",
         (
-            option("--config FILE", "YAML file of the base config; may be repeated", **_FILES),
+            option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--rollouts FILE", "what `vapo rollouts` wrote", type=Path),
             option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
             option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
@@ -253,7 +229,7 @@ COMMANDS = {
             option("--reward NAME,NAME", "the columns whose sum is the reward; a.b is b of a"),
             option(
                 "--output FILE", "page.html, or the figures as summary.json; may be repeated",
-                **_FILES, default=[],
+                action="append", type=Path, default=[],
             ),
         ),
         more=" It needs no config, and\nloads torch for --policy and --critic alone.",
@@ -328,7 +304,7 @@ COMMANDS = {
                 "--tracking_uri URI",
                 "default: where the run was recorded; needed where that has a password",
             ),
-            option("--list", "say what is left, send nothing", dest="only_list", **_SWITCH),
+            option("--list", "say what is left, send nothing", dest="only_list", **SWITCH),
         ),
     ),
     "doctor": Command(

@@ -39,8 +39,6 @@ def simulated_config(
             "--simulate_ranks cannot tell a host's memory from a GPU's: set "
             "trainer.cpu_offload=false"
         )
-    if config.critic.count > 1:
-        raise UserError("--simulate_ranks trains one critic: set critic.count=1")
     for name in ("actor", "critic"):
         if getattr(config, name).attn_implementation == "flash_attention_2":
             raise UserError(

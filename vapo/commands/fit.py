@@ -21,7 +21,7 @@ from vapo.errors import StoppedRun
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_start
 from vapo.prompts.critic_prompts import with_critic_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible
@@ -38,7 +38,7 @@ from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
-from vapo.system.libraries import pick_device, quiet_libraries, set_threads
+from vapo.system.libraries import pick_device
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -87,8 +87,6 @@ def checked_inputs(config: FitConfig) -> Inputs:
 
     Raises: UserError: one of them does not fit the config or the machine.
     """
-    quiet_libraries()
-    set_threads(config.trainer)
     check_launch(config.trainer)
     pick_device(config.trainer)
     estimator_of(config.algorithm)
@@ -112,7 +110,7 @@ def train(
     """The run itself, once everything has been checked."""
     with (
         Progress() as progress,
-        Scorer(config) as scorer,
+        make_scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config),

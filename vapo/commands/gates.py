@@ -18,7 +18,7 @@ from vapo.diagnostics.oracle import oracle_states
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.runs.summary import finite
 from vapo.studies.gates.measuring import measure, policy_iterations
 from vapo.studies.gates.report import console_text, figure, markdown
@@ -51,7 +51,7 @@ def run(
     folder.mkdir(parents=True, exist_ok=True)
     critic = critic_start(config)
     with (
-        Scorer(config) as scorer,
+        make_scorer(config) as scorer,
         recorded(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
     ):
         setting = Sampling(config, inputs, scorer, progress)

@@ -72,19 +72,17 @@ def run(config: RewardModelConfig) -> None:
                 (prompts.training, config.num_steps, "train"),
                 (prompts.heldout, NUM_HELDOUT_BATCHES, "heldout"),
             ):
-                num_prompts = -(-num_batches * config.batch_size // config.group_size)
-                sampled.append(
-                    sample_and_score(
-                        group_sampling(
-                            source, num_prompts=num_prompts, seed=config.seed, iteration=0
-                        ),
-                        player,
-                        progress.stage,
-                        group_size=config.group_size,
-                        settings=sampling_settings(config.rollouts),
-                        seed=derive_seed(config.seed, "reward model", purpose),
-                    )
+                num = -(-num_batches * config.batch_size // config.group_size)
+                asked = group_sampling(source, num_prompts=num, seed=config.seed, iteration=0)
+                rollouts = sample_and_score(
+                    asked,
+                    player,
+                    progress.stage,
+                    group_size=config.group_size,
+                    settings=sampling_settings(config.rollouts),
+                    seed=derive_seed(config.seed, "reward model", purpose),
                 )
+                sampled.append(rollouts)
         train, heldout = sampled
         train = with_unfinished(train, config, tokenizer, scorer.score)
         del policy, player

@@ -13,7 +13,7 @@ from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.prompts.training_set import group_sampling
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.segments import shown_turns, shows_turns
@@ -25,7 +25,7 @@ from vapo.types import Rollout
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
     """The verifiers, a process each: so what is printed belongs to the one response in work."""
     quiet_libraries()
-    return Scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
+    return make_scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
 
 @contextmanager
@@ -73,6 +73,7 @@ def shown_trial(
         reward=rollout.reward,
         extracted=rollout.extracted,
         failure=rollout.failure,
+        is_lost=rollout.is_lost,
     )
 
 

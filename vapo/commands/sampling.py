@@ -15,7 +15,7 @@ from vapo.config.written import to_yaml
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.precision import settle_precision
 from vapo.prompts.load import PromptSplit, load_prompts
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.rollouts.engines.selection import (
     ActorAccess,
     access_to,
@@ -108,7 +108,7 @@ def playing(
 def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Player]:
     """Load the config's policy, start its engine and what judges, and play with them."""
     access = load_policy(config)
-    with Scorer(config) as scorer, playing(config, access, tokenizer, scorer) as player:
+    with make_scorer(config) as scorer, playing(config, access, tokenizer, scorer) as player:
         yield player
 
 

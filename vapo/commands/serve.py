@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from vapo.config import FitConfig
 from vapo.config.engines import VllmServerEngine
 from vapo.errors import UserError
-from vapo.networks.loading import read_model_config
+from vapo.networks.model_configs import read_model_config
 from vapo.networks.precision import settle_precision
 from vapo.rollouts.engines.vllm.colocated import check_options
 from vapo.rollouts.engines.vllm_server.command import serve_command, serve_environment

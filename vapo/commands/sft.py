@@ -57,7 +57,7 @@ def run(config: SftConfig) -> None:
         model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
         tokenizer = load_tokenizer(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
-    require_demonstrations(prompts.train, environment_is_used=config.environment.is_used)
+    require_demonstrations(prompts.train)
     actor = Actor(model)
     batches = Batches(
         examples_of(prompts.train, config, sampling, tokenizer),
@@ -124,7 +124,15 @@ def examples_of(
 
 
 def prompt_example(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The demonstration ends with the end token."""
+    """The demonstration ends with the end token.
+
+    Raises: UserError: it is turns, which no environment would answer.
+    """
+    if not isinstance(prompt.demonstration, str):
+        raise UserError(
+            f"data.train: prompt {prompt.prompt_id} has a list of turns as its demonstration: set "
+            "environment.kind to what answers them, or give one text"
+        )
     ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
     return prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id)), (True,) * (len(ids) + 1)
 
@@ -134,19 +142,13 @@ def episode_example(episode: Rollout) -> Example:
     return episode.prompt.prompt_ids, episode.response_ids, episode.is_sampled
 
 
-def require_demonstrations(prompts: list[Prompt], *, environment_is_used: bool) -> None:
-    """Raises: UserError: a row has none, or turns that no environment would answer."""
+def require_demonstrations(prompts: list[Prompt]) -> None:
+    """Raises: UserError: a row has none."""
     missing = next((prompt for prompt in prompts if prompt.demonstration is None), None)
     if missing is not None:
         raise UserError(
             f"data.train: prompt {missing.prompt_id} has no demonstration; set "
             "data.train.demonstration_column to the column of worked responses"
-        )
-    turns = next((p for p in prompts if not isinstance(p.demonstration, str)), None)
-    if turns is not None and not environment_is_used:
-        raise UserError(
-            f"data.train: prompt {turns.prompt_id} has a list of turns as its demonstration: set "
-            "environment.kind to what answers them, or give one text"
         )
 
 

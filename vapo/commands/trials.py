@@ -33,6 +33,7 @@ class Trial:
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
         foreign_end: a special token that the policy sampled and that did not end its turn.
+        is_lost: its environment failed, so it has no end of its own.
     """
 
     prompt_id: str
@@ -49,6 +50,7 @@ class Trial:
     num_response_tokens: int | None = None
     finish_reason: str | None = None
     foreign_end: str | None = None
+    is_lost: bool = False
 
     @property
     def is_truncated(self) -> bool:
@@ -159,9 +161,7 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
 
 
 def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
-    total, truncated = len(trials), [t for t in trials if t.is_truncated]
-    if config.environment.is_used:  # whose failures have no end of their own
-        truncated = [t for t in truncated if t.failure is None]
+    total, truncated = len(trials), [t for t in trials if t.is_truncated and not t.is_lost]
     foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
     if 2 * len(truncated) > total:
         kinds = Counter(t.finish_reason for t in truncated)

@@ -32,7 +32,7 @@ from vapo.networks.build import check_head_is_kept
 from vapo.networks.own_head import check_own_head
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
@@ -112,7 +112,7 @@ def sample_heldout(
     measured, budget = None, config.rollouts.max_response_tokens
     with (
         Progress() as progress,
-        Scorer(config) as scorer,
+        make_scorer(config) as scorer,
         playing(config, access, tokenizer, scorer) as player,
     ):
         result = evaluate(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
 from vapo.config.credentials import is_secret_name, without_credentials
@@ -117,7 +117,7 @@ def redact_variables(text: str, names: Iterable[str]) -> str:
     return text
 
 
-def read_environment(tree: DictConfig, config: Any) -> FromEnvironment:
+def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
     """What of a resolved config came from the environment, by the tree that it was made from.
 
     The tree is resolved once more, with marks in place of what the variables hold: so a value
@@ -125,12 +125,11 @@ def read_environment(tree: DictConfig, config: Any) -> FromEnvironment:
 
     Raises: OmegaConfBaseException where a variable chooses a key and gives no value.
     """
-    raw = OmegaConf.to_container(tree, resolve=False)
-    if not variables_in(raw):
+    if not variables_in(tree):
         return FromEnvironment()
     marks = _Marks()
     with marks.in_place_of_resolvers():
-        marked = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+        marked = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
     found: dict[Place, EnvironmentValue] = {}
 
     def walk(mark: Any, value: Any, path: Place) -> None:

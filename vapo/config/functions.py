@@ -11,14 +11,13 @@ import os
 import re
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-
 from vapo.config.environment_variables import escape
 from vapo.config.kinds import is_function_folder
 from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries
 from vapo.config.origins import Origins
 from vapo.config.rules import Problem, Problems
+from vapo.config.trees import Tree, at
 from vapo.config.written import flatten
 
 
@@ -34,7 +33,7 @@ def functions_are_import_paths(config: Any) -> Problems:
             yield Problem(f"{key} {path!r} is not of the form {form}", (key,))
 
 
-def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) -> None:
+def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> None:
     """Set each `K_folder` that is null, or older than K; a relative one is the file's own.
 
     Without a function there is no folder, whether K was written or not.
@@ -43,15 +42,14 @@ def fill_function_folders(tree: DictConfig, entries: Entries, origins: Origins) 
         folder_key = f"{key}_folder"
         if not is_function_folder(folder_key) or folder_key not in entries:
             continue
-        block: Any = OmegaConf.select(tree, key.rpartition(".")[0])
-        values: Any = OmegaConf.to_container(block, resolve=False)
+        block = at(tree, key.rpartition(".")[0])
         name = folder_key.rpartition(".")[2]
-        if values.get(name.removesuffix("_folder")) is None:  # there is no function
+        if block.get(name.removesuffix("_folder")) is None:  # there is no function
             block[name] = None
         elif key in origins.layers:
             order, layer = origins.layers[key]
             order_of_folder, its_layer = origins.layers.get(folder_key, (-1, layer))
-            written, folder = values.get(name), layer.folder
+            written, folder = block.get(name), layer.folder
             if written is not None and order_of_folder >= order:
                 if is_interpolation(written):
                     continue

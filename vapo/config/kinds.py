@@ -7,17 +7,13 @@ the block's own class together with the classes of the kinds that were chosen, s
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
-
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from dataclasses import field
+from functools import cache, partial
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
 
@@ -52,7 +48,7 @@ def section(factory: Callable[[], _T], doc: str) -> _T:
 
 def not_a_key(factory: Callable[[], _T]) -> _T:
     """A field that neither a file nor an override sets, and that makes no two configs different."""
-    metadata = {"omegaconf_ignore": True}
+    metadata = {"is_key": False}
     return field(default_factory=factory, repr=False, compare=False, metadata=metadata)
 
 
@@ -89,7 +85,7 @@ def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
     chosen: list[type | None] = []
     for name, options in kinds_of(block).items():
         value, default = values.get(name), getattr(block, name)
-        known = isinstance(value, str) and value in _names(_hints(block)[name])  # type: ignore[arg-type]
+        known = isinstance(value, str) and value in _names(hints_of(block)[name])  # type: ignore[arg-type]
         chosen.append(options.get(value if known else default))
     kinds = tuple(kind for kind in chosen if kind is not None)
     return _composed(block, kinds)  # type: ignore[arg-type]
@@ -138,84 +134,15 @@ def defining_class(kind: type | None, name: str) -> type | None:
     return next((c for c in classes if name in inspect.get_annotations(c)), None)
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A block's type under its kinds, and the shapes of the blocks in it that have values."""
-
-    own: type[Any]
-    inside: tuple[tuple[str, _Shape], ...]
-
-    def defaults(self) -> Any:
-        return self.own(**{name: shape.defaults() for name, shape in self.inside})
-
-
-@lru_cache(maxsize=64)
-def _default_tree(shape: _Shape) -> DictConfig:
-    """Making one takes six times as long as copying it."""
-    tree = OmegaConf.structured(shape.defaults())
-    assert isinstance(tree, DictConfig)
-    return tree
-
-
-def typed(schema: type, values: DictConfig) -> DictConfig:
-    """The values in the types of their kinds, with defaults; options of other kinds are left out.
-
-    Raises: OmegaConfBaseException: a value is not of its key's type.
-    """
-    raw: Any = OmegaConf.to_container(values, resolve=False)
-
-    @cache
-    def untyped() -> Any:
-        """What interpolated kinds point to."""
-        defaults = OmegaConf.to_container(_default_tree(_Shape(schema, ())))
-        return OmegaConf.unsafe_merge(OmegaConf.create(defaults), raw)
-
-    def read(
-        block: type, raw: Mapping[str, Any], prefix: str = ""
-    ) -> tuple[_Shape, dict[str, Any]]:
-        """The types of the block and of those in it, and the part of `raw` that it reads."""
-        kinds = {name: raw.get(name) for name in kinds_of(block)}
-        for name, value in kinds.items():
-            if isinstance(value, str) and "${" in value:
-                kinds[name] = select(untyped(), prefix + name)
-        own: type[Any] = own_type(block, kinds)
-        hints = _hints(own)  # type: ignore[arg-type]
-        inside: list[tuple[str, _Shape]] = []
-        kept = {name: raw[name] for name in option_names(own) if name in raw}
-        for name, value in kept.items():
-            inner = block_type(hints[name])
-            if inner is None or not isinstance(value, Mapping):
-                continue
-            if get_origin(hints[name]) is not dict:
-                shape, kept[name] = read(inner, value, f"{prefix}{name}.")
-            else:
-                made = {n: read(inner, v or {}, f"{prefix}{name}.{n}.") for n, v in value.items()}
-                shape = _Shape(dict, tuple((n, shape) for n, (shape, _) in made.items()))
-                kept[name] = {n: block_kept for n, (_, block_kept) in made.items()}
-            inside.append((name, shape))
-        return _Shape(own, tuple(inside)), kept
-
-    shape, kept = read(schema, raw)
-    # The copy is nobody else's, so that merging needs no other one.
-    tree = OmegaConf.unsafe_merge(copy.deepcopy(_default_tree(shape)), kept)
-    assert isinstance(tree, DictConfig)
-    return tree
-
-
 @cache
-def _hints(block: type) -> dict[str, Any]:
+def hints_of(block: type) -> dict[str, Any]:
     return get_type_hints(block)
 
 
-def select(tree: DictConfig, key: str) -> Any:
-    """The value at a dotted key, interpolations resolved; None where there is none."""
-    try:
-        return OmegaConf.select(tree, key)
-    except OmegaConfBaseException:  # it is reported where the whole config is resolved
-        return None
-
-
-def block_type(hint: Any) -> type | None:
-    """The dataclass of a block, an optional one, or the blocks of a mapping; else None."""
-    candidates = (hint, *get_args(hint)) if get_origin(hint) is not list else ()
-    return next((c for c in candidates if dataclasses.is_dataclass(c)), None)  # type: ignore[return-value]
+def split_null(hint: Any) -> tuple[Any, bool]:
+    """A key's type, and whether it may be null."""
+    if get_origin(hint) not in (Union, types.UnionType):
+        return hint, False
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
+    assert len(kinds) == 1, f"a key has one type, or one type and null: {hint}"
+    return kinds[0], True

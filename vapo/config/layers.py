@@ -250,25 +250,31 @@ def _fits(option: Option, value: Any) -> bool:
     """Whether a value is of the key's type; OmegaConf would convert some of these silently."""
     if value is None:
         return option.nullable
-    if is_interpolation(value) or value == MISSING:
+    return is_interpolation(value) or value == MISSING or is_of_type(option.type, value)
+
+
+def is_of_type(kind: Any, value: Any) -> bool:
+    """Whether a value that is not null can be one of a key of this type."""
+    if kind is Any:
         return True
-    if option.is_mapping or isinstance(value, Mapping):
+    is_mapping = get_origin(kind) is dict
+    if is_mapping or isinstance(value, Mapping):
         items = list(value.values()) if isinstance(value, Mapping) else []
-        is_text = option.type != dict[str, str] or not any(
+        is_text = kind != dict[str, str] or not any(
             item is None or isinstance(item, (Mapping, list)) for item in items
         )
-        return option.is_mapping and isinstance(value, Mapping) and is_text
-    if get_origin(option.type) is Literal:
-        return value in get_args(option.type)
-    if get_origin(option.type) is list:
+        return is_mapping and isinstance(value, Mapping) and is_text
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is list:
         return isinstance(value, list)
-    if option.type is bool:
+    if kind is bool:
         return isinstance(value, bool) or str(value).lower() in ("true", "false")
     if isinstance(value, (bool, list)):
         return False
-    if option.type in _NUMBERS and isinstance(value, str):
-        return _NUMBERS[option.type].fullmatch(value) is not None
-    return option.type is not int or isinstance(value, int)
+    if kind in _NUMBERS and isinstance(value, str):
+        return _NUMBERS[kind].fullmatch(value) is not None
+    return kind is not int or isinstance(value, int)
 
 
 def type_error(option: Option, value: Any) -> str:

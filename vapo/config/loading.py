@@ -9,29 +9,27 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
-    ConfigKeyError,
     InterpolationKeyError,
     InterpolationToMissingValueError,
-    InterpolationValidationError,
     OmegaConfBaseException,
 )
 
-from vapo.config import environment_variables
+from vapo.config import environment_variables, trees
 from vapo.config.extends import read_files
 from vapo.config.functions import fill_function_folders
-from vapo.config.kinds import defining_class, option_names, select, typed
+from vapo.config.kinds import defining_class, option_names
 from vapo.config.layers import (
     COMMAND_LINE,
     Layer,
     check_keys,
     is_interpolation,
+    is_of_type,
     read_overrides,
     read_text,
     show,
@@ -40,8 +38,9 @@ from vapo.config.layers import (
 from vapo.config.limits import expansion_excess
 from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
+from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
-from vapo.config.written import flatten
+from vapo.config.written import flatten, leaves
 from vapo.errors import UserError
 
 _T = TypeVar("_T")
@@ -52,7 +51,7 @@ class Composed(Generic[_T]):
     """A checked config, and the tree that it was made from, interpolations kept."""
 
     config: _T
-    tree: DictConfig
+    tree: Tree
 
 
 def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> _T:
@@ -84,22 +83,25 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
 def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     """As `compose`, from layers that are already read, in an order of the caller's own."""
     entries: Entries = describe(schema)  # type: ignore[arg-type]
-    values, origins = OmegaConf.create({}), Origins()
+    values: Tree = {}
+    origins = Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
         if layer.name == COMMAND_LINE and layer.tree:
-            changed.append((layer, Layer("files", _container(values))))
+            before: Tree = {}
+            trees.merge(before, values)
+            changed.append((layer, Layer("files", before)))
         check_keys(layer, entries)
         _forget_other_kinds(values, layer, entries, origins)
-        values = _merge(values, layer)
+        trees.merge(values, layer.tree)
         origins.add(layer)
-    tree = _typed(schema, values, entries, origins)
-    if (found := expansion_excess(_container(tree))) is not None:
+    tree = _complete(schema, values, entries, origins)
+    if (found := expansion_excess(tree)) is not None:
         key, reason = found
         raise origins.error(f"{key}: {reason}", key)
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
-    config = _to_object(tree, entries, origins)
+    config = _build(schema, tree, entries, origins)
     config.sources = made_from(config, layers, changed, entries)
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
@@ -108,9 +110,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     return Composed(config, tree)
 
 
-def _forget_other_kinds(
-    values: DictConfig, layer: Layer, entries: Entries, origins: Origins
-) -> None:
+def _forget_other_kinds(values: Tree, layer: Layer, entries: Entries, origins: Origins) -> None:
     """Where the layer changes a kind, drop the options that the new kind does not share.
 
     An overlay that takes `kind: jsonl` must not read the `num_examples` of a generator below it.
@@ -121,43 +121,38 @@ def _forget_other_kinds(
             continue
         if isinstance(value, (list, dict)):  # refused when it is merged
             continue
-        before, after = _raw(values, key), entry.kinds.get(value)
+        before, after = at(values, key), entry.kinds.get(value)
         old = entry.kinds.get(entry.default if before is None else before)
         if old is None or old is after:
             continue
         block, _, _ = key.rpartition(".")
-        around = OmegaConf.select(values, block)
-        for name in option_names(old) if isinstance(around, DictConfig) else ():
+        around = at(values, block)
+        for name in option_names(old) if isinstance(around, dict) else ():
             shared = defining_class(after, name)
             if shared is None or shared is not defining_class(old, name):
                 around.pop(name, None)
                 origins.forget(f"{block}.{name}")
 
 
-def _merge(values: DictConfig, layer: Layer) -> Any:
+def _complete(schema: type, values: Tree, entries: Entries, origins: Origins) -> Tree:
+    """The values in the types of their keys and kinds, with the defaults."""
     try:
-        return OmegaConf.unsafe_merge(values, layer.tree)  # `values` is replaced: no copy
-    except OmegaConfBaseException as error:  # an interpolation that is not one
-        key = error.full_key or ""
-        place = f"{layer.place(key)}: {key}" if key else layer.name
-        raise UserError(f"{place}: {_first_line(error)}") from None
+        return trees.complete(schema, values)
+    except MisfitError as misfit:
+        raise origins.error(
+            f"{misfit.key}: {_misfit_reason(misfit, entries)}", misfit.key
+        ) from None
 
 
-def _typed(schema: type, values: DictConfig, entries: Entries, origins: Origins) -> DictConfig:
-    """The values in the types of their keys and kinds."""
-    try:
-        return typed(schema, values)
-    except OmegaConfBaseException as error:
-        key = error.full_key or ""
-        entry, reason, value = entries.get(key), _first_line(error), _raw(values, key)
-        if isinstance(entry, Option) and not isinstance(error, ConfigKeyError):
-            reason = reason if is_interpolation(value) else type_error(entry, value)
-            if value is None:  # another kind of the block may allow it
-                reason = type_error(replace(entry, nullable=False), value)
-        raise origins.error(f"{key}: {reason}" if key else reason, key) from None
+def _misfit_reason(misfit: MisfitError, entries: Entries) -> str:
+    if misfit.reason is not None:
+        return misfit.reason
+    entry = entries.get(misfit.key)
+    label = entry if isinstance(entry, Option) else Option("", Any, False, None, "", {})
+    return type_error(replace(label, type=misfit.kind, nullable=misfit.nullable), misfit.value)
 
 
-def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
+def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
     """Every key that is set is one of its block's kind."""
     for written in origins.layers:
         names = written.split(".")
@@ -166,6 +161,10 @@ def _check_kinds(tree: DictConfig, entries: Entries, origins: Origins) -> None:
             for kind_key, kinds in entry.only.items() if entry is not None else ():
                 own = _beside(key, kind_key)
                 value = select(tree, own)
+                kind_option = entries[own]
+                assert isinstance(kind_option, Option)
+                if is_interpolation(at(tree, own)) and not is_of_type(kind_option.type, value):
+                    continue  # reported where the whole config is built
                 if value not in kinds:
                     hint = _readable(key, value, entries)
                     if value is None and not hint:
@@ -196,41 +195,47 @@ def _readable(key: str, value: Any, entries: Entries) -> str:
     return f"; did you mean '{block}.{close[0]}'?" if close else ""
 
 
-def _to_object(tree: DictConfig, entries: Entries, origins: Origins) -> Any:
+def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
+    """The finished config of a tree, all of whose values must be set."""
+    missing = [key for key, value in leaves(tree) if trees.is_missing(value)]
+    for key in sorted(missing, key=entries.position):
+        option = entries[key]
+        by = [_beside(key, kind_key) for kind_key in option.only]
+        needed = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
+        raise origins.error(
+            f"{needed}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
+        )
     try:
-        for key in sorted(OmegaConf.missing_keys(tree), key=entries.position):
-            option = entries[key]
-            by = [_beside(key, kind_key) for kind_key in option.only]
-            needed = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
-            raise origins.error(
-                f"{needed}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
-            )
-        config: Any = OmegaConf.to_object(tree)
+        config = trees.build(schema, trees.resolved(tree))
         config.from_environment = environment_variables.read_environment(tree, config)
         return config
     except OmegaConfBaseException as error:
         key = error.full_key or ""
         reason = _interpolation_reason(error, entries, key, tree)
-        raise origins.error(f"{key}: {reason}" if key else reason, key) from None
+    except MisfitError as misfit:
+        key = misfit.key
+        reason = f"{_misfit_reason(misfit, entries)} (from {at(tree, key)})"
+        if environment_variables.variables_in(tree):  # the reason shows the value
+            entry = entries.get(key)
+            kind = entry.label if isinstance(entry, Option) else "a block of keys"
+            reason = f"expects {kind}, and what {at(tree, key)} stands for is not"
     except OverflowError:
         raise UserError("an interpolation in the config gives a number that is too large") from None
+    raise origins.error(f"{key}: {reason}" if key else reason, key)
 
 
 def _interpolation_reason(
-    error: OmegaConfBaseException, entries: Entries, key: str, tree: DictConfig
+    error: OmegaConfBaseException, entries: Entries, key: str, tree: Tree
 ) -> str:
-    reason, raw, entry = _first_line(error), _raw(tree, key), entries.get(key)
+    reason, raw = _first_line(error), at(tree, key)
     if missing := re.search(r"Environment variable '(.*)' not found", reason):
         return (
             f"the environment variable {missing[1]} is not set, and {raw} reads it: export it, "
             f"or set {key or 'the key'} to a value"
         )
-    variables = environment_variables.variables_in(OmegaConf.to_container(tree, resolve=False))
-    if variables and isinstance(error, InterpolationValidationError):  # OmegaConf's shows the value
-        kind = entry.label if isinstance(entry, Option) else "another type"
-        return f"expects {kind}, and what {raw} stands for is not"
     if environment_variables.MARKED.search(reason):
         return f"{raw}: a variable of the environment gives a value, not the name of a key"
+    variables = environment_variables.variables_in(tree)
     reason = environment_variables.redact_variables(reason, variables)
     target = re.search(r"Interpolation key '(.*)' not found", reason)
     if isinstance(error, InterpolationKeyError) and target:
@@ -242,7 +247,7 @@ def _interpolation_reason(
     return reason
 
 
-def _check_values(config: Any, entries: Entries, tree: DictConfig, origins: Origins) -> None:
+def _check_values(config: Any, entries: Entries, tree: Tree, origins: Origins) -> None:
     through: list[UserError] = []
     for key, value in flatten(config).items():
         entry = entries.get(key)
@@ -252,28 +257,11 @@ def _check_values(config: Any, entries: Entries, tree: DictConfig, origins: Orig
         if config.from_environment.under(key):  # the reason shows the value
             kind = "an integer of at most 63 bits" if option.type is int else "a finite number"
             reason = f"must be {kind}{', ' if option.range else ''}{option.range}"
-        if not is_interpolation(raw := _raw(tree, key)):
+        if not is_interpolation(raw := at(tree, key)):
             raise origins.error(f"{key} {reason}", key)
         through.append(origins.error(f"{key} {reason} (from {raw})", key))
     if through:  # only where the key that the value comes from allows it
         raise through[0]
-
-
-def _raw(tree: Any, key: str) -> Any:
-    """What is written at a key, or at the block around it that is an interpolation."""
-    value = OmegaConf.to_container(tree, resolve=False)
-    for name in key.split("."):
-        if not isinstance(value, Mapping):
-            break
-        value = value.get(name)
-    return value
-
-
-def _container(tree: DictConfig) -> dict[str, Any]:
-    """A copy, with the interpolations."""
-    raw = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(raw, dict)
-    return {str(key): value for key, value in raw.items()}
 
 
 def _first_line(error: Exception) -> str:

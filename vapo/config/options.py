@@ -7,15 +7,14 @@ import difflib
 import math
 import operator
 import textwrap
-import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
-from vapo.config.kinds import kinds_of, make
+from vapo.config.kinds import kinds_of, make, split_null
 from vapo.config.limits import integer_excess
 from vapo.config.rules import written
 
@@ -166,10 +165,10 @@ def _of_field(
     key: str, hint: Any, metadata: Mapping[str, Any], default: Any, only: Only
 ) -> Iterable[Entry]:
     """A field's entry; of a section, with all below it."""
-    if metadata.get("omegaconf_ignore"):  # no key
+    if not metadata.get("is_key", True):
         return
     doc = metadata.get("doc", "")
-    kind, nullable = _split_null(hint)
+    kind, nullable = split_null(hint)
     if dataclasses.is_dataclass(kind):
         assert isinstance(kind, type)
         yield Section(key, nullable, doc or _summary(kind), only=only)
@@ -186,14 +185,6 @@ def _of_field(
 
 def _summary(block: type) -> str:
     return (block.__doc__ or "").splitlines()[0]
-
-
-def _split_null(hint: Any) -> tuple[Any, bool]:
-    if get_origin(hint) not in (Union, types.UnionType):
-        return hint, False
-    kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    assert len(kinds) == 1, f"a key has one type, or one type and null: {hint}"
-    return kinds[0], True
 
 
 def is_key(key: str, known: Mapping[str, Entry]) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from vapo.config.credentials import without_credentials
 from vapo.config.environment_variables import (
@@ -122,8 +122,8 @@ def to_yaml(config: Any) -> str:
 
     `${oc.env:NAME}` stays unresolved, and URIs lose their credentials.
     """
-    if isinstance(config, DictConfig):
-        tree = written_source(OmegaConf.to_container(config, resolve=False))
+    if isinstance(config, Mapping):
+        tree = written_source(config)
     else:
         tree = _view(config, lambda v: v.source, lambda text: escape(without_credentials(text)))
     return OmegaConf.to_yaml(OmegaConf.create(tree))

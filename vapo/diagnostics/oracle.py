@@ -25,7 +25,7 @@ def oracle_states(
 ) -> Sequence[str] | None:
     """The hidden state before each response token; None where the task has no such function, or
     tokens are not the response's text one after the other, as in an episode."""
-    if rollout.in_environment or not all(rollout.is_sampled):
+    if not all(rollout.is_sampled):
         return None
     function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
     problem = str(rollout.prompt.record.get("prompt", ""))

@@ -15,15 +15,10 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.loading import (
-    load_causal_lm,
-    load_tokenizer,
-    load_value_model,
-    read_model_config,
-    read_value_config,
-)
+from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
+from vapo.networks.model_configs import read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head

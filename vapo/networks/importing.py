@@ -20,15 +20,9 @@ from transformers import (
 
 from vapo.errors import UserError
 from vapo.networks.export import save_folder
-from vapo.networks.loading import (
-    check_supported,
-    load_causal_lm,
-    load_tokenizer,
-    quiet,
-    read_model_config,
-    refusals,
-)
+from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.meta_device import model_of_config
+from vapo.networks.model_configs import check_supported, quiet, read_model_config, refusals
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.system.installation import install_command
 

@@ -6,29 +6,28 @@ cannot train correctly is refused here, because later it would be silently wrong
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    DynamicCache,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.cache_utils import DynamicLayer
-from transformers.utils import logging as transformers_logging
 
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
-from vapo.networks.model_folders import check_model_folder, folder_with_config, local_folder
+from vapo.networks.model_configs import (
+    check_supported,
+    quiet,
+    read_model_config,
+    read_value_config,
+    refusals,
+)
+from vapo.networks.model_folders import check_model_folder
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.networks.value_head import (
     LOGPROB_SCORE,
@@ -40,18 +39,6 @@ from vapo.networks.value_head import (
     plan_head,
     write_head,
 )
-
-logger = logging.getLogger(__name__)
-
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError)
-# Names under which architectures rescale or bend the logits after `lm_head`, and the value
-# that changes nothing.
-_LOGIT_TRANSFORMS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-}
 
 
 def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerBase:
@@ -166,46 +153,6 @@ def load_value_model(
 # ---- reading ------------------------------------------------------------------------------
 
 
-def read_model_config(path: str) -> PreTrainedConfig:
-    folder_with_config(path)
-    with refusals(path, "config.json"):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    _remove_configured_dropout(path, config)
-    return config
-
-
-def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """The config of a value model's folder, cut as the critic's options say."""
-    config = read_model_config(path)
-    keep_first_layers(config, path, critic)
-    return config
-
-
-def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:
-    """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
-
-    Raises: UserError: the folder has fewer; or a head that was trained on the last layer's states.
-    """
-    if critic is None or critic.layers is None:
-        return
-    text_config: Any = config.get_text_config()
-    if critic.layers > text_config.num_hidden_layers:
-        raise UserError(
-            f"critic.layers {critic.layers} is more than the {text_config.num_hidden_layers} "
-            f"decoder layers of {path}: give fewer, or null for all"
-        )
-    is_cut = critic.layers < text_config.num_hidden_layers
-    if is_cut and critic.head.start == "as_loaded" and has_classifier(config):
-        raise UserError(
-            f"critic.layers {critic.layers} would put the value head of {path} on the states of a "
-            "layer that it was not trained on: set critic.head.start=first_batch or mean_reward, "
-            "which begin a new one, or critic.init=policy"
-        )
-    text_config.num_hidden_layers = critic.layers
-    if getattr(text_config, "layer_types", None):  # some architectures name each layer's kind
-        text_config.layer_types = text_config.layer_types[: critic.layers]
-
-
 def load_weights(
     auto_class: Any, path: str, config: PreTrainedConfig, dtype: str, attn_implementation: str
 ) -> tuple[PreTrainedModel, set[str]]:
@@ -225,34 +172,6 @@ def load_weights(
         )
     _check_finite(path, model)
     return model, set(info["missing_keys"])
-
-
-@contextmanager
-def refusals(path: str, what: str) -> Iterator[None]:
-    """Turn every failure to load into one line of error."""
-    try:
-        yield
-    except _LOADING_ERRORS as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
-        hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"
-        if "safetensors" in reason or "model.bin" in reason:
-            hint += "; weights must be safetensors, as model.save_pretrained writes them"
-        raise UserError(f"{path}: cannot load the {what}{hint}: {reason}") from error
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the weight report and the progress bar: what matters is checked here."""
-    verbosity = transformers_logging.get_verbosity()
-    had_bar = transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if had_bar:
-            transformers_logging.enable_progress_bar()
 
 
 # ---- checking -----------------------------------------------------------------------------
@@ -284,34 +203,6 @@ def _check_finite(path: str, model: nn.Module) -> None:
             f"{path}: {len(bad)} weights are not finite numbers ({names}): the folder is damaged, "
             "or what was saved had diverged; give another model"
         )
-
-
-def check_supported(path: str, config: PreTrainedConfig) -> None:
-    text_config = config.get_text_config(decoder=True)
-    for name, neutral in _LOGIT_TRANSFORMS.items():
-        value = getattr(text_config, name, None)
-        if value not in (None, neutral):
-            raise UserError(
-                f"{path}: {name} is {value}; log-probs are computed from the hidden states and "
-                "lm_head alone, so this model is not supported yet"
-            )
-    with refusals(path, "attention cache"):
-        layers = DynamicCache(config=config).layers
-    if any(type(layer) is not DynamicLayer for layer in layers):
-        kinds = sorted({type(layer).__name__ for layer in layers})
-        raise UserError(
-            f"{path}: its cache has {', '.join(kinds)}; the sampler supports full attention in "
-            "every layer, not sliding windows or recurrent layers yet"
-        )
-
-
-def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:
-    for part in {id(c): c for c in (config, config.get_text_config())}.values():
-        for name, value in list(vars(part).items()):
-            is_dropout = "dropout" in name or name.endswith("pdrop")
-            if is_dropout and isinstance(value, (int, float)) and value > 0:
-                logger.info("%s: %s set from %s to 0", path, name, value)
-                setattr(part, name, type(value)(0))
 
 
 def remove_dropout(model: nn.Module) -> None:

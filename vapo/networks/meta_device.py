@@ -17,12 +17,12 @@ from transformers import (
 )
 
 from vapo.config.critic import CriticConfig
-from vapo.networks.loading import (
+from vapo.networks.loading import remove_dropout
+from vapo.networks.model_configs import (
     check_supported,
     read_model_config,
     read_value_config,
     refusals,
-    remove_dropout,
 )
 from vapo.networks.value_head import head_in, plan_head, put_head, write_head
 

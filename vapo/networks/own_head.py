@@ -10,7 +10,8 @@ from transformers import PreTrainedModel
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.loading import read_model_config, remove_dropout
+from vapo.networks.loading import remove_dropout
+from vapo.networks.model_configs import read_model_config
 from vapo.system.process import derive_seed
 from vapo.system.user_functions import check_arguments, import_function, raised_in
 

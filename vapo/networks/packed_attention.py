@@ -16,20 +16,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from vapo.errors import UserError
-from vapo.networks.token_inputs import Layout, Segment, TokenInputs
-from vapo.system.private_attributes import attention_implementation, can_change_attention
+from vapo.networks.token_inputs import Segment, TokenInputs
+from vapo.system.private_attributes import attention_implementation
 
 PACKED_SDPA = "vapo_packed_sdpa"
 # One call of torch costs a CPU as much as so many pairs of tokens, times channels, of its work.
@@ -38,56 +36,6 @@ _CALL = 300_000
 # torch's backward pass took 1 to 3.6 times as long.
 _SMALL_ON_CPU = 2**16
 _counts_for_gpu = ContextVar("counts_for_gpu", default=False)
-
-
-def choose_layout(
-    option: Literal["auto", "padded", "packed", "shared_prompts"],
-    models: Sequence[PreTrainedModel],
-) -> Layout:
-    """Choose the layout of micro-batches, and if they are packed, enable it in every network.
-
-    Raises: UserError: the layout asked for is one that a network does not support.
-    """
-    if option == "padded":
-        return "padded"
-    not_packed = next((r for r in map(why_not_packed, models) if r is not None), None)
-    not_shared = next((r for r in map(why_not_shared, models) if r is not None), None)
-    reason = not_packed if option == "packed" else not_shared
-    if reason is not None and option != "auto":
-        raise UserError(
-            f"training.packing is {option}, but {reason}; set training.packing to auto or padded"
-        )
-    if not_packed is not None:
-        return "padded"
-    for model in models:
-        enable_packing(model)
-    return "packed" if option == "packed" or not_shared is not None else "shared_prompts"
-
-
-def why_not_packed(model: PreTrainedModel) -> str | None:
-    """The reason why a network does not support packed rows; None if it does."""
-    name = type(model).__name__
-    if not can_change_attention(model):
-        return f"{name} computes attention without Transformers' AttentionInterface"
-    implementation = attention_implementation(model)
-    if implementation not in ("sdpa", "flash_attention_2", PACKED_SDPA):
-        return f"attn_implementation {implementation} supports padded rows only"
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-        return f"not every layer of {name} has full attention"
-    return None
-
-
-def why_not_shared(model: PreTrainedModel) -> str | None:
-    """The reason why a network cannot compute a prompt once for its responses; None if it can."""
-    if attention_implementation(model) == "flash_attention_2":
-        return "attn_implementation flash_attention_2 supports rows without shared prompts only"
-    return why_not_packed(model)
-
-
-def enable_packing(model: PreTrainedModel) -> None:
-    """Let a network take packed rows; its forward pass of padded rows is unchanged."""
-    if attention_implementation(model) == "sdpa":
-        model.set_attn_implementation(PACKED_SDPA)
 
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:

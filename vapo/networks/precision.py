@@ -10,7 +10,7 @@ import torch
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.schema import TrainerConfig
-from vapo.networks.loading import read_model_config
+from vapo.networks.model_configs import read_model_config
 from vapo.system.libraries import pick_device
 from vapo.system.private_attributes import cpu_has_bfloat16_products
 from vapo.system.process import is_main_process

@@ -16,7 +16,7 @@ from vapo.config import FitConfig
 from vapo.config.critic import PrivilegedPrompt
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.loading import read_model_config
+from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.prompts.load import PromptSplit, token_ids
 from vapo.prompts.training_set import TrainingSet

@@ -74,11 +74,9 @@ def _same_percentage(gold: Form, answer: Form) -> bool:
         answer = answer.items[0]
     if answer.unit != PERCENT or gold.kind != "value" or gold.unit is not None:
         return False
-    assert gold.node is not None
-    assert answer.node is not None
-    value = value_of(gold.node)
+    value = value_of(gold.expression)
     is_counted = isinstance(value, Fraction) and abs(value) > 1
-    return is_counted and values_equal(gold.node, answer.node)
+    return is_counted and values_equal(gold.expression, answer.expression)
 
 
 def _same(gold: Form, answer: Form) -> bool:
@@ -166,17 +164,16 @@ def _same_words(gold: Form, answer: Form) -> bool:
 
 
 def _same_value(gold: Form, answer: Form) -> bool:
-    assert gold.node is not None
-    assert answer.node is not None
+    expected, given = gold.expression, answer.expression
     if gold.unit == answer.unit:
-        return values_equal(gold.node, answer.node)
+        return values_equal(expected, given)
     if gold.unit is not None and answer.unit is not None:
         return False
     if gold.unit is None:
-        if _may_be_added(answer.unit, gold.node) and values_equal(gold.node, answer.node):
+        if _may_be_added(answer.unit, expected) and values_equal(expected, given):
             return True
-        return values_equal(gold.node, _without_unit(answer))
-    return values_equal(gold.node, answer.node) or values_equal(_without_unit(gold), answer.node)
+        return values_equal(expected, _without_unit(answer))
+    return values_equal(expected, given) or values_equal(_without_unit(gold), given)
 
 
 def _may_be_added(unit: Unit | None, gold: Node) -> bool:
@@ -188,18 +185,15 @@ def _may_be_added(unit: Unit | None, gold: Node) -> bool:
 
 def _without_unit(form: Form) -> Node:
     """Convert a percentage or an angle to its number; a number with another unit has none."""
-    assert form.node is not None
     if form.unit == PERCENT:
-        return Node("multiply", (number(Fraction(1, 100)), form.node))
+        return Node("multiply", (number(Fraction(1, 100)), form.expression))
     if form.unit == DEGREES:
-        return Node("multiply", (Node("divide", (_PI, number(180))), form.node))
+        return Node("multiply", (Node("divide", (_PI, number(180))), form.expression))
     return Node("symbol", value=f"unit {form.unit and form.unit.name}")
 
 
 def _same_relation(gold: Form, answer: Form) -> bool:
-    assert gold.node is not None
-    assert answer.node is not None
-    ratio = constant_ratio(gold.node, answer.node)
+    ratio = constant_ratio(gold.expression, answer.expression)
     if ratio is None:
         return False
     return answer.mark == (gold.mark if ratio > 0 else FLIPPED[gold.mark])

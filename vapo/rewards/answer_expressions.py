@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from vapo.rewards.answer_numbers import FUNCTIONS
 from vapo.rewards.answer_text import (
     CLOSING,
     CONSTANTS,
@@ -21,7 +22,6 @@ from vapo.rewards.answer_text import (
     is_word,
     number,
 )
-from vapo.rewards.answer_values import FUNCTIONS
 
 MAX_DEPTH = 40
 _TOKEN = re.compile(r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+|\\[A-Za-z]+|\\.|\S", re.DOTALL)

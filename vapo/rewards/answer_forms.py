@@ -30,6 +30,12 @@ class Form:
     unit: Unit | None = None
     written: str = ""
 
+    @property
+    def expression(self) -> Node:
+        """The node of a value or a relation, which have one."""
+        assert self.node is not None
+        return self.node
+
 
 def difference(left: Node, right: Node) -> Node:
     return Node("add", (left, Node("multiply", (number(-1), right))))

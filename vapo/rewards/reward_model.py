@@ -14,7 +14,8 @@ from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Critic
-from vapo.networks.loading import load_tokenizer, load_value_model, read_model_config
+from vapo.networks.loading import load_tokenizer, load_value_model
+from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import start_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError

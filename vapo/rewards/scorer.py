@@ -1,33 +1,36 @@
-"""Responses -> verdicts with their rewards, whatever the verifier does, while others are sampled.
+"""What answers the policy's turns: verifiers, which judge responses while others are sampled, or an
+environment.
 
-`vapo.rollouts.batch` makes tensors of them.
+`vapo.rollouts.batch` makes tensors of the rewards.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from random import Random
 from typing import Any
 
+import torch
+
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import FitConfig, RewardConfig
-from vapo.environments.contract import Environments, EpisodeKey, Reply, Verdict
+from vapo.environments.contract import Environments, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
+from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.reward_model import ModelJudge
 from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
+from vapo.system.distributed import sum_over_ranks
 from vapo.system.shown_text import visible
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import Rollout
 
 Judge = TextJudge | ModelJudge
-OnVerdict = Callable[[Verdict], None]
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -35,26 +38,24 @@ FEWEST_WITHOUT_VERDICT = 8
 EXTRACTING = ("exact", "regex", "math", "math_verify", "reasoning_gym")
 """Verifiers that extract a response's answer, so that answers can vote."""
 
+FAILURES = ("timeout", "crash", "error", "garbled")
+"""Of environments."""
+
 logger = logging.getLogger(__name__)
 
 
 class Scorer(AbstractContextManager["Scorer"]):
-    """What answers a policy's turns: the config's verifier, which judges a response, or its
-    environment. Each source of a mixture has a verifier of its own.
+    """The config's verifier, which judges a response. Each source of a mixture has one of its own.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
     `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
     batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
     `num_workers` processes.
 
-    Episodes have their rewards from the environment, which is started at once, and no verifier is
-    asked.
-
     With `output`, which is for somebody who looks at each verdict, it has what the verifiers
     print, and failures are neither warned of nor counted.
 
-    Raises: UserError: a setting is missing or unusable, a verifier cannot be imported; and as
-        `make_environments`.
+    Raises: UserError: a setting is missing or unusable, a verifier cannot be imported.
     """
 
     def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
@@ -68,13 +69,6 @@ class Scorer(AbstractContextManager["Scorer"]):
             )
         self.judges: list[Judge] = []
         self._warns = output is None  # else every failure is shown beside its response
-        self._environments: Environments | None = None
-        if config.environment.is_used:
-            self._name = f"environment {environment_name(config.environment)}"
-            descriptor = None if output is None else output.descriptor
-            self._start_environments = partial(make_environments, config, output=descriptor)
-            self._environments = self._start_environments()
-            return
         by_source = rewards_by_source(rewards, config.data)
         if all(own is rewards for own in by_source.values()):
             by_source = {"": rewards}
@@ -94,18 +88,14 @@ class Scorer(AbstractContextManager["Scorer"]):
     def environments(
         self, *, own: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
-        """What answers the turns of a loop: the verifiers, or the environment.
+        """What answers the turns of a loop.
 
         Args:
             own: another loop may be open at the same time, in a thread that waits for this one.
             num_responses: of a batch; a reward model judges so many together at the latest, else
                 when there is nothing to sample.
         """
-        if self._environments is None:
-            return closing(JudgedResponses(self, num_responses))
-        if own:
-            return closing(self._start_environments())
-        return nullcontext(self._environments)
+        return closing(JudgedResponses(self, num_responses))
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
@@ -146,22 +136,21 @@ class Scorer(AbstractContextManager["Scorer"]):
         return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of responses of a batch that a verifier, or their environment, failed on.
+        """Warn of responses of a batch that were not answered.
 
-        Raises: UserError: on all of them, which is not the responses' fault.
+        Raises: UserError: none was, which is not the responses' fault.
         """
-        if not self._warns:
-            return
-        if self._environments is not None:
-            _check(rollouts, self._name, "they are not trained on")
-        for judge, rows in self._shares(rollouts):
+        for judge, rows in self._shares(rollouts) if self._warns else ():
             whose = f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
             _check([rollouts[row] for row in rows], whose, "counted as incorrect")
 
+    def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Metrics of the rollouts of all ranks that are lost; a verifier loses none. Every rank
+        must call this."""
+        return {}
+
     def extracts_answers(self, source: str = "") -> bool:
         """Whether this source's verifier extracts a response's answer, so that answers can vote."""
-        if self._environments is not None:
-            return False
         return self._judge_of(source).config.verifier in EXTRACTING
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
@@ -185,9 +174,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         return votes
 
     def close(self) -> None:
-        """End verifier processes and environments; a second call does nothing."""
-        if self._environments is not None:
-            self._environments.close()
+        """End the processes; a second call does nothing."""
         for judge in self.judges:
             judge.close()
 
@@ -203,6 +190,52 @@ class Scorer(AbstractContextManager["Scorer"]):
             rows = [i for i, r in enumerate(rollouts) if self._judge_of(r.prompt.source) is judge]
             if rows:
                 yield judge, rows
+
+
+class EpisodeScorer(Scorer):
+    """The config's environment, started at once: it gives the rewards, and no verifier is asked.
+
+    Raises: as `make_environments`.
+    """
+
+    def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
+        self.judges = []
+        self._warns = output is None
+        self._name = f"environment {environment_name(config.environment)}"
+        descriptor = None if output is None else output.descriptor
+        self._start = partial(make_environments, config, output=descriptor)
+        self._environments = self._start()
+
+    def environments(
+        self, *, own: bool = False, num_responses: int | None = None
+    ) -> AbstractContextManager[Environments]:
+        return closing(self._start()) if own else nullcontext(self._environments)
+
+    def check(self, rollouts: Sequence[Rollout]) -> None:
+        if self._warns:
+            _check(rollouts, self._name, "they are not trained on")
+
+    def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """The episodes that the environment failed in, in all and by the kind of failure."""
+        kinds = [str(r.failure).partition(":")[0] for r in rollouts if r.is_lost]
+        counts = torch.tensor([len(kinds), *map(kinds.count, FAILURES)])
+        names = ("episodes", *FAILURES)
+        found = zip(names, sum_over_ranks(counts).tolist(), strict=True)
+        return {f"rollout/failed_{name}": float(num) for name, num in found}
+
+    def extracts_answers(self, source: str = "") -> bool:
+        return False
+
+    def close(self) -> None:
+        self._environments.close()
+
+
+def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
+    """What answers the turns of the config's policy, verifiers or an environment.
+
+    Raises: as it.
+    """
+    return (EpisodeScorer if config.environment.is_used else Scorer)(config, output)
 
 
 def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
@@ -236,47 +269,3 @@ def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollo
     dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
     Random(f"shuffle/{seed}").shuffle(dealt)
     return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]
-
-
-class JudgedResponses:
-    """Verifiers as `Environments` of one turn: a response is judged while others are sampled.
-
-    A response that was cut is judged, too. All may be open at a time: those that no process judges
-    yet wait. The verifiers stay when it is closed: others may ask them.
-    """
-
-    gives_verdicts = True
-    capacity = sys.maxsize
-
-    def __init__(self, scorer: Scorer, num_responses: int | None = None) -> None:
-        self._scorer, self._num_responses = scorer, num_responses
-        self._prompts: dict[EpisodeKey, Prompt] = {}
-        self._asked: dict[EpisodeKey, Callable[[], object]] = {}
-        self._replies: list[Reply] = []
-
-    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
-        self._prompts[key] = prompt
-        self._replies.append(Reply(key, observation=""))
-
-    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
-        reason = FinishReason.STOP if has_ended else FinishReason.LENGTH
-        response = Rollout(self._prompts[key], (), text, (), reason)
-        self._asked[key] = self._scorer.submit(
-            response,
-            lambda verdict: self._replies.append(Reply(key, verdict=verdict)),
-            num_responses=self._num_responses,
-        )
-
-    def end(self, key: EpisodeKey) -> None:
-        self._prompts.pop(key, None)
-        if (withdraw := self._asked.pop(key, None)) is not None:
-            withdraw()
-
-    def poll(self, timeout_s: float) -> list[Reply]:
-        self._scorer.pump(0.0 if self._replies else timeout_s)
-        replies, self._replies = self._replies, []
-        return replies
-
-    def close(self) -> None:
-        for key in list(self._asked):
-            self.end(key)

@@ -15,8 +15,6 @@ from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.system.distributed import gather_over_ranks, max_over_ranks, sum_over_ranks
 from vapo.types import FinishReason, Rollout, RolloutBatch
 
-FAILURES = ("timeout", "crash", "error", "garbled")
-
 
 def make_rollout_batch(
     rollouts: Sequence[Rollout],
@@ -135,18 +133,6 @@ def source_metrics(
             metrics[f"source_{name}/reward_mean"] = reward
             metrics[f"source_{name}/response_length_mean"] = length
     return metrics
-
-
-def failure_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Failed episodes of all ranks, before they are left out, in all and by the kind of failure.
-
-    Every rank must call this.
-    """
-    kinds = [str(r.failure).partition(":")[0] for r in batch.rollouts if r.is_lost]
-    counts = torch.tensor([len(kinds), *(kinds.count(kind) for kind in FAILURES)])
-    total, *by_kind = sum_over_ranks(counts).tolist()
-    found = zip((f"rollout/failed_{kind}" for kind in FAILURES), by_kind, strict=True)
-    return {"rollout/failed_episodes": float(total), **{k: float(n) for k, n in found}}
 
 
 def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, float]:

@@ -15,7 +15,7 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
-from vapo.rollouts.batch import failure_metrics, make_rollout_batch, source_metrics
+from vapo.rollouts.batch import make_rollout_batch, source_metrics
 from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
@@ -112,7 +112,6 @@ class RolloutCollection:
         self.config = config
         self.hyperparameters = resolve(config)
         self.settings = sampling_settings(config.rollouts)
-        self.plays_episodes = config.environment.is_used
         self.prompts = prompts
         self.player = player
         self.progress = progress
@@ -152,8 +151,7 @@ class RolloutCollection:
         )
         metrics = filling.metrics()
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
-        if self.plays_episodes:
-            metrics |= failure_metrics(batch)
+        metrics |= self.player.scorer.failures(batch.rollouts)
         if num_fillers := len(filling.fillers):
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False

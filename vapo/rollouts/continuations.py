@@ -246,11 +246,10 @@ def with_step_values(
         values[place.row, place.num_tokens :] = measured[place].mean
     values = torch.where(batch.response_mask, values, 0.0)
     batch = replace(batch, step_starts=is_start, step_values=values)
-    return batch, _metrics(made, batch)
+    return batch, _metrics(made, batch, int(is_start.sum()))
 
 
-def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
-    assert batch.step_starts is not None
+def _metrics(made: Continuations, batch: RolloutBatch, num_steps: int) -> dict[str, float]:
     are_failed = [  # those of a state that steps of several responses share count for each
         rollout.failure is not None
         for places, group in zip(made.states, made.groups, strict=True)
@@ -259,7 +258,7 @@ def _metrics(made: Continuations, batch: RolloutBatch) -> dict[str, float]:
     counts = torch.tensor(
         [
             *(made.num_sampled_tokens, len(made.states), sum(are_failed), len(are_failed)),
-            *(int(batch.response_mask.sum()), int(batch.step_starts.sum()), len(batch)),
+            *(int(batch.response_mask.sum()), num_steps, len(batch)),
         ],
         dtype=torch.double,
     )

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EpisodeOptions
-from vapo.environments.contract import Environments, Reply, Verdict
+from vapo.environments.contract import Environments, Reply
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.process_protocol import fits_float32
@@ -29,11 +29,7 @@ _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 Key = tuple[int, int]
 
 Version = Callable[[], int | None]
-"""How often the engine's weights have been updated."""
-
-
-def uncounted() -> None:
-    """Nobody counts the updates."""
+"""How often the engine's weights have been updated; None: nobody counts."""
 
 
 @dataclass
@@ -62,6 +58,7 @@ class Episode:
     is_correct: bool | None = None
     extracted: str | None = None
     failure: str | None = None
+    is_lost: bool = False
 
     @property
     def last_id(self) -> int | None:
@@ -90,21 +87,14 @@ class Episode:
         self.logprobs.extend(turn.logprobs)
         num_sampled = self.num_begun + len(turn.ids)
         updates = () if self.num_begun else turn.updates
-        self.turns.append(
-            Turn(self.num_observed, num_sampled, version=self.version, updates=updates)
-        )
+        played = Turn(self.num_observed, num_sampled, 0.0, self.version, updates, turn.has_ended)
+        self.turns.append(played)
         self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
         self.num_observed = self.num_begun = 0
 
     def earn(self, reward: float) -> None:
         """Put a reward on the last turn."""
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
-
-    def judge(self, verdict: Verdict) -> None:
-        """Take what a verifier says of the response."""
-        self.earn(verdict.reward)
-        self.is_correct, self.extracted = verdict.is_correct, verdict.extracted
-        self.failure = verdict.failure
 
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
         """The episode as it ended, without what was observed after its last turn."""
@@ -121,6 +111,7 @@ class Episode:
             extracted=self.extracted,
             failure=self.failure,
             in_environment=not self.is_response,
+            is_lost=self.is_lost,
         )
 
 
@@ -129,6 +120,7 @@ def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if ids else ""
 
 
+@dataclass(eq=False, repr=False)
 class EpisodeLoop:
     """Plays episodes; `step` returns those that have ended.
 
@@ -138,28 +130,20 @@ class EpisodeLoop:
     Args:
         stream: samples the turns.
         environments: answers them; verifiers do it with a verdict.
-        version: the weight updates so far, recorded with each turn; None: not counted.
+        version: the weight updates so far, recorded with each turn.
     """
 
-    def __init__(
-        self,
-        stream: TurnStream,
-        environments: Environments,
-        *,
-        config: EpisodeOptions,
-        settings: SamplingSettings,
-        tokenizer: PreTrainedTokenizerBase,
-        observation_tokens: ObservationTokens | None,
-        version: Version = uncounted,
-    ) -> None:
-        self._stream, self._environments = stream, environments
-        self._config, self._settings = config, settings
-        self._tokenizer = tokenizer
-        self._observation_tokens = observation_tokens
-        self._version = version
-        self._waiting: deque[Episode] = deque()
-        self._open: dict[Key, Episode] = {}
-        self._ended: list[Episode] = []
+    stream: TurnStream
+    environments: Environments
+    _: KW_ONLY
+    config: EpisodeOptions
+    settings: SamplingSettings
+    tokenizer: PreTrainedTokenizerBase
+    observation_tokens: ObservationTokens | None
+    version: Version = lambda: None
+    _waiting: deque[Episode] = field(default_factory=deque, init=False)
+    _open: dict[Key, Episode] = field(default_factory=dict, init=False)
+    _ended: list[Episode] = field(default_factory=list, init=False)
 
     @property
     def num_open(self) -> int:
@@ -174,18 +158,18 @@ class EpisodeLoop:
                 observation alone (`begun_turns`). The environment is told the turns before it
                 again, and must answer as it did.
         """
-        episode = Episode(prompt, key, is_response=self._environments.gives_verdicts)
+        episode = Episode(prompt, key, is_response=self.environments.gives_verdicts)
         if start is not None:
-            episode.go_on_from(start, self._tokenizer)
+            episode.go_on_from(start, self.tokenizer)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
         """Take what has come from engine and environments, and return the episodes that ended."""
         self._begin()
-        idle = self._stream.num_open == 0 and bool(self._open)
-        for reply in self._environments.poll(_WAIT_S if idle else 0.0):
+        idle = self.stream.num_open == 0 and bool(self._open)
+        for reply in self.environments.poll(_WAIT_S if idle else 0.0):
             self._take_reply(reply)
-        for turn in self._stream.step():
+        for turn in self.stream.step():
             self._take_turn(turn)
         ended, self._ended = self._ended, []
         return ended
@@ -194,23 +178,25 @@ class EpisodeLoop:
         """Give up what is open."""
         self._waiting.clear()
         for key in self._open:
-            self._stream.forget(key)
-            self._environments.end(key)
+            self.stream.forget(key)
+            self.environments.end(key)
         self._open.clear()
 
     def _begin(self) -> None:
-        room = self._environments.capacity - len(self._open)
+        room = self.environments.capacity - len(self._open)
         for _ in range(min(room, len(self._waiting))):
             episode = self._waiting.popleft()
             self._open[episode.key] = episode
-            self._environments.reset(episode.key, episode.prompt)
+            self.environments.reset(episode.key, episode.prompt)
 
     def _take_reply(self, reply: Reply) -> None:
         episode = self._open.get((reply.key[0], reply.key[1]))
         if episode is None:  # given up since
             return
-        if reply.verdict is not None:
-            episode.judge(reply.verdict)
+        if (said := reply.verdict) is not None:
+            episode.earn(said.reward)
+            episode.is_correct, episode.extracted = said.is_correct, said.extracted
+            episode.failure = said.failure
             self._end(episode, episode.finish_reason)
         elif reply.failure is not None:
             self._fail(episode, reply.failure)
@@ -220,7 +206,7 @@ class EpisodeLoop:
             self._fail(episode, problem)
         elif reply.observation is None:
             self._end(episode, FinishReason.STOP)
-        elif len(episode.turns) == self._config.max_turns:
+        elif len(episode.turns) == self.config.max_turns:
             self._end(episode, FinishReason.TURNS)
         else:
             episode.observe(self._tokens(reply.observation, episode.last_id))
@@ -246,15 +232,15 @@ class EpisodeLoop:
                 "function of the row and the turns",
             )
         elif episode.replay:
-            self._environments.step(episode.key, text)
+            self.environments.step(episode.key, text)
         else:
             self._ask_engine(episode)
 
     def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
         if not observation and last_id is None:  # the prompt says it all
             return ()
-        assert self._observation_tokens is not None
-        return self._observation_tokens(observation, last_id=last_id)
+        assert self.observation_tokens is not None
+        return self.observation_tokens(observation, last_id=last_id)
 
     def _ask_engine(self, episode: Episode) -> None:
         left = self._tokens_left(episode)
@@ -266,50 +252,44 @@ class EpisodeLoop:
             else:
                 self._fail(episode, "error: the first observation leaves no token of the budget")
             return
-        episode.version = self._version()
-        most = self._config.max_turn_tokens
-        self._stream.submit(
-            TurnRequest(
-                episode.key,
-                len(episode.turns),
-                (*episode.prompt.prompt_ids, *episode.ids),
-                left if most is None else min(left, most),
-                episode.prompt.prompt_id,
-            )
-        )
+        episode.version = self.version()
+        most, prompt = self.config.max_turn_tokens, episode.prompt
+        ids, room = (*prompt.prompt_ids, *episode.ids), left if most is None else min(left, most)
+        key, number = episode.key, len(episode.turns)
+        self.stream.submit(TurnRequest(key, number, ids, room, prompt.prompt_id))
 
     def _take_turn(self, turn: SampledTurn) -> None:
         episode = self._open[turn.request.key]
-        episode.act(turn, self._tokenizer)
+        episode.act(turn, self.tokenizer)
         reason = FinishReason.STOP
         if not turn.has_ended:
-            is_at_turns_limit = len(turn.ids) == self._config.max_turn_tokens
+            is_at_turns_limit = len(turn.ids) == self.config.max_turn_tokens
             by_turn = is_at_turns_limit and self._tokens_left(episode) > 0
             reason = FinishReason.TURN_LENGTH if by_turn else FinishReason.LENGTH
         if episode.is_response:
             episode.finish_reason = reason
-            self._stream.forget(episode.key)  # no other turn follows
+            self.stream.forget(episode.key)  # no other turn follows
         elif not turn.has_ended:  # half a turn is not shown to an environment
             self._end(episode, reason)
             return
-        self._environments.step(episode.key, episode.text, has_ended=turn.has_ended)
+        self.environments.step(episode.key, episode.text, has_ended=turn.has_ended)
 
     def _tokens_left(self, episode: Episode) -> int:
-        return episode.prompt.budget(self._settings.max_response_tokens) - len(episode.ids)
+        return episode.prompt.budget(self.settings.max_response_tokens) - len(episode.ids)
 
     def _fail(self, episode: Episode, failure: str) -> None:
-        episode.failure = failure
+        episode.failure, episode.is_lost = failure, True
         self._end(episode, FinishReason.LENGTH)
 
     def _end(self, episode: Episode, reason: FinishReason) -> None:
         episode.finish_reason = reason
         del self._open[episode.key]
-        self._stream.forget(episode.key)
-        self._environments.end(episode.key)
+        self.stream.forget(episode.key)
+        self.environments.end(episode.key)
         if episode.is_correct is None:  # its environment ended it, with enough
             has_ended = episode.failure is None and reason is FinishReason.STOP
             earned = sum(turn.reward for turn in episode.turns)
-            episode.is_correct = has_ended and earned > self._config.correct_above
+            episode.is_correct = has_ended and earned > self.config.correct_above
         self._ended.append(episode)
 
 

@@ -17,11 +17,13 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vapo.system.distributed import rank, world_size
 from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
-_FORMAT = 4  # of the file; rollouts in another one are sampled again
-_PLAIN = ("is_correct", "extracted", "failure", "in_environment")  # of a rollout, as JSON has them
+_FORMAT = 5  # of the file; rollouts in another one are sampled again
+# of a rollout, as JSON has them
+_PLAIN = ("is_correct", "extracted", "failure", "in_environment", "is_lost")
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,15 @@ class KeptRollouts:
         self.prompts = {prompt.prompt_id: prompt for prompt in prompts}
 
     @property
-    def identity(self) -> str:
-        return self._run_dir.identity
-
-    @property
     def folder(self) -> Path:
         return self._run_dir.path / "rollouts"
 
     def path(self, iteration: int, rank: int) -> Path:
         return self.folder / f"iteration_{iteration:06d}_rank_{rank}.safetensors"
+
+    def origin(self, iteration: int, weights: str) -> Origin:
+        """What this process's rollouts of an iteration with these weights were sampled from."""
+        return Origin(iteration, rank(), world_size(), self._run_dir.identity, weights)
 
     def has(self, iteration: int, rank: int) -> bool:
         return self.path(iteration, rank).is_file()

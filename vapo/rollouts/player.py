@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.schema import FitConfig
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played, uncounted
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
@@ -88,7 +88,7 @@ class Player:
         *,
         seed: int,
         num_responses: int | None = None,
-        version: Version = uncounted,
+        version: Version = lambda: None,
     ) -> Iterator[EpisodeLoop]:
         """A loop over the engine, whose open episodes are given up at the end.
 

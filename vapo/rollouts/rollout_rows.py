@@ -20,7 +20,7 @@ from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.stored_columns import Row, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import fits_float32
-from vapo.types import FinishReason, Prompt, Rollout
+from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
 
@@ -129,17 +129,19 @@ class RowReader:
         if reason is None:
             ends = response_ids[-1] == self.tokenizer.eos_token_id
             reason = FinishReason.STOP if ends else FinishReason.LENGTH
-        logprobs = self._logprobs(row, len(response_ids))
+        logprobs, length = self._logprobs(row, len(response_ids)), len(response_ids)
+        single = Turn(0, length, float(record["reward"]), has_ended=reason == FinishReason.STOP)
         return Rollout(
             prompt=self._prompt(row, group),
             response_ids=response_ids,
             response_text=str(record.get("response") or ""),
             rollout_logprobs=logprobs,
             finish_reason=FinishReason(reason),
-            turns=read_turns(row, len(response_ids)),
+            turns=read_turns(row, length) if has_turns else (single,),
             is_correct=record["reward"] > 0 if is_correct is None else bool(is_correct),
             failure=failure,
             in_environment=has_turns,
+            is_lost=has_turns and failure is not None,
         )
 
     def _logprobs(self, row: Row, length: int) -> tuple[float, ...]:

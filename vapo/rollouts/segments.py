@@ -29,10 +29,10 @@ def step_starts(
     Of more than `max_segments` steps the first is kept, and others evenly spread, so that the rest
     belong to the steps before them.
     """
-    if rollout.in_environment:
-        return _spread(turn_starts(rollout), segments.max_segments)
-    starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
-    starts = [place for place in starts if place < len(rollout.response_ids)]
+    starts = turn_starts(rollout)
+    if len(open_places(rollout)) > len(starts):  # it goes on inside of its turn, too
+        starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
+        starts = [place for place in starts if place < len(rollout.response_ids)]
     return _spread(starts, segments.max_segments)
 
 
@@ -131,7 +131,7 @@ def with_response(
         response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
         rollout_logprobs=tuple(rollout_logprobs),
         finish_reason=finish_reason,
-        turns=(Turn(0, len(response_ids)),),
+        turns=(Turn(0, len(response_ids), has_ended=finish_reason is FinishReason.STOP),),
         is_correct=None,
         extracted=None,
         failure=None,

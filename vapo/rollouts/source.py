@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from vapo.config import FitConfig
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import staleness_metrics
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
-from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
+from vapo.rollouts.kept_rollouts import KeptRollouts, SampledRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.system.distributed import all_ranks, rank, world_size
+from vapo.system.distributed import all_ranks, rank
 from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, RolloutBatch
 
 
+@dataclass(eq=False, repr=False)
 class RolloutSource:
     """Hands out each iteration's rollouts once.
 
@@ -29,23 +31,14 @@ class RolloutSource:
         stored: the rollouts that value pretraining trains on; None: it samples.
     """
 
-    def __init__(
-        self,
-        config: FitConfig,
-        collection: RolloutCollection,
-        lineage: Lineage,
-        progress: Progress,
-        kept: KeptRollouts | None = None,
-        stored: StoredRollouts | None = None,
-    ) -> None:
-        self.config = config
-        self.collection = collection
-        self.lineage = lineage
-        self.progress = progress
-        self.kept = kept
-        self.stored = stored
-        self._ahead: ContinuousSampling | None = None
-        self._ready: dict[int, SampledRollouts] = {}
+    config: FitConfig
+    collection: RolloutCollection
+    lineage: Lineage
+    progress: Progress
+    kept: KeptRollouts | None = None
+    stored: StoredRollouts | None = None
+    _ahead: ContinuousSampling | None = field(default=None, init=False)
+    _ready: dict[int, SampledRollouts] = field(default_factory=dict, init=False)
 
     def next_batch(
         self, start: IterationStart, *, last: int
@@ -133,7 +126,7 @@ class RolloutSource:
         if self.kept is None:
             return
         try:
-            self.kept.write(self.origin(iteration), sampled)
+            self.kept.write(self.kept.origin(iteration, self.lineage.weights), sampled)
         except OSError as error:  # they can be sampled again
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
@@ -141,7 +134,7 @@ class RolloutSource:
         """The saved rollouts of this iteration and its weights, if every process has its own."""
         if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
             return None
-        found = self.kept.read(self.origin(iteration))
+        found = self.kept.read(self.kept.origin(iteration, self.lineage.weights))
         if not all_ranks(found is not None):
             self.progress.note(
                 "the kept rollouts are of other weights, data or config, or damaged: "
@@ -150,7 +143,3 @@ class RolloutSource:
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")
         return found
-
-    def origin(self, iteration: int) -> Origin:
-        assert self.kept is not None
-        return Origin(iteration, rank(), world_size(), self.kept.identity, self.lineage.weights)

@@ -67,12 +67,10 @@ def is_episode(record: Mapping[str, Any]) -> bool:
 
 
 def read_turns(row: Row, length: int) -> tuple[Turn, ...]:
-    """The turns of a row whose response has `length` tokens; one without columns of them."""
+    """The turns of an episode's row, whose response has `length` tokens."""
     from vapo.types import Turn
 
     whole = float(row.record["reward"])
-    if not is_episode(row.record):
-        return (Turn(0, length, whole),)
     lists: dict[str, Any] = {name: row.record.get(name) for name in TURN_COLUMNS}
     observed, sampled, rewards = lists.values()
     size = len(sampled) if isinstance(sampled, list) else 0

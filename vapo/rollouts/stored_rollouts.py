@@ -15,7 +15,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic import PrivilegedPrompt
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.errors import UserError
-from vapo.networks.loading import read_model_config
+from vapo.networks.model_configs import read_model_config
 from vapo.prompts.critic_prompts import critic_prompt_adder
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch

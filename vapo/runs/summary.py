@@ -18,7 +18,7 @@ from typing import Any
 from vapo.config.credentials import without_credentials
 from vapo.errors import InterruptedRunError, UserError
 from vapo.system.files import why_not_writable, write_text
-from vapo.system.progress import format_seconds
+from vapo.system.shown_text import format_seconds
 from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
 from vapo.tracking.records import SCORE_START

@@ -23,8 +23,8 @@ from vapo.config import FitConfig, resolve
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Handle
 from vapo.sweep.plan import Task
-from vapo.system.progress import Display, can_redraw, format_seconds
-from vapo.system.shown_text import TextStream, visible
+from vapo.system.progress import Display
+from vapo.system.shown_text import TextStream, can_redraw, format_seconds, visible
 from vapo.tracking.journal import JOURNAL_NAME, read_from
 
 _BLOCK_INTERVAL_S = 1.0

@@ -25,7 +25,7 @@ from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.files import try_lock, write_text
-from vapo.system.progress import format_seconds
+from vapo.system.shown_text import format_seconds
 from vapo.tracking.journal import read_target
 
 SWEEP_RECORD = "sweep.json"

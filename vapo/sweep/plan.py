@@ -31,7 +31,7 @@ from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
 from vapo.config.rules import value_at
-from vapo.config.sources import Change
+from vapo.config.sources import Change, is_under
 from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, Row, as_text
@@ -190,7 +190,7 @@ def differences(config: FitConfig, base: FitConfig) -> list[Change]:
     return [
         Change(key, as_text(before.get(key)), as_text(after.get(key)))
         for key in before | after
-        if before.get(key) != after.get(key) and not _is_under(key, _BOOKKEEPING)
+        if before.get(key) != after.get(key) and not is_under(key, _BOOKKEEPING)
     ]
 
 
@@ -201,17 +201,13 @@ def budget_differences(plan: Plan) -> Iterator[str]:
         found = [
             f"{change.key} {change.after} (not {change.before})"
             for change in differences(config, expected)
-            if _is_under(change.key, _BUDGET)
+            if is_under(change.key, _BUDGET)
         ]
         now, before = resolve(config).num_responses, resolve(expected).num_responses
         if now != before:
             found.append(f"{now} responses (not {before})")
         if found:
             yield f"{name}: {', '.join(found)}"
-
-
-def _is_under(key: str, blocks: Sequence[str]) -> bool:
-    return any(key == block or key.startswith(f"{block}.") for block in blocks)
 
 
 def describe_size(plan: Plan) -> str:

@@ -13,7 +13,7 @@ from vapo.sweep.display import Running, SweepDisplay, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
-from vapo.system.progress import format_seconds
+from vapo.system.shown_text import format_seconds
 
 _POLL_S = 0.2
 

@@ -7,8 +7,6 @@ than 0 nothing is shown. Seconds per stage are recorded in every case.
 from __future__ import annotations
 
 import logging
-import math
-import os
 import sys
 import time
 from collections import deque
@@ -24,22 +22,16 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import TextStream, say, visible
+from vapo.system.shown_text import (
+    TextStream,
+    can_redraw,
+    describe_metrics,
+    format_seconds,
+    say,
+    visible,
+)
 
-_SHORT_NAMES = {
-    "eval/avg_at_k": "avg@k",
-    "rollout/reward_mean": "reward",
-    "rollout/accuracy": "accuracy",
-    "rollout/response_length_mean": "length",
-    "actor/entropy": "entropy",
-    "critic/explained_variance": "explained variance",
-    "critic/value_loss": "value loss",
-}
-
-
-def can_redraw(stream: TextStream) -> bool:
-    """Whether what is shown there can be drawn anew in its place: a terminal that knows how."""
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+_RECENT_ITERATIONS = 5
 
 
 @dataclass
@@ -51,13 +43,6 @@ class StageState:
     unit: str
     started: float
     done: float = 0
-
-
-def format_seconds(seconds: float) -> str:
-    """`0:07`, `12:34`, `3:05:00`."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
 
 
 def describe_count(state: StageState) -> str:
@@ -80,17 +65,6 @@ def describe_speed(state: StageState, now: float) -> str:
 def describe_stage(state: StageState, now: float) -> str:
     parts = [describe_count(state), f"{now - state.started:.1f} s", describe_speed(state, now)]
     return f"{state.name}: " + ", ".join(part for part in parts if part)
-
-
-def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Known keys under their short names; all given keys when none is known.
-
-    A figure that an iteration does not have, as the explained variance of equal returns, is n/a.
-    """
-    known = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
-    shown = known or metrics
-    figures = {n: "n/a" if math.isnan(value) else f"{value:.4g}" for n, value in shown.items()}
-    return "  ".join(f"{name} {figure}" for name, figure in figures.items())
 
 
 def stage_bars(stages: Sequence[StageState], now: float) -> Table:
@@ -146,9 +120,6 @@ class Display:
             say(text, file=self._stream)
         else:
             self._console.print(visible(text), markup=False)
-
-
-_RECENT_ITERATIONS = 5
 
 
 Advance = Callable[[float], None]

@@ -1,4 +1,4 @@
-"""Text of a user, an environment or a model, as it may be shown.
+"""Text of a user, an environment or a model, as it may be shown, and numbers as texts.
 
 `redacted` takes credentials out, `visible` what a terminal would act on. Light to import: the
 processes that run a user's code do.
@@ -7,9 +7,11 @@ processes that run a user's code do.
 from __future__ import annotations
 
 import json
+import math
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Protocol, runtime_checkable
 from urllib.parse import quote
 
@@ -81,3 +83,37 @@ def _escaped(c: str) -> str:
 def say(*texts: object, end: str = "\n", file: TextStream | None = None) -> None:
     """Print a line, or several, with nothing in them that a terminal acts on."""
     print(visible(" ".join(map(str, texts))), end=end, file=file or sys.stdout, flush=True)
+
+
+def can_redraw(stream: TextStream) -> bool:
+    """Whether what is shown there can be drawn anew in its place: a terminal that knows how."""
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def format_seconds(seconds: float) -> str:
+    """`0:07`, `12:34`, `3:05:00`."""
+    minutes, second = divmod(round(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+_SHORT_NAMES = {
+    "eval/avg_at_k": "avg@k",
+    "rollout/reward_mean": "reward",
+    "rollout/accuracy": "accuracy",
+    "rollout/response_length_mean": "length",
+    "actor/entropy": "entropy",
+    "critic/explained_variance": "explained variance",
+    "critic/value_loss": "value loss",
+}
+
+
+def describe_metrics(metrics: Mapping[str, float]) -> str:
+    """Known keys under their short names; all given keys when none is known.
+
+    A figure that an iteration does not have, as the explained variance of equal returns, is n/a.
+    """
+    known = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
+    shown = known or metrics
+    figures = {n: "n/a" if math.isnan(value) else f"{value:.4g}" for n, value in shown.items()}
+    return "  ".join(f"{name} {figure}" for name, figure in figures.items())

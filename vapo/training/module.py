@@ -21,7 +21,7 @@ from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size

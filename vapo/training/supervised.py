@@ -23,7 +23,7 @@ from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
 from vapo.config.written import flatten_written, to_yaml
 from vapo.prompts.load import PromptSplit
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import recorded_tracking
@@ -55,7 +55,7 @@ def recorded_run(
     """
     with (
         Progress() as progress,
-        Scorer(sampling) as scorer,
+        make_scorer(sampling) as scorer,
         RunLogger(
             recorded_tracking(config),
             run_name=config.tracking.run_name or default_name(config, command),

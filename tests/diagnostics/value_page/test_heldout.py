@@ -162,6 +162,7 @@ def test_numbers_are_those_of_the_shipped_functions_by_hand(
     )
 
 
+@pytest.mark.slow
 def test_the_page_names_its_checkpoint_and_settings(folders: Path, tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     arguments = ["--value-page", str(file), "evaluation.top_p=0.9", "evaluation.num_prompts=2"]
@@ -185,6 +186,7 @@ def test_the_page_names_its_checkpoint_and_settings(folders: Path, tmp_path: Pat
     assert gaps.min() < -0.01
 
 
+@pytest.mark.slow
 def test_the_page_says_whose_the_advantages_are(folders: Path, tmp_path: Path) -> None:
     """The critic's own with every baseline, which a run with another one does not train on."""
     notes, shown = [], []
@@ -200,7 +202,7 @@ def test_the_page_says_whose_the_advantages_are(folders: Path, tmp_path: Path) -
     assert shown[0] == shown[1]
 
 
-@pytest.mark.parametrize("system", ["grpo", "remax"])
+@pytest.mark.parametrize("system", ["grpo", pytest.param("remax", marks=pytest.mark.slow)])
 def test_a_critic_free_system_has_a_page_without_values(
     folders: Path, tmp_path: Path, system: str
 ) -> None:
@@ -219,6 +221,7 @@ def test_a_critic_free_system_has_a_page_without_values(
     assert right[True] > right[False]
 
 
+@pytest.mark.slow
 def test_vineppos_page_has_advantages_of_steps(folders: Path, tmp_path: Path) -> None:
     """Held-out responses are continued, also beyond the training budget of 12 tokens."""
     file = tmp_path / "page.html"
@@ -242,6 +245,7 @@ def test_vineppos_page_has_advantages_of_steps(folders: Path, tmp_path: Path) ->
     assert num_steps > 2 * NUM_PROMPTS * K, "or steps would not show"
 
 
+@pytest.mark.slow
 def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return iterations
 
 
+@pytest.mark.slow
 def test_contents_are_made_as_often_as_pages_are_written(tmp_path: Path, made: list[int]) -> None:
     """Only the update of iteration 3 decides that it was the last of value pretraining."""
     pages, watching, module = train(tmp_path, *STOP_RULE)
@@ -58,6 +59,7 @@ def test_contents_are_made_as_often_as_pages_are_written(tmp_path: Path, made: l
     assert watching.num_cut == [0] * 6, "micro-batches are cut from them when they are read"
 
 
+@pytest.mark.slow
 def test_a_rollout_left_out_takes_its_group_off_the_page(tmp_path: Path) -> None:
     """What is left of a group is no group: its rows would be shown as another prompt's."""
     plan = {(2, "old_values"): {5: NAN}}

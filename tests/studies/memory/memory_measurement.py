@@ -26,7 +26,7 @@ from vapo.training.strategy import lightning_precision, make_strategy
 from vapo.types import FinishReason, Prompt, Rollout
 
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
-VOCAB, LAYERS = 8_000, 4
+VOCAB = 8_000
 
 
 def save_mid_size_model(folder: Path, **options: Any) -> Path:
@@ -36,7 +36,7 @@ def save_mid_size_model(folder: Path, **options: Any) -> Path:
         "vocab_size": VOCAB,
         "hidden_size": 256,
         "intermediate_size": 1024,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": 4,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
@@ -81,13 +81,18 @@ class _FullRollouts(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Minibatch]:
         module = self.trainer.lightning_module  # type: ignore[union-attr]
         assert isinstance(module, MeasuredModule)
-        prompt = Prompt("made-up", "made up", tuple(range(2, 2 + PROMPT_TOKENS)), "1")
+        # of two critics, each has one of the prompts
+        prompts = [
+            Prompt("made-up", "made up", tuple(range(i, i + PROMPT_TOKENS)), "1") for i in (2, 5)
+        ]
         ids = tuple(range(2, 2 + RESPONSE_TOKENS))
-        reason = FinishReason.LENGTH
-        rollout = Rollout(prompt, ids, "1", tuple([-1.0] * len(ids)), reason)
+        logprobs, reason = (-1.0,) * len(ids), FinishReason.LENGTH
+        rollouts = [
+            Rollout(prompts[i // 4], ids, "1", logprobs, reason) for i in range(NUM_ROLLOUTS)
+        ]
         verdicts = [Verdict(is_correct=i % 2 == 0, reward=i % 2) for i in range(NUM_ROLLOUTS)]
         batch = make_rollout_batch(
-            judged([rollout] * NUM_ROLLOUTS, verdicts),
+            judged(rollouts, verdicts),
             group_size=4,
             rewards=self.config.rewards,
             max_response_tokens=RESPONSE_TOKENS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 from transformers import AutoConfig
 
 from tests.studies.memory.memory_measurement import (
-    LAYERS,
     VOCAB,
     measure,
     mid_size_config,
@@ -21,6 +21,7 @@ from tests.studies.memory.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, render, run, verdict
+from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory import estimate as estimate_module
@@ -30,13 +31,20 @@ from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.memory.tracking import MemoryTracker
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+LAYERS = 2  # all of which are run
 FULL_ROWS = "training.microbatch_tokens=512"  # four, padded
 EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model")
+    folder = tmp_path_factory.mktemp("mid") / "model"
+    return save_mid_size_model(folder, num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def config(folder: Path) -> FitConfig:
+    return mid_size_config(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +70,7 @@ def totals(folder: Path, *overrides: str) -> dict[str, float]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -120,6 +129,7 @@ def test_tracker_counts_what_autograd_keeps() -> None:
         assert tracker.live == 400  # the gradient
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.night)]
 )
@@ -156,6 +166,7 @@ def test_a_head_that_reads_logprobs_counts_as_a_plain_one(folder: Path) -> None:
     assert totals(folder, "critic.sampled_logprobs={}") == totals(folder)
 
 
+@pytest.mark.slow
 def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     """Weights and biases of K outputs, and K float32 numbers a token, kept for the backward."""
     head = ("critic.head.kind=categorical", "critic.loss=cross_entropy")
@@ -171,6 +182,7 @@ def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
     assert wide.stages["actor update"]["activations"] == plain.stages["actor update"]["activations"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "copies"),
     [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],
@@ -223,6 +235,7 @@ VINE = (
 )
 
 
+@pytest.mark.slow
 def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
     """More rows at once, up to the engine's; of no more tokens each than responses have."""
     few = ("evaluation.num_prompts=1", "evaluation.k=1")
@@ -234,6 +247,7 @@ def test_continuations_are_decoded_as_responses_are(folder: Path) -> None:
     assert vine["logits, temporaries"] > plain["logits, temporaries"]  # a prefix is prefilled
 
 
+@pytest.mark.slow
 def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Path) -> None:
     each = ("trainer.reduce_every_microbatch=true", "training.microbatch_tokens=128")
     stages = estimate(folder, *FSDP, *each).stages
@@ -249,6 +263,7 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
     assert update["gradients in reduction"] == 2 * (head + layer) + 4 * layer
 
 
+@pytest.mark.slow
 def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
     one_reduction = "trainer.reduce_every_microbatch=true"
@@ -268,10 +283,11 @@ def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     whole = estimate(folder, *offload, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * PARAMETERS
     assert whole["critic update"]["gradients"] == 4 * critic
-    assert "host memory, GiB of each process: 0.1" in render(found)
+    assert "host memory, GiB of each process: 0.0751 (actor weights 0.0113" in render(found)
     assert "host memory" not in render(estimate(folder, *FSDP))
 
 
+@pytest.mark.slow
 def test_gradients_are_whole_until_the_last_microbatch(folder: Path) -> None:
     whole = estimate(folder, *FSDP, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * PARAMETERS
@@ -291,6 +307,7 @@ FEW_ROWS = ("evaluation.num_prompts=1", "evaluation.k=1")
 AHEAD = "training.max_staleness=2"
 
 
+@pytest.mark.slow
 def test_what_samples_ahead_stays_while_the_networks_train(folder: Path) -> None:
     """A second actor, and the caches of the iterations that are under way together."""
     plain, ahead = (estimate(folder, *FEW_ROWS, *own).stages for own in ((), (AHEAD,)))
@@ -318,6 +335,7 @@ def test_caches_of_episodes_that_wait_for_their_environment_count(folder: Path) 
 VLLM = ("rollouts.engine=vllm", "rollouts.vllm.kv_cache_memory_bytes=1000000")
 
 
+@pytest.mark.slow
 def test_a_vllm_engine_holds_the_weights_once_more(folder: Path) -> None:
     stages = estimate(folder, *VLLM).stages
     assert stages["sampling"]["vLLM weights"] == 4 * PARAMETERS
@@ -348,11 +366,11 @@ def test_reference_model_counts(folder: Path) -> None:
     ],
 )
 def test_worst_microbatch(
-    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
+    config: FitConfig, budget: int, rows: int, expected: tuple[int, int, int, int]
 ) -> None:
     """One response may exceed the budget; shorter ones may fill it."""
-    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
-    assert worst_microbatch(config, rows) == expected
+    training = replace(config.training, microbatch_tokens=budget)
+    assert worst_microbatch(replace(config, training=training), rows) == expected
 
 
 @pytest.mark.parametrize(
@@ -367,12 +385,14 @@ def test_worst_microbatch(
     ],
 )
 def test_worst_microbatch_where_prompts_are_shared(
-    folder: Path, budget: int, rows: int, expected: tuple[int, int, int, int]
+    config: FitConfig, budget: int, rows: int, expected: tuple[int, int, int, int]
 ) -> None:
-    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
+    training = replace(config.training, microbatch_tokens=budget)
+    config = replace(config, training=training)
     assert worst_microbatch(config, rows, shares_prompts=True) == expected
 
 
+@pytest.mark.slow
 def test_a_shared_prompt_takes_its_memory_once(folder: Path) -> None:
     """Of 2 prompts and 8 responses in one micro-batch 832 tokens of 1,024 are computed."""
     whole = "training.microbatch_tokens=100000"
@@ -381,6 +401,11 @@ def test_a_shared_prompt_takes_its_memory_once(folder: Path) -> None:
         for layout in ("packed", "shared_prompts")
     ]
     assert 832 / 1024 < kept[1] / kept[0] < 0.9  # a response keeps the keys of its prompt
+
+
+@pytest.mark.night
+def test_where_rows_are_padded_no_prompt_is_shared(folder: Path) -> None:
+    whole = "training.microbatch_tokens=100000"
     eager = [
         estimate(folder, whole, *more).stages
         for more in (EAGER, (*EAGER, "training.packing=padded"))
@@ -405,7 +430,7 @@ def test_a_folder_with_config_json_alone_will_do(
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     run(mid_size_config(tmp_path), gpu_memory_gib=80)
     out = capsys.readouterr().out
-    assert "parameters: actor 8.0 M, critic 6.0 M; 1 process" in out
+    assert "parameters: actor 6.1 M, critic 4.0 M; 1 process" in out
     assert out.splitlines()[-1].startswith("fits in 80 GiB")
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
 from tests.studies.memory.memory_measurement import (
+    PROMPT_TOKENS,
+    RESPONSE_TOKENS,
     VOCAB,
     measure,
     mid_size_config,
@@ -22,8 +27,12 @@ from vapo.commands.estimate import run
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.networks.loading import keep_first_layers
+from vapo.networks.model_configs import keep_first_layers
+from vapo.networks.token_inputs import Layout
 from vapo.studies.memory.estimate import Estimate, estimate_memory
+from vapo.studies.memory.sizes import worst_microbatch
+from vapo.studies.simulation.counting import StepCounts
+from vapo.studies.simulation.cutting import cut_of, made_up_rows
 from vapo.studies.simulation.report import (
     Rates,
     compared,
@@ -32,7 +41,8 @@ from vapo.studies.simulation.report import (
     step_seconds,
 )
 from vapo.studies.simulation.step import Simulation, simulate
-from vapo.types import Phase
+from vapo.training.minibatches import make_minibatches
+from vapo.types import FinishReason, Phase, Prompt, Rollout
 
 ROOT = Path(__file__).parents[3]
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
@@ -54,6 +64,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sharded(folder: Path) -> Simulation:
     return simulate(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY))
+
+
+@pytest.fixture(scope="module")
+def arithmetic(folder: Path) -> Estimate:
+    return estimated(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY))
 
 
 def layers_of(folder: Path) -> tuple[int, int]:
@@ -80,6 +95,7 @@ def estimated(config: FitConfig) -> Estimate:
             ("critic.frozen=[self_attn.]", "training.packing=padded"), marks=pytest.mark.night
         ),
         pytest.param(("algorithm.kl.coef=0.01",), marks=pytest.mark.night),
+        pytest.param(("critic.count=2",), marks=pytest.mark.night),
     ],
 )
 def test_as_much_as_a_real_step_on_one_process(folder: Path, overrides: tuple[str, ...]) -> None:
@@ -95,6 +111,87 @@ def test_as_much_as_a_real_step_on_one_process(folder: Path, overrides: tuple[st
         layer, root = layers_of(folder)
         measured += 4 * (LAYERS * layer + root)
     assert simulated == pytest.approx(measured, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("packing", "budget", "sizes"),
+    [
+        # rows of 32 + 96 tokens, four to each of two prompts: (rows, prompts) of each micro-batch
+        ("padded", 255, {(1, 1): 8}),  # where the tokens of all, 1024, would fit in five
+        ("packed", 400, {(3, 3): 2, (2, 2): 1}),
+        ("shared_prompts", 255, {(2, 1): 4}),
+        ("shared_prompts", 320, {(3, 1): 2, (2, 2): 1}),
+        ("shared_prompts", 832, {(8, 2): 1}),
+    ],
+)
+def test_a_minibatch_is_cut_as_in_training(
+    folder: Path, packing: Layout, budget: int, sizes: dict[tuple[int, int], int]
+) -> None:
+    """Whole responses; and what is run ends with a micro-batch that is as full as may be."""
+    config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
+    cut = cut_of(config, "actor", packing)
+    assert {(s.rows, s.prompts): n for s, n in cut.counted.items()} == sizes
+    (minibatch,) = make_minibatches(
+        replace(made_up_rows(8, 1, has_kl=False), rollouts=full_rollouts()),
+        num_minibatches=1,
+        max_tokens=budget,
+        pad_id=0,
+        layout=packing,
+        seed=0,
+    )
+    assert Counter(map(len, minibatch.of("actor").chunks)) == Counter(
+        {rows: n for (rows, _), n in sizes.items()}
+    )
+    shares = packing == "shared_prompts"
+    assert cut.run[-1].size == worst_microbatch(config, 8, shares_prompts=shares)
+    assert {part.size for part in cut.run} >= cut.counted.keys()
+
+
+def full_rollouts() -> list[Rollout]:
+    prompts = [Prompt(str(i), "", (i,) * PROMPT_TOKENS, "") for i in range(2)]
+    ids = (0,) * RESPONSE_TOKENS
+    return [Rollout(prompts[i // 4], ids, "", (), FinishReason.STOP) for i in range(8)]
+
+
+@pytest.mark.slow
+def test_uneven_microbatches_have_the_flops_of_their_rows(folder: Path) -> None:
+    """Of 3, 3 and 2 rows, of which two sizes and a full one are run, as of one row each."""
+    few, many = (
+        simulate(
+            mid_size_config(
+                folder,
+                "training.packing=packed",
+                f"training.microbatch_tokens={n}",
+                "components.value_pretraining.enabled=false",
+            )
+        )
+        for n in (400, 128)
+    )
+    assert (few.microbatches["actor"], many.microbatches["actor"]) == (3, 8)
+    for network, work in policy_works(few).items():
+        assert work.flops == pytest.approx(policy_works(many)[network].flops, rel=1e-9)
+
+
+def test_a_collective_that_is_not_known_is_counted_and_named(
+    sharded: Simulation, arithmetic: Estimate
+) -> None:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        with StepCounts() as counts:
+            counts.begin("actor update")
+            dist.all_to_all_single(torch.zeros(8), torch.zeros(8))
+            dist.all_gather([torch.zeros(8), torch.zeros(8)], torch.zeros(8))
+            dist.barrier()
+    finally:
+        dist.destroy_process_group()
+    ((_, work),) = counts.parts
+    assert work.numbers == {"c10d.alltoall_base_": 1, "all-gather": 1}
+    assert work.bytes == {"c10d.alltoall_base_": 32, "all-gather": 64}
+    strange = replace(sharded, work={(POLICY, "actor"): work})
+    text = simulation_lines(strange, arithmetic, None)
+    assert "1 x c10d.alltoall_base_ 0.0 GiB" in text
+    assert "not known here: c10d.alltoall_base_; counted by the largest" in text
+    assert "not known here" not in simulation_lines(sharded, arithmetic, None)
 
 
 def test_what_two_ranks_gather_and_reduce(folder: Path, sharded: Simulation) -> None:
@@ -144,9 +241,8 @@ def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simula
     assert all_of_them - early > 4 * (LAYERS * layer + root) / 3
 
 
-def test_what_is_printed(folder: Path, sharded: Simulation) -> None:
-    config = mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY)
-    text = simulation_lines(sharded, estimated(config), Rates(1e-3, 10.0))
+def test_what_is_printed(sharded: Simulation, arithmetic: Estimate) -> None:
+    text = simulation_lines(sharded, arithmetic, Rates(1e-3, 10.0))
     assert "bound by computing" in text.splitlines()[-2]
     ratio = float(text.split()[-1])
     assert text.splitlines()[-1].startswith("simulated peak 0.")
@@ -157,7 +253,7 @@ def test_what_is_printed(folder: Path, sharded: Simulation) -> None:
         / (2 * 10e9),
         rel=1e-3,
     )
-    assert "bound by sending" in simulation_lines(sharded, estimated(config), Rates(1e6, 0.1))
+    assert "bound by sending" in simulation_lines(sharded, arithmetic, Rates(1e6, 0.1))
 
 
 @pytest.mark.slow
@@ -180,7 +276,6 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (TWO_RANKS, {"simulate_ranks": 3}, "make it a multiple of 3"),
         ((), {"simulate_ranks": 1, "interconnect_gb_s": 50.0}, "needs --sustained_tflops"),
         ((), {"interconnect_gb_s": 50.0}, "give --simulate_ranks N"),
-        (("critic.count=2",), {"simulate_ranks": 1}, "set critic.count=1"),
         (
             (*TWO_RANKS, "trainer.accelerator=gpu", "trainer.cpu_offload=true"),
             {"simulate_ranks": 2},
@@ -198,6 +293,31 @@ def test_what_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         run(mid_size_config(folder, *overrides), **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("budget", [128, 10_000], ids=["many", "one each"])
+def test_several_critics_beside_the_arithmetic(folder: Path, budget: int) -> None:
+    """Each has micro-batches and a gradient of its own, and all lie there to the last."""
+    config = mid_size_config(folder, "critic.count=2", f"training.microbatch_tokens={budget}")
+    simulation, estimate = simulate(config), estimated(config)
+    assert simulation.microbatches == (
+        {"actor": 8, "critic": 8} if budget == 128 else {"actor": 1, "critic": 2}
+    )
+    found = compared(simulation, estimate)
+    assert {s: a / b for s, (b, a) in found.items()} == {
+        stage: pytest.approx(1, abs=0.05) for stage in found
+    }
+    one = simulate(mid_size_config(folder, f"training.microbatch_tokens={budget}"))
+    more = {  # of each part of a critic update, beyond that of one critic
+        part: size - one.peaks[POLICY, "critic update"][part]
+        for part, size in simulation.peaks[POLICY, "critic update"].items()
+    }
+    layer, root = layers_of(folder)
+    critic = 4 * (LAYERS * layer + root - VOCAB * 256 + 256)
+    assert more["weights"] == pytest.approx(critic, rel=0.01)
+    assert more["optimizer states"] == pytest.approx(2 * critic, rel=0.01)
+    assert more["gradients"] == pytest.approx(critic, rel=0.01)
 
 
 # ---- the recipes at their real sizes ----------------------------------------------------------

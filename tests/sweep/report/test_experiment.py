@@ -288,6 +288,7 @@ def test_seeds_of_a_sweeps_row_are_one_row_though_each_starts_from_its_own_criti
     assert note.startswith("Left out, not finished: value pretraining of VAPO/0 (")
 
 
+@pytest.mark.slow
 def test_sweeps_with_other_value_pretrainings_are_told_apart_and_no_full_system_is_guessed(
     experiment: Experiment, tmp_path: Path
 ) -> None:
@@ -328,6 +329,7 @@ def test_the_report_has_the_rows_and_what_is_left_out(
     assert failed in (tmp_path / "out/report.html").read_text()
 
 
+@pytest.mark.slow
 def test_more_runs_than_a_page_of_the_store(
     experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def finished(parent: Parent, folder: Path, score: float) -> None:
     parent.ended(task, Outcome("finished", 1.0, score, run_id, str(folder)))
 
 
+@pytest.mark.slow
 def test_the_report_of_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,7 +30,7 @@ from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.build import check_tokenizers, make_actor, make_critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
-from vapo.networks.packed_attention import choose_layout
+from vapo.networks.layouts import choose_layout
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options

@@ -74,6 +74,45 @@ class TruthFigures:
     mistakes: MistakesByMark = field(default_factory=MistakesByMark)
 
 
+class Bootstrap:
+    """Makes figures of sums over prompts, which are drawn anew `num_resamples` times.
+
+    Args:
+        table: each sum, an array of one number a prompt.
+    """
+
+    def __init__(
+        self, table: Mapping[str, Any], num_prompts: int, seed: int, num_resamples: int
+    ) -> None:
+        self.is_bounded = num_prompts >= _MIN_PROMPTS
+        counts = np.random.default_rng(seed).multinomial(
+            num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_resamples
+        )
+        self.totals = {name: values.sum() for name, values in table.items()}
+        self.resampled = {name: counts @ values for name, values in table.items()}
+
+    def figure(self, function: Callable[[Sums], Any]) -> Figure:
+        """A function of the sums, with its interval."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            value, many = float(function(self.totals)), function(self.resampled)
+        if not math.isfinite(value):
+            return UNKNOWN
+        if not self.is_bounded or np.isnan(many).mean() > _MOST_WITHOUT:
+            return Figure(value, -math.inf, math.inf)
+        return Figure(value, *np.nanquantile(many, [0.025, 0.975]).tolist())
+
+    def share(self, part: str, whole: str) -> Figure:
+        """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
+        independent responses, the second has no width where all are alike."""
+        found = self.figure(lambda s: s[part] / s[whole])
+        if found.is_unknown or not self.is_bounded:
+            return found
+        low, high = share_interval(round(self.totals[part]), round(self.totals[whole]))
+        if found.is_bounded:
+            low, high = min(low, found.low), max(high, found.high)
+        return Figure(found.value, low, high)
+
+
 def truth_figures(
     points: Sequence[TruthPoint],
     *,
@@ -94,32 +133,9 @@ def truth_figures(
         by_prompt[point.prompt_id].append(point)
     responses = [steps_of_responses(group) for group in by_prompt.values()]
     table = _sums_of_prompts(list(by_prompt.values()), responses, outcomes, seed=seed)
-    counts = np.random.default_rng(seed).multinomial(
-        len(by_prompt), np.full(len(by_prompt), 1 / len(by_prompt)), size=num_resamples
-    )
-    totals = {name: values.sum() for name, values in table.items()}
-    resampled = {name: counts @ values for name, values in table.items()}
+    bootstrap = Bootstrap(table, len(by_prompt), seed, num_resamples)
+    figure, share = bootstrap.figure, bootstrap.share
     least = _ROUNDING * float(np.square([point.mean for point in points]).max())
-
-    def figure(function: Callable[[Sums], Any]) -> Figure:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value, many = float(function(totals)), function(resampled)
-        if not math.isfinite(value):
-            return UNKNOWN
-        if len(by_prompt) < _MIN_PROMPTS or np.isnan(many).mean() > _MOST_WITHOUT:
-            return Figure(value, -math.inf, math.inf)
-        return Figure(value, *np.nanquantile(many, [0.025, 0.975]).tolist())
-
-    def share(part: str, whole: str) -> Figure:
-        """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
-        independent responses, the second has no width where all are alike."""
-        found = figure(lambda s: s[part] / s[whole])
-        if found.is_unknown or len(by_prompt) < _MIN_PROMPTS:
-            return found
-        low, high = share_interval(round(totals[part]), round(totals[whole]))
-        if found.is_bounded:
-            low, high = min(low, found.low), max(high, found.high)
-        return Figure(found.value, low, high)
 
     def known(variance: Any, num: Any = 1) -> Any:
         """NaN in the place of one that the noise has eaten, or that is rounding alone."""
@@ -133,7 +149,7 @@ def truth_figures(
         num_responses=sum(map(len, responses)),
         num_prefixes=len(points),
         num_continuations=len(points[0].returns),
-        num_mistakes=int(totals["with_mistake"]),
+        num_mistakes=int(bootstrap.totals["with_mistake"]),
         bias=figure(lambda s: s["v"] / s["n_v"] - s["t"] / s["n"]),
         mse=figure(lambda s: s["dd"] / s["n_v"]),
         baseline_mse=figure(lambda s: s["baseline_error"] / s["n_b"]),

@@ -108,7 +108,7 @@ def own_mark(
     """Whether the check that ends so many tokens of the response calls its step wrong; None where
     there is none, or the task has no checks."""
     own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
-    if own_check is None or rollout.in_environment:
+    if own_check is None or not all(rollout.is_sampled):
         return None
     return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 from scipy.stats import binomtest
 from scipy.stats import t as students_t
@@ -37,6 +38,7 @@ class TruthPoint(MeasuredState):
         return self.num_tokens / self.length
 
 
+@lru_cache
 def share_interval(part: int, whole: int) -> tuple[float, float]:
     """Wilson's 95 % interval of a share; it has a width where all are alike, too."""
     low, high = binomtest(part, whole).proportion_ci(method="wilson")

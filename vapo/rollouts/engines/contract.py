@@ -86,7 +86,6 @@ class TurnStream(Protocol):
         Raises:
             UserError: there are no tokens before it, or with its own more than the model takes.
         """
-        ...
 
     def step(self) -> list[SampledTurn]:
         """Sample on, for a short while, and return the turns that ended; without any, at once.
@@ -95,16 +94,13 @@ class TurnStream(Protocol):
             EngineError: the engine failed.
             NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
-        ...
 
     def forget(self, key: tuple[int, int]) -> None:
         """The episode is over: what is kept of its tokens may go. An open turn of it is dropped."""
-        ...
 
     @property
     def num_open(self) -> int:
         """How many turns were submitted and have not been returned."""
-        ...
 
 
 class Sampler(Protocol):
@@ -113,7 +109,6 @@ class Sampler(Protocol):
     @property
     def end_ids(self) -> frozenset[int]:
         """The tokens that end a response, or a turn."""
-        ...
 
     def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
         """A stream of turns, which ends with the context.
@@ -122,7 +117,6 @@ class Sampler(Protocol):
         have as many turns as its own episodes need. Every rank must enter it: an engine may gather
         the actor's shards.
         """
-        ...
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the actor's new weights, as (name, full tensor) pairs of its state dict.
@@ -130,15 +124,12 @@ class Sampler(Protocol):
         Another thread may call this while it samples: an engine that has weights of its own takes
         them between two steps, and open turns go on with them.
         """
-        ...
 
     def sleep(self) -> None:
         """Free memory until the next `sync` or `turns`; nothing to do for some engines."""
-        ...
 
     def close(self) -> None:
         """Free the engine."""
-        ...
 
 
 class NonFiniteLogitsError(RuntimeError):

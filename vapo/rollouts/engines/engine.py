@@ -80,48 +80,39 @@ class Engine(Protocol):
     @property
     def max_tokens(self) -> int:
         """The largest number of tokens of prompt and response together."""
-        ...
 
     @property
     def has_weights(self) -> bool:
         """Whether weights were loaded and have not been discarded since."""
-        ...
 
     @property
     def is_shared(self) -> bool:
         """Whether several ranks are one engine: each calls `results` as often as the others, until
         all of them have nothing under way (`leave`)."""
-        ...
 
     def submit(self, requests: Mapping[str, Request]) -> None:
         """Begin requests. Their names are the caller's, of which no other is under way."""
-        ...
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
         """Take results of these requests; sample on for a short while if none is ready.
 
         Raises: EngineError
         """
-        ...
 
     def abort(self, names: Collection[str]) -> None:
         """Drop requests, whether or not they are under way."""
-        ...
 
     def leave(self) -> None:
         """The caller has nothing under way any more, and no other request to make."""
-        ...
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take new weights and forget what was computed with the old ones.
 
         It may come while requests are under way: they go on with the new weights.
         """
-        ...
 
     def sleep(self) -> None:
         """Free device memory until the next `submit` or `load`."""
-        ...
 
     def close(self) -> None: ...
 

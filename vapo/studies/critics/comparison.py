@@ -19,8 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.networks.actor_critic import members_of
 from vapo.networks.build import make_critic
+from vapo.networks.layouts import choose_layout
 from vapo.networks.meta_device import empty_model
-from vapo.networks.packed_attention import choose_layout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress

@@ -77,8 +77,7 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
     """The critic's values now, against the Monte-Carlo returns; the middle is of what has values,
     sampled tokens or turns."""
     evaluated, returns = evaluated_returns(module, batch)
-    values = evaluated.old_values
-    assert values is not None
+    values = evaluated.values
     places = value_places(batch, module.hyperparameters)
     is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
     middle = values[is_middle].double().mean()

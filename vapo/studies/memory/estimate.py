@@ -299,13 +299,15 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
 def _gradients(network: _Network, several: bool, activations: float, config: FitConfig) -> float:
     """Of a minibatch of one or `several` micro-batches: whole ones until the last is reduced.
 
-    Those of the only micro-batch grow while its activations go.
+    Those of the only micro-batch grow while its activations go. Of several critics each has
+    micro-batches of its own, and the others' gradients stay.
     """
     if several and network.is_sharded and not config.trainer.reduce_every_microbatch:
         return network.whole_gradients
     if config.trainer.cpu_offload:  # reduced, they lie in the host's memory
         return 0.0
-    return network.trained if several else max(network.trained - activations, 0.0)
+    own = network.trained / network.copies
+    return network.trained - own + (own if several else max(own - activations, 0.0))
 
 
 def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:

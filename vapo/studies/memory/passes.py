@@ -22,9 +22,10 @@ from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import enable_gradient_checkpointing
+from vapo.networks.layouts import choose_layout
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
-from vapo.networks.packed_attention import PACKED_SDPA, choose_layout, counts_for_gpu
+from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.studies.memory.tracking import MemoryTracker

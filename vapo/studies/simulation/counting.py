@@ -28,6 +28,13 @@ _COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "_c10d_functional.all_reduce": ("all-reduce", 0),
     "c10d.broadcast_": ("broadcast", 0),
 }
+KINDS = {kind for kind, _ in _COLLECTIVES.values()}
+# where torch's collectives are, and what sends nothing there
+_SENDING = ("c10d.", "_c10d_functional.", "_dtensor.")
+_NOTHING_SENT = (
+    *("c10d.barrier", "c10d.monitored_barrier_"),
+    *("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
+)
 # attention: the place of the query before key and value, and its products to those of a forward
 _ATTENTION = {
     "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1.0),
@@ -37,7 +44,11 @@ _ATTENTION = {
 
 @dataclass
 class Work:
-    """Of one GPU: FLOPs, and for each kind of collective its number and the whole's bytes."""
+    """Of one GPU: FLOPs, and for each kind of collective its number and the whole's bytes.
+
+    A collective that is none of `KINDS` is a kind of its own, by torch's name, and has the bytes
+    of the largest among its arguments and its result.
+    """
 
     flops: float = 0.0
     numbers: Counter[str] = field(default_factory=Counter)
@@ -55,7 +66,8 @@ class StepCounts(TorchDispatchMode):
 
     A number that is read from a fake tensor is 0, and a bool is true, as what is checked holds; an
     optimizer, which divides by the count of its steps, reads 1. So every loss and norm is finite.
-    A mask takes all.
+    The integer that a micro-batch of several critics is read for is whose rows it has. A mask
+    takes all.
     """
 
     def __init__(self) -> None:
@@ -63,10 +75,12 @@ class StepCounts(TorchDispatchMode):
         self.parts: list[tuple[str, Work]] = []
         self._pairs = 0.0
         self._num_columns = 0
+        self._member = 0
 
-    def begin(self, stage: str, inputs: TokenInputs | None = None) -> None:
-        """Count what follows under this stage, of these inputs."""
+    def begin(self, stage: str, inputs: TokenInputs | None = None, *, member: int = 0) -> None:
+        """Count what follows under this stage, of these inputs, for this one of the critics."""
         self.parts.append((stage, Work()))
+        self._member = member
         if inputs is not None:
             self._num_columns = inputs.input_ids.shape[1]
             segments = inputs.segments
@@ -80,8 +94,9 @@ class StepCounts(TorchDispatchMode):
         name = str(func.overloadpacket)
         if name == "aten._local_scalar_dense":
             in_optimizer = bool(self.parts) and self.parts[-1][0] == OPTIMIZER_STEP
-            kind = float if args[0].is_floating_point() else int
-            return args[0].dtype is torch.bool or kind(in_optimizer)
+            if args[0].is_floating_point():
+                return float(in_optimizer)
+            return args[0].dtype is torch.bool or (1 if in_optimizer else self._member)
         if name == "aten.index":
             args = (args[0], [i for index in args[1] for i in _whole(index)])
         made = func(*args, **(kwargs or {}))
@@ -92,11 +107,13 @@ class StepCounts(TorchDispatchMode):
     @no_type_check
     def _count(self, operation, name, args, kwargs, made) -> None:
         work = self.parts[-1][1]
-        if name in _COLLECTIVES:
-            kind, place = _COLLECTIVES[name]
-            whole = made if place is None else args[place]
+        if name.startswith(_SENDING) and name not in _NOTHING_SENT:
+            kind, place = _COLLECTIVES.get(name, (name, None))
+            wholes = [args[place]] if place is not None else [made]
+            if name not in _COLLECTIVES:
+                wholes += [*args, *kwargs.values()]
             work.numbers[kind] += 1
-            work.bytes[kind] += sum(t.nbytes for t in tree_iter(whole) if isinstance(t, Tensor))
+            work.bytes[kind] += max(map(_num_bytes, wholes))
         elif name in _ATTENTION:
             first, factor = _ATTENTION[name]
             work.flops += factor * self._attention(*(t.shape for t in args[first : first + 3]))
@@ -110,6 +127,11 @@ class StepCounts(TorchDispatchMode):
         if query[2] == self._num_columns:
             share = self._pairs / (query[0] * query[2] * key[2])
         return share * sdpa_flop_count(query, key, value)
+
+
+def _num_bytes(value: object) -> int:
+    """Of all tensors in it."""
+    return sum(t.nbytes for t in tree_iter(value) if isinstance(t, Tensor))
 
 
 @no_type_check

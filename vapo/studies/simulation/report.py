@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vapo.studies.memory.estimate import GIB, Estimate
-from vapo.studies.simulation.counting import Work
+from vapo.studies.simulation.counting import KINDS, Work
 from vapo.studies.simulation.step import Simulation
 from vapo.types import Phase
 
@@ -60,7 +60,7 @@ def step_seconds(works: Mapping[str, Work], num_ranks: int, rates: Rates) -> Ste
     """One optimizer step of these networks, one after the other.
 
     Ring collectives: of the whole tensor a rank sends (N - 1) / N in a gather or a scatter, twice
-    that where a sum is needed everywhere.
+    that where a sum is needed everywhere, and all of it in any other collective.
     """
     share = (num_ranks - 1) / num_ranks
     times = {"all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}
@@ -108,6 +108,12 @@ def simulation_lines(simulation: Simulation, estimate: Estimate, rates: Rates | 
         lines.append(
             f"{name}, one optimizer step of {simulation.microbatches[name]} micro-batches: "
             f"{work.flops / 1e12:.1f} TFLOP; {kinds or 'no collectives'}"
+        )
+    unknown = sorted({kind for work in works.values() for kind in work.numbers} - KINDS)
+    if unknown:
+        lines.append(
+            f"not known here: {', '.join(unknown)}; counted by the largest of what each takes and "
+            "returns, which need not be what it sends"
         )
     lines.append(f"a checkpoint: {simulation.checkpoint / GIB:.1f} GiB from this rank")
     if rates is not None:

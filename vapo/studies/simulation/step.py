@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
@@ -24,19 +23,14 @@ from torch.utils.data import DataLoader
 from vapo.config import FitConfig
 from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.token_inputs import token_inputs
-from vapo.studies.memory.sizes import (
-    Lengths,
-    local_minibatch,
-    longest_rows,
-    worst_microbatch,
-)
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
+from vapo.studies.simulation.cutting import Cut, cut_of, made_up_rows
 from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
 from vapo.system.private_attributes import checkpoint_state, watch_propagation
 from vapo.training.minibatches import Microbatch, Microbatches, Minibatch, passes
 from vapo.training.module import VapoModule
 from vapo.training.strategy import lightning_precision, make_strategy
-from vapo.types import Phase, TrainingBatch
+from vapo.types import Phase
 
 
 @dataclass
@@ -61,8 +55,7 @@ def simulate(config: FitConfig) -> Simulation:
     """Run a minibatch of each pass and phase, then a checkpoint, on the config's number of ranks.
 
     Nothing is loaded but the models' config.json. All prompts and responses are as long as they
-    may be. A minibatch runs its first and its last micro-batch: the work of those between is
-    the first one's, and their memory at most the last one's.
+    may be. Of a minibatch's micro-batches those of each size are run once (`cutting`).
     """
     watch_propagation()
     num_ranks = config.trainer.num_ranks
@@ -125,7 +118,7 @@ class _SimulatedModule(VapoModule):
             self.phases.insert(0, Phase.VALUE_PRETRAINING)
         self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
         self.counts, self.tracker = StepCounts(), StageTracker()
-        self.filled: dict[str, float] = {}  # what the rows are of as many full micro-batches
+        self.cuts: dict[str, Cut] = {}  # by network
         self.stands_for_gpu = config.trainer.accelerator != "cpu"
 
     # ---- what Lightning calls --------------------------------------------------------------
@@ -200,14 +193,10 @@ class _SimulatedModule(VapoModule):
     def _minibatch(self, networks: tuple[str, ...]) -> Minibatch:
         cuts = {}
         for name in networks:
-            rows = local_minibatch(self.config, name)
-            shares = self.layout == "shared_prompts"
-            worst = worst_microbatch(self.config, rows, shares_prompts=shares)
-            num_tokens = longest_rows(self.config, rows, shares_prompts=shares).num_tokens
-            count = self.found.microbatches[name] = math.ceil(num_tokens / worst.num_tokens)
-            self.filled[name] = max(rows / worst.rows, num_tokens / worst.num_tokens) / count
-            chunks = [[index] for index in range(min(count, 2))]
-            cuts[name] = Microbatches(chunks, partial(self._microbatch, name, worst))
+            cut = self.cuts[name] = cut_of(self.config, name, self.layout)
+            self.found.microbatches[name] = cut.num_microbatches
+            chunks = [[index] for index in range(len(cut.run))]
+            cuts[name] = Microbatches(chunks, partial(self._microbatch, name))
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 1)
         return Minibatch(
             microbatches=cuts.get("actor", cuts[networks[-1]]),
@@ -218,13 +207,14 @@ class _SimulatedModule(VapoModule):
             **counts,
         )
 
-    def _microbatch(self, name: str, size: Lengths, chunk: list[int]) -> Microbatch:
+    def _microbatch(self, name: str, chunk: list[int]) -> Microbatch:
         """Made when its network takes it, so it also tells which stage begins."""
+        size, member = self.cuts[name].run[chunk[0]]
         prompts = [[i % size.prompts] * size.prompt_tokens for i in range(size.rows)]
         pairs = [(prompt, [0] * size.response_tokens) for prompt in prompts]
         with no_dispatch():
             real = token_inputs(pairs, pad_id=0, layout=self.layout)
-        self.counts.begin(f"{name} update", real)
+        self.counts.begin(f"{name} update", real, member=member)
         self.tracker.stage = f"{name} update"
         self.tracker.memory_tracking.clear()  # else a second forward is an error
         tensors: dict[str, Any] = {
@@ -233,7 +223,8 @@ class _SimulatedModule(VapoModule):
             if isinstance(value := getattr(real, f.name), Tensor)
         }
         has_kl = self.config.algorithm.kl.coef > 0
-        rows = _made_up_rows(size.rows, size.response_tokens, has_kl=has_kl)
+        members = torch.full((size.rows,), member) if self.config.critic.count > 1 else None
+        rows = made_up_rows(size.rows, size.response_tokens, has_kl=has_kl, critic_members=members)
         return Microbatch(replace(real, **tensors), rows)
 
     def _note_step(self) -> None:
@@ -242,42 +233,12 @@ class _SimulatedModule(VapoModule):
             known = self.found.peaks.get((phase, stage), {})
             if sum(parts.values()) > sum(known.values()):
                 self.found.peaks[phase, stage] = parts
-        for network, count in self.found.microbatches.items():
-            cuts = [work for stage, work in self.counts.parts if stage == f"{network} update"]
-            if cuts:
-                work = self.found.work[phase, network] = Work()
-                for one in cuts:
-                    work.add(one)
-                work.add(cuts[0], times=count - len(cuts))
-                work.flops *= self.filled[network]
+        for network, cut in self.cuts.items():
+            works = [work for stage, work in self.counts.parts if stage == f"{network} update"]
+            if works:
+                self.found.work[phase, network] = cut.work(works)
 
 
 _COUNTS = [
     f.name for f in fields(Minibatch) if f.name.startswith("num_") and f.name != "num_value_draws"
 ]
-
-
-def _made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool) -> TrainingBatch:
-    column = torch.zeros(num_rows, num_tokens)
-    row, mask = column[:, 0], column == 0
-    return TrainingBatch(
-        rollouts=[],
-        response_ids=column.long(),
-        **dict.fromkeys(("is_correct", "is_failed"), row == 0),
-        **dict.fromkeys(("rewards", "unshaped_rewards", "value_weights"), row),
-        **dict.fromkeys(_MASKS, mask),
-        **dict.fromkeys(_COLUMNS, column),
-        ref_logprobs=column if has_kl else None,
-        group_size=1,
-        max_response_tokens=num_tokens,
-    )
-
-
-_MASKS = (
-    *("response_mask", "loss_mask", "value_mask", "turn_starts"),
-    *("policy_mask", "entropy_mask"),
-)
-_COLUMNS = (
-    *("rollout_logprobs", "turn_rewards", "old_logprobs", "old_values", "token_rewards"),
-    *("value_rewards", "importance_weights", "value_draws", "advantages", "value_targets"),
-)

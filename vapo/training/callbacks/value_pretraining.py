@@ -141,9 +141,8 @@ def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> fl
     R is the Monte-Carlo return, V the critic's value now; nan where all R are equal.
     """
     batch, returns = evaluated_returns(module, stored.heldout_batch())
-    assert batch.old_values is not None
     places = value_places(batch, module.hyperparameters)
-    return float(explained_variance(batch.old_values, returns, places))
+    return float(explained_variance(batch.values, returns, places))
 
 
 @dataclass

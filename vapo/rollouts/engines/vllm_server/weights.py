@@ -30,7 +30,6 @@ class WeightTransfer(Protocol):
 
     def prepare(self) -> None:
         """Before every push. Every rank must call this: the first time it may gather shards."""
-        ...
 
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
         """Before the first push, and whenever the servers that take weights have changed.
@@ -38,11 +37,9 @@ class WeightTransfer(Protocol):
         Args:
             world_sizes: how many workers each of these servers has.
         """
-        ...
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
         """Bring the weights to the servers, on rank 0. The other ranks iterate over theirs."""
-        ...
 
     def close(self) -> None: ...
 

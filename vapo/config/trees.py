@@ -1,0 +1,202 @@
+"""The tree of a config: nested mappings, from merged layers to the blocks of the schema.
+
+Interpolations stay in it as they are written until `resolved` follows them, by OmegaConf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, get_args, get_origin
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from vapo.config.kinds import hints_of, kinds_of, own_type, split_null
+from vapo.config.layers import is_interpolation, is_of_type
+
+Tree = dict[str, Any]
+
+
+@dataclass
+class MisfitError(Exception):
+    """A value that is not of its key's type; `kind` and `nullable` are those of the key here.
+
+    `reason`, if there is one, says more than these.
+    """
+
+    key: str
+    value: Any
+    kind: Any
+    nullable: bool
+    reason: str | None = None
+
+
+def merge(tree: Tree, more: Mapping[str, Any]) -> None:
+    """Put `more` into the tree: blocks are merged, any other value is replaced.
+
+    `???` says that a value must be set, and takes no other one's place.
+    """
+    for name, value in more.items():
+        before = tree.get(name)
+        if name in tree and is_missing(value):
+            continue
+        if isinstance(value, Mapping):
+            tree[name] = before if isinstance(before, dict) else {}
+            merge(tree[name], value)
+        else:
+            tree[name] = list(value) if isinstance(value, list) else value
+
+
+def is_missing(value: Any) -> bool:
+    return isinstance(value, str) and value == MISSING
+
+
+def at(tree: Any, key: str) -> Any:
+    """What is written at a dotted key, or at the block around it that is an interpolation."""
+    for name in key.split("."):
+        if not isinstance(tree, Mapping):
+            break
+        tree = tree.get(name)
+    return tree
+
+
+def select(tree: Tree, key: str) -> Any:
+    """The value at a dotted key, interpolations resolved; None where there is none."""
+    value = at(tree, key)
+    if not is_interpolation(value):
+        return value
+    try:
+        return OmegaConf.select(OmegaConf.create(tree), key)
+    except OmegaConfBaseException:  # it is reported where the whole config is resolved
+        return None
+
+
+def complete(schema: type, values: Tree) -> Tree:
+    """The values in the types of their keys, with the defaults of what is not written.
+
+    Options of other kinds than the chosen ones are left out.
+
+    Raises: MisfitError
+    """
+
+    @cache
+    def untyped() -> Tree:
+        """What interpolated kinds point to."""
+        tree = _copy(_defaults(schema))
+        merge(tree, values)
+        return tree
+
+    def kind(key: str, value: Any) -> Any:
+        return select(untyped(), key) if is_interpolation(value) else value
+
+    return _completed(schema, values, "", kind)
+
+
+def _completed(
+    block: type, raw: Mapping[str, Any], prefix: str, kind: Callable[[str, Any], Any]
+) -> Tree:
+    own: type[Any] = own_type(block, {n: kind(prefix + n, raw.get(n)) for n in kinds_of(block)})
+    hints = hints_of(own)  # type: ignore[arg-type]
+    tree, inside = _copy(_defaults(own)), partial(_completed, kind=kind)  # type: ignore[arg-type]
+    for name in [name for name in tree if name in raw and not is_missing(raw[name])]:
+        tree[name] = _typed(f"{prefix}{name}", raw[name], hints[name], inside)
+    return tree
+
+
+@cache
+def _defaults(own: type) -> Tree:
+    tree = _copy(own())
+    assert isinstance(tree, dict)
+    return tree
+
+
+def _copy(value: Any) -> Any:
+    """Of nested values, blocks as mappings."""
+    if isinstance(value, Mapping):
+        return {name: _copy(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_copy(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        fields = (f.name for f in dataclasses.fields(value) if f.metadata.get("is_key", True))
+        return {name: _copy(getattr(value, name)) for name in fields}
+    return value
+
+
+def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str], Any]) -> Any:
+    """A value in its key's type: quoted numbers are numbers, an int is good for a float.
+
+    Args:
+        of_block: makes a block of its type, its mapping and the beginning of its keys.
+    """
+    kind, nullable = split_null(hint)
+    if value is None and (nullable or kind is Any):
+        return None
+    if is_interpolation(value) and of_block is not build:  # else it was escaped, and is text
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return of_block(kind, value, f"{key}.")  # type: ignore[arg-type]
+    if kind in (int, float) and isinstance(value, str):
+        try:  # what a file has was looked at before; a variable of the environment is text
+            return kind(value)
+        except ValueError:
+            raise MisfitError(key, value, kind, nullable) from None
+    if value is None or dataclasses.is_dataclass(kind) or not is_of_type(kind, value):
+        raise MisfitError(key, value, kind, nullable)
+    if get_origin(kind) is list:
+        (inner,) = get_args(kind)
+        if dataclasses.is_dataclass(inner):
+            _check_names(key, value, inner)  # type: ignore[arg-type]
+        return [_typed(f"{key}[{i}]", item, inner, of_block) for i, item in enumerate(value)]
+    if get_origin(kind) is dict:
+        _, inner = get_args(kind)
+        if dataclasses.is_dataclass(inner):  # `name:` alone is a block of defaults
+            value = {name: {} if item is None else item for name, item in value.items()}
+        elif inner is str:
+            value = {name: str(item) for name, item in value.items()}
+        return {name: _typed(f"{key}.{name}", v, inner, of_block) for name, v in value.items()}
+    if kind is bool:
+        return value if isinstance(value, bool) else value.lower() == "true"
+    return kind(value) if kind in (int, float, str) else value
+
+
+def _check_names(key: str, blocks: list[Any], block: type) -> None:
+    """Of a list of blocks, whose keys no table of the schema has."""
+    for index, item in enumerate(blocks):
+        for name in item if isinstance(item, Mapping) else ():
+            if name not in (known := hints_of(block)):
+                reason = f"unknown key '{name}'; the block has {', '.join(known)}"
+                raise MisfitError(f"{key}[{index}]", item, block, False, reason)
+
+
+def has_interpolations(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return any(map(has_interpolations, value.values()))
+    return (
+        any(map(has_interpolations, value)) if isinstance(value, list) else is_interpolation(value)
+    )
+
+
+def resolved(tree: Tree) -> Tree:
+    """The tree with its interpolations followed.
+
+    Raises: OmegaConfBaseException: one of them gives nothing.
+    """
+    if not has_interpolations(tree):
+        return tree
+    values: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    return values
+
+
+def build(block: type, tree: Mapping[str, Any], prefix: str = "") -> Any:
+    """The blocks of a tree that is complete and resolved, in the types of their kinds.
+
+    Raises: MisfitError: an interpolation gave a value of another type.
+    """
+    own: type[Any] = own_type(block, tree)
+    hints = hints_of(own)  # type: ignore[arg-type]
+    if tree.keys() - hints.keys():
+        raise MisfitError(prefix.rstrip("."), tree, block, False)
+    return own(**{n: _typed(f"{prefix}{n}", v, hints[n], build) for n, v in tree.items()})

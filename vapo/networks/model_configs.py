@@ -1,0 +1,129 @@
+"""Read the config.json of a Hugging Face folder, and refuse a model that would be silently wrong.
+
+No code from a model's folder runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, DynamicCache, PreTrainedConfig
+from transformers.cache_utils import DynamicLayer
+from transformers.utils import logging as transformers_logging
+
+from vapo.config.critic import CriticConfig
+from vapo.errors import UserError
+from vapo.networks.model_folders import folder_with_config, local_folder
+from vapo.networks.value_head import has_classifier
+
+logger = logging.getLogger(__name__)
+
+_LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError)
+# Names under which architectures rescale or bend the logits after `lm_head`, and the value
+# that changes nothing.
+_LOGIT_TRANSFORMS = {
+    "final_logit_softcapping": None,
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+}
+
+
+def read_model_config(path: str) -> PreTrainedConfig:
+    folder_with_config(path)
+    with refusals(path, "config.json"):
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    _remove_configured_dropout(path, config)
+    return config
+
+
+def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
+    """The config of a value model's folder, cut as the critic's options say."""
+    config = read_model_config(path)
+    keep_first_layers(config, path, critic)
+    return config
+
+
+def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:
+    """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
+
+    Raises: UserError: the folder has fewer; or a head that was trained on the last layer's states.
+    """
+    if critic is None or critic.layers is None:
+        return
+    text_config: Any = config.get_text_config()
+    if critic.layers > text_config.num_hidden_layers:
+        raise UserError(
+            f"critic.layers {critic.layers} is more than the {text_config.num_hidden_layers} "
+            f"decoder layers of {path}: give fewer, or null for all"
+        )
+    is_cut = critic.layers < text_config.num_hidden_layers
+    if is_cut and critic.head.start == "as_loaded" and has_classifier(config):
+        raise UserError(
+            f"critic.layers {critic.layers} would put the value head of {path} on the states of a "
+            "layer that it was not trained on: set critic.head.start=first_batch or mean_reward, "
+            "which begin a new one, or critic.init=policy"
+        )
+    text_config.num_hidden_layers = critic.layers
+    if getattr(text_config, "layer_types", None):  # some architectures name each layer's kind
+        text_config.layer_types = text_config.layer_types[: critic.layers]
+
+
+@contextmanager
+def refusals(path: str, what: str) -> Iterator[None]:
+    """Turn every failure to load into one line of error."""
+    try:
+        yield
+    except _LOADING_ERRORS as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"
+        if "safetensors" in reason or "model.bin" in reason:
+            hint += "; weights must be safetensors, as model.save_pretrained writes them"
+        raise UserError(f"{path}: cannot load the {what}{hint}: {reason}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the weight report and the progress bar: what matters is checked here."""
+    verbosity = transformers_logging.get_verbosity()
+    had_bar = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if had_bar:
+            transformers_logging.enable_progress_bar()
+
+
+def check_supported(path: str, config: PreTrainedConfig) -> None:
+    text_config = config.get_text_config(decoder=True)
+    for name, neutral in _LOGIT_TRANSFORMS.items():
+        value = getattr(text_config, name, None)
+        if value not in (None, neutral):
+            raise UserError(
+                f"{path}: {name} is {value}; log-probs are computed from the hidden states and "
+                "lm_head alone, so this model is not supported yet"
+            )
+    with refusals(path, "attention cache"):
+        layers = DynamicCache(config=config).layers
+    if any(type(layer) is not DynamicLayer for layer in layers):
+        kinds = sorted({type(layer).__name__ for layer in layers})
+        raise UserError(
+            f"{path}: its cache has {', '.join(kinds)}; the sampler supports full attention in "
+            "every layer, not sliding windows or recurrent layers yet"
+        )
+
+
+def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for name, value in list(vars(part).items()):
+            is_dropout = "dropout" in name or name.endswith("pdrop")
+            if is_dropout and isinstance(value, (int, float)) and value > 0:
+                logger.info("%s: %s set from %s to 0", path, name, value)
+                setattr(part, name, type(value)(0))

@@ -1,0 +1,66 @@
+"""Verifiers as what answers a policy's turns."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Protocol
+
+from vapo.environments.contract import EpisodeKey, Reply, Verdict
+from vapo.types import FinishReason, Prompt, Rollout
+
+OnVerdict = Callable[[Verdict], None]
+
+
+class Verifiers(Protocol):
+    """See `vapo.rewards.scorer.Scorer`."""
+
+    def submit(
+        self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
+    ) -> Callable[[], object]: ...
+
+    def pump(self, timeout_s: float) -> None: ...
+
+
+class JudgedResponses:
+    """Verifiers as `Environments` of one turn: a response is judged while others are sampled.
+
+    A response that was cut is judged, too. All may be open at a time: those that no process judges
+    yet wait. The verifiers stay when it is closed: others may ask them.
+    """
+
+    gives_verdicts = True
+    capacity = sys.maxsize
+
+    def __init__(self, scorer: Verifiers, num_responses: int | None = None) -> None:
+        self._scorer, self._num_responses = scorer, num_responses
+        self._prompts: dict[EpisodeKey, Prompt] = {}
+        self._asked: dict[EpisodeKey, Callable[[], object]] = {}
+        self._replies: list[Reply] = []
+
+    def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
+        self._prompts[key] = prompt
+        self._replies.append(Reply(key, observation=""))
+
+    def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
+        reason = FinishReason.STOP if has_ended else FinishReason.LENGTH
+        response = Rollout(self._prompts[key], (), text, (), reason)
+        self._asked[key] = self._scorer.submit(
+            response,
+            lambda verdict: self._replies.append(Reply(key, verdict=verdict)),
+            num_responses=self._num_responses,
+        )
+
+    def end(self, key: EpisodeKey) -> None:
+        self._prompts.pop(key, None)
+        if (withdraw := self._asked.pop(key, None)) is not None:
+            withdraw()
+
+    def poll(self, timeout_s: float) -> list[Reply]:
+        self._scorer.pump(0.0 if self._replies else timeout_s)
+        replies, self._replies = self._replies, []
+        return replies
+
+    def close(self) -> None:
+        for key in list(self._asked):
+            self.end(key)
