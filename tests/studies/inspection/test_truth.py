@@ -62,6 +62,7 @@ def test_without_ids_nothing_can_be_continued() -> None:
         inspect_responses(made_up.sound(4), name="made up", truth=TruthRequest(POLICY, 2, "exact"))
 
 
+@pytest.mark.slow
 def test_continuations_beside_the_critic_s_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     request = TruthRequest(POLICY, 8, r"regex:;(\d)$", num_responses=8)
