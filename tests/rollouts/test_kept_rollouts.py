@@ -19,7 +19,7 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, Phase, Prompt, Rollout
+from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [
@@ -103,6 +103,20 @@ def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts) -> Non
     made, _ = collection("vapo")
     source = RolloutSource(made.config, made, lineage, made.progress, kept)
     assert source.origin(3) == replace(ORIGIN, weights=lineage.weights)
+
+
+def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
+    kept: KeptRollouts,
+) -> None:
+    made, _ = collection("vapo")
+    source = RolloutSource(made.config, made, Lineage(), made.progress, kept)
+    ahead = sampled()
+    ahead.metrics["rollout/ahead_s"] = 9.0
+    kept.write(source.origin(3), ahead)
+    start = IterationStart(3, Phase.POLICY_OPTIMIZATION, policy_iterations=2)
+    _, metrics = source.next_batch(start, last=3)
+    assert metrics["rollout/x"] == 0.1 + 0.2
+    assert "rollout/ahead_s" not in metrics
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:
