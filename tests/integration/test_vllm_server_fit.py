@@ -25,11 +25,10 @@ from tests.rollouts.lying import LIES, LONG, VOCABULARY, lying_proxy
 from tests.rollouts.turns_contract import check_logprobs
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import (
-    MAX_TOKENS,
     kill_server,
     make_check,
     make_engine,
-    real_server,
+    real_servers,
     vllm_model,
 )
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
@@ -48,13 +47,15 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny_folder(tmp_path_factory.mktemp("policy") / "folder", vllm_model())
+    return save_tiny_folder(
+        tmp_path_factory.mktemp("policy") / "folder", vllm_model(max_position_embeddings=1024)
+    )
 
 
 @pytest.fixture(scope="module")
 def ports(policy: Path) -> Iterator[tuple[int, int]]:
     first, second = free_port(), free_port()
-    with real_server(policy, first), real_server(policy, second):
+    with real_servers(policy, first, second):
         yield first, second
 
 
@@ -161,12 +162,12 @@ def test_each_part_of_an_open_request_has_its_weights_log_probs(
     engine = connect(ports, tmp_path)
     try:
         engine.load(models[0].state_dict().items())
-        settings = SamplingSettings(MAX_TOKENS - 2)
+        settings = SamplingSettings(800)
         requests = {f"r{i}": Request((2 + i, 3), i, settings) for i in range(12)}
         before = sum(map(num_tokens, ports))
         engine.submit(requests)
         for number, model in enumerate(models[1:], start=1):
-            wait_for_tokens(ports, before + 240 * number)
+            wait_for_tokens(ports, before + 600 * number)
             engine.load(model.state_dict().items())
         found = results(engine, requests)
         assert {len(one.updates) for one in found.values()} == {4}
@@ -251,7 +252,7 @@ def test_open_requests_of_a_killed_server_give_the_same_elsewhere(
     """And once it is back it has the new weights, and its share of the requests."""
     port = free_port()
     requests = {f"r{i}": Request((2 + i, 3), i, SamplingSettings(120)) for i in range(24)}
-    with real_server(policy, port) as process:
+    with real_servers(policy, port) as (process,):
         engine = connect((port, ports[0]), tmp_path)
         engine.load(changed(1.0).state_dict().items())
         expected = sampled(engine, list(requests.values()))
@@ -263,7 +264,7 @@ def test_open_requests_of_a_killed_server_give_the_same_elsewhere(
     assert_same_responses([found[name] for name in requests], expected)
     assert "the other servers take over" in capsys.readouterr().err
     try:
-        with real_server(policy, port):
+        with real_servers(policy, port):
             engine.load(changed(-1.0).state_dict().items())
             make_check(changed(-1.0))(engine, (1,))
             assert num_tokens(port) > 0
@@ -277,13 +278,13 @@ def test_a_server_that_is_killed_in_a_run_and_comes_back(
 ) -> None:
     """The run goes on with the other one, and ends as if nothing had happened."""
     port = free_port()
-    with real_server(policy, port) as process:
+    with real_servers(policy, port) as (process,):
         run = start_fit(tmp_path, *served(policy, (port, ports[0])))
         wait_for_iteration(run, 3)
         kill_server(process)
     wait_for_iteration(run, 1)
     run.send_signal(signal.SIGSTOP)  # it would end before the server is back
-    with real_server(policy, port):
+    with real_servers(policy, port):
         run.send_signal(signal.SIGCONT)
         _, said = run.communicate(timeout=400)
         assert num_tokens(port) > 0, "the last iteration has used it"
@@ -300,7 +301,7 @@ def test_a_run_without_servers_ends_in_one_line_and_is_resumed(
     policy: Path, whole_run: Path, ports: tuple[int, int], tmp_path: Path
 ) -> None:
     port = free_port()
-    with real_server(policy, port) as process:
+    with real_servers(policy, port) as (process,):
         run = start_fit(tmp_path, *served(policy, (port,)))
         wait_for_iteration(run, 3)
         kill_server(process)
