@@ -124,7 +124,8 @@ def _serve(folder: Path, port: int, config: Sequence[str]) -> subprocess.Popen[b
         return subprocess.Popen(
             [*command, *options],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # vLLM would bind all servers of a host to the same cores
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
             stdout=log,
             stderr=log,
             start_new_session=True,

@@ -98,11 +98,12 @@ def serving(options: argparse.Namespace) -> Iterator[tuple[str, list[int]]]:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "vapo", "serve", "--config", CONFIG, "--port", str(port)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
+    # as many threads as in process, and bound to a core as little
+    threads = {"OMP_NUM_THREADS": str(options.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with open(options.log, "wb") as log:
         process = subprocess.Popen(
             [*command, *overrides(options, *server_engine(url))],
-            env=environment,
+            env={**os.environ, **threads},
             stdout=log,
             stderr=log,
         )

@@ -113,8 +113,8 @@ def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
     ahead = sampled()
     ahead.metrics["rollout/ahead_s"] = 9.0
     kept.write(source.origin(3), ahead)
-    start = IterationStart(3, Phase.POLICY_OPTIMIZATION, policy_iterations=2)
-    _, metrics = source.next_batch(start, last=3)
+    start = IterationStart(4, Phase.POLICY_OPTIMIZATION, policy_iterations=3)
+    _, metrics = source.next_batch(start, last=4)
     assert metrics["rollout/x"] == 0.1 + 0.2
     assert "rollout/ahead_s" not in metrics
 
