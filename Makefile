@@ -123,7 +123,7 @@ vllm: install ## add the vLLM engine for machines without a GPU
 	$(BIN)/vapo doctor --engine vllm
 
 vllm-server-test: vllm ## the tests that run `vapo serve` (minutes)
-	$(TEST_ENV) $(BIN)/python -m pytest -m vllm tests/integration/test_vllm_server_fit.py $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -m vllm tests/integration/test_vllm_server_*.py $(ARGS)
 
 vllm-test: vllm ## the tests that run a real vLLM engine (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m vllm $(ARGS)

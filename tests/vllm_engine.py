@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -89,39 +89,47 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
 
 
 @contextmanager
-def real_server(folder: Path, port: int, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`vapo serve` for the policy in the folder, once it answers."""
-    url = f"http://127.0.0.1:{port}"
+def real_servers(
+    folder: Path, *ports: int, config: Sequence[str] = ON_STATE_TRACKING
+) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """`vapo serve` for the policy in the folder on each of the ports, once all answer."""
+    processes = [_serve(folder, port, config) for port in ports]
+    try:
+        until = time.monotonic() + 400
+        for process, port in zip(processes, ports, strict=True):
+            while not _answers(f"http://127.0.0.1:{port}/health"):
+                assert process.poll() is None, "the server did not start"
+                assert time.monotonic() < until
+                time.sleep(0.5)
+        yield processes
+    finally:
+        for process in processes:
+            kill_server(process)
+
+
+def _serve(folder: Path, port: int, config: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-u", "-m", "vapo", "serve", "--port", str(port)]
     options = (
-        *ON_STATE_TRACKING,
+        *config,
         f"actor.path={folder}",
         "critic.init=policy",
         "rollouts.engine=vllm_server",
-        f"rollouts.servers.urls={url}",
+        f"rollouts.servers.urls=http://127.0.0.1:{port}",
         "rollouts.servers.kv_cache_memory_bytes=33554432",
         "rollouts.max_concurrent_sequences=64",
         "data.max_prompt_tokens=96",
-        *options,
+        "rollouts.max_response_tokens=900",
     )
     with open(folder.parent / f"server_{port}.log", "ab") as log:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [*command, *options],
             cwd=ROOT,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            # vLLM would bind all servers of a host to the same cores
+            env={**os.environ, "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"},
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-    try:
-        until = time.monotonic() + 300
-        while not _answers(f"{url}/health"):
-            assert process.poll() is None, "the server did not start"
-            assert time.monotonic() < until
-            time.sleep(0.5)
-        yield process
-    finally:
-        kill_server(process)
 
 
 def kill_server(process: subprocess.Popen[bytes]) -> None:

@@ -97,7 +97,9 @@ def test_it_becomes_the_server_and_says_who_can_reach_it(
     monkeypatch.setattr(serve, "check_options", lambda options: None)
     monkeypatch.setattr(serve, "check_port", lambda host, port, fix: None)
     assert main(["serve", *SERVED]) == 0
-    assert "change its weights" not in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "starting vLLM's server on 127.0.0.1:8100" in said
+    assert "change its weights" not in said
     assert main(["serve", *SERVED, "--host", "0.0.0.0"]) == 0
     assert "whoever reaches 0.0.0.0:8100 can use the engine" in capsys.readouterr().err
     assert [path for path, *_ in became] == [sys.executable] * 2

@@ -16,7 +16,7 @@ from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, Phase, Prompt, Rollout
+from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [
@@ -97,6 +97,20 @@ def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str,
 
 def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts) -> None:
     assert kept.origin(3, "other") == replace(ORIGIN, weights="other")
+
+
+def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
+    kept: KeptRollouts,
+) -> None:
+    made, _ = collection("vapo")
+    source = RolloutSource(made.config, made, Lineage(), made.progress, kept)
+    ahead = sampled()
+    ahead.metrics["rollout/ahead_s"] = 9.0
+    kept.write(source.origin(3), ahead)
+    start = IterationStart(4, Phase.POLICY_OPTIMIZATION, policy_iterations=3)
+    _, metrics = source.next_batch(start, last=4)
+    assert metrics["rollout/x"] == 0.1 + 0.2
+    assert "rollout/ahead_s" not in metrics
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:

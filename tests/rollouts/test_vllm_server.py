@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.rollouts.lying import LIES, LONG, VOCABULARY, in_choice, lie
 from tests.rollouts.stand_in_server import MAX_TOKENS, StandInServer, stand_ins
 from tests.rollouts.turns_contract import (
     SETTINGS,
@@ -20,7 +21,7 @@ from tests.rollouts.turns_contract import (
     play,
 )
 from tests.rollouts.turns_contract import ids_of as turn_ids
-from tests.tiny_model import tiny_model, tiny_tokenizer
+from tests.tiny_model import tiny_model
 from tests.vllm_engine import make_vllm_sampler
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import (
@@ -34,9 +35,6 @@ from vapo.rollouts.engines.sampler import EngineSampler, EngineTurns
 from vapo.rollouts.engines.vllm_server import engine as engine_module
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient, chunks
-
-VOCABULARY = len(tiny_tokenizer())
-LONG = SamplingSettings(max_response_tokens=60)
 
 
 def connect(servers: list[StandInServer], folder: Path, *, timeout_s: float = 20) -> ServedEngine:
@@ -408,65 +406,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
 
 
 # ---- lying servers ----------------------------------------------------------------------------
-
-
-def lie(**changes: Any) -> Callable[[dict[str, Any]], Any]:
-    def change(answer: dict[str, Any]) -> Any:
-        answer["choices"][0] |= changes
-        return answer
-
-    return change
-
-
-def in_choice(change: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], Any]:
-    def changed(answer: dict[str, Any]) -> Any:
-        change(answer["choices"][0])
-        return answer
-
-    return changed
-
-
-LIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
-    "no object": (lambda answer: [1], "no JSON object"),
-    "another request's": (lambda answer: answer | {"request_id": "x"}, "for the request 'x'"),
-    "no choice": (lambda answer: answer | {"choices": []}, "not just one response"),
-    "two choices": (
-        lambda answer: answer | {"choices": answer["choices"] * 2},
-        "not just one response",
-    ),
-    "no tokens": (lie(token_ids=[]), "not one or more whole numbers"),
-    "text": (lie(token_ids="abc"), "not one or more whole numbers"),
-    "fractions": (in_choice(lambda c: c["token_ids"].append(1.5)), "whole numbers"),
-    "beyond the vocabulary": (
-        in_choice(lambda c: c["token_ids"].__setitem__(0, VOCABULARY)),
-        f"token {VOCABULARY} is not in the vocabulary",
-    ),
-    "below 0": (in_choice(lambda c: c["token_ids"].__setitem__(0, -1)), "token -1 is not"),
-    "too long": (in_choice(lambda c: c["token_ids"].append(2)), "61 tokens, and at most 60"),
-    "too short": (in_choice(lambda c: c["token_ids"].pop()), "59 of 60 tokens without an end"),
-    "one log-prob less": (
-        in_choice(lambda c: c["logprobs"]["content"].pop()),
-        "59 log-probs for 60 tokens",
-    ),
-    "no log-probs": (lie(logprobs=None), "0 log-probs for 60 tokens"),
-    "another token's log-prob": (
-        in_choice(lambda c: c["logprobs"]["content"][3].update(token_id=-5)),
-        "not that of its token",
-    ),
-    "log-prob above 0": (
-        in_choice(lambda c: c["logprobs"]["content"][3].update(logprob=0.5)),
-        "is 0.5, above 0",
-    ),
-    "log-prob as text": (
-        in_choice(lambda c: c["logprobs"]["content"][3].update(logprob="x")),
-        "is no number",
-    ),
-    "no versions": (lie(weight_versions=None), "weight_versions do not say"),
-    "versions of some tokens": (
-        in_choice(lambda c: c["weight_versions"][0].update(end=3)),
-        "weight_versions do not say",
-    ),
-}
 
 
 @pytest.mark.parametrize("name", LIES)

@@ -56,4 +56,10 @@ def run(config: FitConfig, *, host: str, port: int, print_command: bool = False)
             "vLLM guards these routes by no key. Let no network but your own reach it.",
             file=sys.stderr,
         )
+    say(
+        f"vapo serve: starting vLLM's server on {host}:{port}. It takes requests once it says "
+        '"Application startup complete"; that its chat template fails is no fault: it has no '
+        "tokenizer, and needs none.",
+        file=sys.stderr,
+    )
     os.execve(command[0], command, {**os.environ, **variables})

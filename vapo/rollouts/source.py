@@ -142,4 +142,5 @@ class RolloutSource:
             )
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")
+        found.metrics.pop("rollout/ahead_s", None)  # it was the stopped process's time
         return found
