@@ -11,10 +11,13 @@ import torch
 
 from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
+from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
+from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
+from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout
 
@@ -103,10 +106,11 @@ def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
     kept: KeptRollouts,
 ) -> None:
     made, _ = collection("vapo")
-    source = RolloutSource(made.config, made, Lineage(), made.progress, kept)
+    lineage = Lineage()
+    source = RolloutSource(made.config, made, lineage, made.progress, kept)
     ahead = sampled()
     ahead.metrics["rollout/ahead_s"] = 9.0
-    kept.write(source.origin(3), ahead)
+    kept.write(kept.origin(3, lineage.weights), ahead)
     start = IterationStart(4, Phase.POLICY_OPTIMIZATION, policy_iterations=3)
     _, metrics = source.next_batch(start, last=4)
     assert metrics["rollout/x"] == 0.1 + 0.2
