@@ -135,7 +135,7 @@ class RolloutSource:
         if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
             return None
         found = self.kept.read(self.kept.origin(iteration, self.lineage.weights))
-        if not all_ranks(found is not None):
+        if not all_ranks(found is not None) or found is None:
             self.progress.note(
                 "the kept rollouts are of other weights, data or config, or damaged: "
                 "the iteration's are sampled again"
