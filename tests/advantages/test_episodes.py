@@ -178,6 +178,7 @@ def test_every_system(system: str) -> None:
     assert_observations_do_not_matter(system_config(system, "critic.prompt.kind=policy"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

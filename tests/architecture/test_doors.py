@@ -92,6 +92,7 @@ def after_functional() -> dict[str, set[str]]:
     return {name: set(modules) for name, *modules in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONAL)
 def test_functional_loads_nothing_else(name: str, after_functional: dict[str, set[str]]) -> None:
     loaded = after_functional[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 
+import pytest
 import torch
 from lightning.pytorch import Trainer
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -39,6 +40,7 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__")
 
 
+@pytest.mark.slow
 def test_they_are_touched_in_one_file() -> None:
     """Every `x._name` elsewhere is a name of our own: a class or module of ours assigns it."""
     ours, touched = {"_bootstrap"}, dict[str, str]()
@@ -57,6 +59,7 @@ def test_they_are_touched_in_one_file() -> None:
     assert not foreign
 
 
+@pytest.mark.slow
 def test_private_modules_are_those_without_a_public_name() -> None:
     imported = {
         name

@@ -118,6 +118,7 @@ def test_logprobs_sides_compute_the_same(monkeypatch: pytest.MonkeyPatch) -> Non
     assert float(cells(report.rows[1])[6]) < 1, "chunked takes less memory"
 
 
+@pytest.mark.slow
 def test_growth_counts_every_token() -> None:
     growth = script("growth")
     report = growth.measure(growth.options(TOY))

@@ -85,6 +85,7 @@ def many(k: int) -> tuple[TruthFigures, ...]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [4, *(pytest.param(k, marks=pytest.mark.night) for k in (8, 16))])
 @pytest.mark.parametrize(
     "name",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.environments.open_environments import environments
 from tests.rollouts.playing import AnsweringScorer, player_of
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
@@ -15,6 +17,7 @@ from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.types import FinishReason, Prompt
 
 
+@pytest.mark.slow
 def test_slow_and_failing_environments_hold_up_nobody() -> None:
     """Two slow groups of 4, one whose processes die, with room for 6 at a time: 4 s in a row."""
     asked = [

@@ -85,6 +85,7 @@ def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None
     assert curves[0]["points"][-1][3] == state["best"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -162,6 +162,7 @@ def test_an_error_in_the_thread_is_the_runs_and_the_checkpoint_stays(
     assert staleness == [0, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_training_ends_the_sampling_thread(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def critic_lines(out: str) -> list[str]:
     return [line for line in out.splitlines() if line.startswith("critic/")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["fit", "gates"])
 def test_a_run_does_not_throw_a_saved_head_away(command: str, tmp_path: Path) -> None:
     saved = "critic.init=models/state_tracking/reward_model"

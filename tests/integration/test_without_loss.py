@@ -33,6 +33,7 @@ def check(seen: dict[str, Any]) -> None:
             assert (f"time/{name}_update_s" in logged) is any(of_network)
 
 
+@pytest.mark.slow
 def test_one_process() -> None:
     check(run(1))
 

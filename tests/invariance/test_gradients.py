@@ -80,6 +80,7 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
         assert torch.equal(gradient, corrected[key]) == key.startswith("critic."), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "overrides"),
     [

@@ -97,6 +97,7 @@ def test_demonstration_loss_is_the_mean_over_response_tokens() -> None:
     torch.testing.assert_close(actual, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("max_tokens", [150, 1])
 def test_scored_responses(max_tokens: int) -> None:
     def of(max_tokens: int) -> Tensor:

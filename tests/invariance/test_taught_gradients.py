@@ -89,6 +89,7 @@ def compute(
     return fitted(RecordsGradients(config, pad_id=0), TaughtRollouts(config), config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weight", ["draws", *(pytest.param(w, marks=pytest.mark.slow) for w in ("none", "only"))]
 )

@@ -60,6 +60,7 @@ def test_an_architecture_that_cannot_is_one_clear_error() -> None:
         enable_gradient_checkpointing(Actor(model), "actor")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_shards_made_empty_and_filled_equal_loaded_networks(
     tmp_path: Path, one_process: DeviceMesh, tied: bool

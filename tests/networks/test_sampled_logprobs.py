@@ -60,6 +60,7 @@ def test_it_starts_as_without_and_then_adds_the_columns(tmp_path: Path, policy: 
     torch.testing.assert_close(values(critic), values(plain) + added)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [(), MEAN, BOUNDED, BINS], ids=["scalar", "mean", "arc", "bins"])
 def test_it_is_saved_and_loaded_sharded_or_not(
     tmp_path: Path, policy: str, one_process: DeviceMesh, head: tuple[str, ...]

@@ -153,6 +153,7 @@ HEADS = {
 MEAN = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.25")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", HEADS)
 def test_adapters_beside_a_head_of_another_kind(tmp_path: Path, head: str) -> None:
     """The head is whole, starts at the mean reward, is trained, and comes back with the adapters

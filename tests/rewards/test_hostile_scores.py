@@ -47,6 +47,7 @@ def score(folder: Path, *cases: ScoreCase, **fields: Any) -> list[Rollout]:
         return model.score([case.as_rollout() for case in cases])
 
 
+@pytest.mark.slow
 def test_every_text_is_scored_as_its_own_characters(folder: Path) -> None:
     run = scored(folder, list(score_cases(180, seed=1)))
     assert run.wrong == []

@@ -17,6 +17,7 @@ from vapo.system.process_protocol import read_reply
 from vapo.system.user_processes import GARBLED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("told", ["hang", "abort", "return"])
 def test_a_daemon_that_a_verifier_started_is_killed_with_it(told: str, tmp_path: Path):
     """It has left the process group and the session, and has an environment of its own."""

@@ -120,6 +120,7 @@ class SamplerContract:
             )
             assert rollout.response_ids == tuple(output[0, ids.shape[1] :].tolist())
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.5, 1.0), (1.5, 0.9)])
     def test_frequencies_are_the_models_probabilities(self, sample, model, temperature, top_p):
         """Chi-square of first tokens, bins under 5 expected pooled; bound at p = 1e-4."""
@@ -195,12 +196,14 @@ class SamplerContract:
         with pytest.raises(UserError, match="prompt none has no tokens"):
             sample(model, [Prompt("none", "", (), "")])
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
     def test_logprobs_are_those_of_the_plain_forward(self, sample, model, temperature):
         rollouts = sample(model, ragged_prompts(10), rows=5, temperature=temperature)
         assert len({len(rollout.response_ids) for rollout in rollouts}) > 5
         assert largest_gap(model, rollouts, temperature) < self.largest_gap
 
+    @pytest.mark.slow
     def test_filtered_logprobs_are_renormalised(self, sample, model):
         """Under top-k and top-p: the plain forward's probabilities, over the kept set's mass."""
         for rollout in sample(model, ragged_prompts(6), rows=5, top_k=6, top_p=0.8):

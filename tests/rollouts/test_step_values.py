@@ -260,6 +260,7 @@ def test_a_rank_of_fillers_alone_samples_as_the_others_do(
     assert engine.requests
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("greedy", [True, False])
 def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
     """A greedy response is its own continuation from everywhere, so that no step changes a thing.

@@ -36,6 +36,7 @@ def test_responses_do_not_depend_on_how_many_rows_decode_together(model):
     assert ids_of(one) == ids_of(three) == ids_of(all_)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [3, 64])
 def test_progress_adds_up_to_the_responses(model, rows):
     sampler = TransformersSampler(

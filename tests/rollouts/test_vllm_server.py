@@ -153,6 +153,7 @@ def test_weights_are_cut_into_files_and_rounded_to_the_engines_dtype() -> None:
     assert found[0]["a"][0, 0] == torch.tensor(1 / 3).bfloat16()
 
 
+@pytest.mark.slow
 def test_each_token_has_the_version_of_its_weights(tmp_path: Path) -> None:
     """Three pushes while requests are open; each part has the log-probs of its own weights."""
     models = [tiny_model(), other_model(), other_model(-0.5), other_model(0.5)]

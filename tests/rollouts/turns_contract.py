@@ -149,6 +149,7 @@ class TurnContract:
             assert turn.has_ended or len(turn.ids) == most
         assert {turn.has_ended for turn in found.values()} == {True, False}
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("rows", [2, 16])
     def test_a_forgotten_turn_does_not_come_and_its_episode_can_begin_again(
         self, turn_sampler, model, rows

@@ -48,6 +48,7 @@ def write(folder: Path, iteration: int, *, shards: bool = False) -> Path:
     return checkpoint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
 def test_every_damage_is_found_and_the_one_before_is_taken(tmp_path: Path, shards: bool) -> None:
     older = write(tmp_path, 4, shards=shards)

@@ -102,6 +102,7 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
     assert pretraining_of("runs/vapo/20250101-000000_x/pretrained_critic") is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_a_failed_run_is_reported_and_stops_only_what_needs_it(tmp_path: Path) -> None:
     text = "rows: [{row: a}, {row: b, overrides: {components.value_pretraining.enabled: false}}]"

@@ -101,6 +101,7 @@ def test_csv_files_lie_in_the_runs_folder(tracking: TrackingConfig, tmp_path: Pa
     assert metrics["_score/avg_at_k"] == 0.5
 
 
+@pytest.mark.slow
 def test_wandb_gets_the_run_its_config_and_metrics(
     tracking: TrackingConfig, tmp_path: Path, wandb: FakeWandb
 ) -> None:

@@ -147,6 +147,7 @@ def test_a_sweeps_command_and_rows_have_no_credentials(tmp_path: Path) -> None:
     assert "pa55word" in row.overrides[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("uri", "written"),
     [

@@ -11,6 +11,7 @@ from vapo.config.schema import TrackingConfig
 from vapo.tracking.logger import RunLogger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["another store", "deleted"])
 def test_a_run_that_is_gone_is_continued_in_a_new_one(
     own_store: TrackingConfig, tracking: TrackingConfig, tmp_path: Path, how: str

@@ -63,6 +63,7 @@ def gradients(critic: Critic) -> list[Tensor | None]:
     return [parameter.grad for parameter in critic.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [

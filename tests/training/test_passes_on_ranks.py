@@ -18,6 +18,7 @@ def changed(steps: list[dict[str, Any]]) -> list[tuple[bool, bool]]:
     return [(step["changed"]["actor"], step["changed"]["critic"]) for step in steps]
 
 
+@pytest.mark.slow
 def test_one_process(tmp_path: Path) -> None:
     steps = run(tmp_path, 1, *PARTS)
     assert changed(steps) == ([(True, False)] * 2 + [(False, True)] * 8) * 2

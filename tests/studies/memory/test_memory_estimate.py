@@ -424,6 +424,7 @@ def test_it_fits_or_not() -> None:
     assert verdict(estimate, 12).endswith("0.5 GiB are missing")
 
 
+@pytest.mark.slow
 def test_a_folder_with_config_json_alone_will_do(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
