@@ -69,7 +69,8 @@ def test_episodes_and_their_continuations_are_those_in_process(
 def test_episodes_ahead_of_training_know_the_weights_of_each_token(
     policy: Path, served: list[str], tmp_path: Path
 ) -> None:
-    run = fit(policy, tmp_path, *served, "training.max_staleness=1", "training.num_iterations=4")
+    ahead = ["training.max_staleness=1", "training.num_iterations=4"]
+    run = fit(policy, tmp_path, *served, *ahead, "value_truth.every_n_iterations=null")
     ages = metric(run, tmp_path, "rollout/staleness_mean")
     assert len(ages) == 5
     assert all(0 <= age <= 1 for age in ages)

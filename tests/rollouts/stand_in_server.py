@@ -37,6 +37,7 @@ class StandInServer:
         self.num_requests = 0
         self.is_stuck = False
         self.seconds_per_token = 0.0
+        self.health_s = 0.0
         self.has_open_update = False
         self.failure: str | None = None  # the message with which the next update fails
         self._loop = asyncio.new_event_loop()
@@ -116,6 +117,7 @@ class StandInServer:
         return web.json_response({"data": [{"max_model_len": MAX_TOKENS}]})
 
     async def _health(self, request: web.Request) -> web.Response:
+        await asyncio.sleep(self.health_s)
         return web.Response()
 
     async def _metrics(self, request: web.Request) -> web.Response:

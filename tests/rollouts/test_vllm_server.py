@@ -33,6 +33,7 @@ from vapo.rollouts.engines.contract import (
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
 from vapo.rollouts.engines.sampler import EngineSampler, EngineTurns
 from vapo.rollouts.engines.vllm_server import engine as engine_module
+from vapo.rollouts.engines.vllm_server import server as server_module
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient, chunks
 
@@ -240,6 +241,17 @@ def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
         servers[1].stop()
         with pytest.raises(EngineError, match="does not answer"):
             generate(engine)
+
+
+def test_a_busy_server_is_not_lost_at_a_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one that was lost already has to answer at once."""
+    monkeypatch.setattr(server_module, "_LOST_S", 0.05)
+    with stand_ins(2) as servers, connected(servers, tmp_path, model=tiny_model()) as engine:
+        servers[0].health_s = 0.3
+        engine.load(other_model().state_dict().items())
+        assert servers[0].version == servers[1].version != "default"
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Request
 HOW = "start it with `vapo serve`"
 _GENERATE = "/inference/v1/generate"
 _COUNTER = "vllm:generation_tokens_total"
+_ALIVE_S, _LOST_S = 60.0, 5.0  # for an answer of one that samples, and of one that was lost
 _NO_LOGPROB = -9999.0  # what vLLM sends for one that is not finite
 
 
@@ -234,9 +235,10 @@ class VllmServer:
 
     async def weight_version(self) -> str | None:
         """The version of its weights; None where it does not answer, or its engine has ended."""
+        seconds = min(self._timeout_s, _LOST_S if self.is_lost else _ALIVE_S)
         try:
-            await self.ask("GET", "/health", timeout_s=min(self._timeout_s, 5.0))
-            found = await self.ask("GET", "/weight_info", timeout_s=min(self._timeout_s, 5.0))
+            await self.ask("GET", "/health", timeout_s=seconds)
+            found = await self.ask("GET", "/weight_info", timeout_s=seconds)
         except EngineError:
             return None
         return str(found.get("weight_version")) if isinstance(found, dict) else None
