@@ -100,14 +100,15 @@ def _could_know(findings: Findings) -> Said:
             "Give a critic (--critic), or rollouts with several responses per prompt.",
         )
         return
+    none_seen = " (an estimate below 0: none is seen)" if groups.prompt_share.value < 0 else ""
     yield Remark(
         "inspect-could-know",
         "note",
         "There are no values; what a critic could know",
         f"{shown(groups.prompt_share)} of the rewards' variance lies between prompts: the most "
-        "that a critic of the prompt alone could explain. The mean of a response's siblings "
-        f"explains {shown(groups.left_out_mean)}. The rest is decided within responses, where only "
-        "a value per token can follow.",
+        f"that a critic of the prompt alone could explain{none_seen}. The mean of a response's "
+        f"siblings explains {shown(groups.left_out_mean)}. The rest is decided within responses, "
+        "where only a value per token can follow.",
         "A policy (--policy, --verifier, --value_truth) measures how early it is decided.",
     )
 
