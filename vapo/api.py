@@ -224,6 +224,7 @@ def inspect(
     value_truth: int | None = None,
     verifier: str | None = None,
     rewards: Sequence[str] = (),
+    gamma: float = 1.0,
     sampling: Sequence[str] = (),
     output: PathLike | None = None,
 ) -> Inspection:
@@ -237,6 +238,7 @@ def inspect(
         value_truth: continuations of each measured prefix; needs the policy.
         verifier: what judges continuations.
         rewards: the columns whose sum is the reward.
+        gamma: the discount with which the critic was trained.
         sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
         output: where to write the page (.html) or the figures (.json).
 
@@ -254,6 +256,7 @@ def inspect(
         value_truth=value_truth,
         verifier=verifier,
         rewards=rewards,
+        gamma=gamma,
         sampling=sampling,
     )
     if output is not None:

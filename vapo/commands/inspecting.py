@@ -32,6 +32,7 @@ def run(
     critic: str | None = None,
     value_truth: int | None = None,
     verifier: str | None = None,
+    gamma: float = 1.0,
     reward: str | None = None,
     sampling: Sequence[str] = (),
     output: Sequence[Path] = (),
@@ -48,6 +49,7 @@ def run(
         value_truth=value_truth,
         verifier=verifier,
         rewards=[] if reward is None else [part for part in reward.split(",") if part],
+        gamma=gamma,
         sampling=sampling,
     )
     say(found.text())
@@ -84,12 +86,15 @@ def inspect_rollouts(
     value_truth: int | None,
     verifier: str | None,
     rewards: Sequence[str],
+    gamma: float,
     sampling: Sequence[str],
 ) -> Inspection:
     """Inspect files or data; `vapo.inspect` has the arguments.
 
     Raises: UserError: options that do not fit together, a folder that is none, or no rollouts.
     """
+    if not 0 < gamma <= 1:
+        raise UserError(f"gamma is a discount above 0 and at most 1, got {gamma:g}")
     _check_truth(value_truth, policy, verifier, sampling)
     _check_models(policy, critic)
     tokenizer = loaded = None
@@ -117,6 +122,7 @@ def inspect_rollouts(
         policy=policy,
         critic=critic,
         truth=truth,
+        gamma=gamma,
         tokenizer=tokenizer,
         notes=reader.notes,
     )

@@ -93,6 +93,22 @@ def test_text_and_summary() -> None:
     assert summary["critic"]["by_length"][0] > 0.9
 
 
+def test_tokens_that_an_environment_wrote_are_left_out() -> None:
+    """Values stand beside the sampled tokens alone."""
+    responses = [
+        replace(one, is_sampled=tuple(i % 2 == 0 for i in range(len(one.values or ()))))
+        for one in made_up.sound(8)
+    ]
+    by_place = {one.place: one for one in responses}
+    cards = [c for g in page_json(inspected(responses).page())["groups"] for c in g["responses"]]
+    assert cards
+    for card in cards:
+        expected = (by_place[card["place"]].values or ())[::2]
+        assert len(np.frombuffer(base64.b64decode(card["ids"]), "<i4")) == len(expected)
+        values = unpacked(card["columns"]["value"], len(expected))
+        assert values.tolist() == pytest.approx(expected)
+
+
 def test_nothing_to_read() -> None:
     with pytest.raises(UserError, match=r"no response could be read; the first row: x, row 1: bad"):
         inspected([BadRow("x, row 1", "bad")])

@@ -209,9 +209,9 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
             places = sampled_places(response, len(column))
             found[name] = np.asarray(column, dtype=float)[places][:num]
     if "value" in found:
-        length = _shown_length(response)
-        returns = returns_of(response.reward, length, gamma)
-        values = np.asarray(response.values, dtype=float)[sampled_places(response, length)]
+        places = sampled_places(response, len(response.values or ()))
+        returns = returns_of(response.reward, len(places), gamma)
+        values = np.asarray(response.values, dtype=float)[places]
         following = np.append(gamma * values[1:], response.reward)
         found["return"] = returns[:num]
         found["value_error"] = (values - returns)[:num]
@@ -229,7 +229,8 @@ def _card(
     truth: Profile | None,
 ) -> dict[str, Any]:
     length = _shown_length(response)
-    ids, in_context = vocabulary.ids(response, sampled_places(response, length)[:num])
+    of_all = length if response.is_sampled is None else len(response.is_sampled)
+    ids, in_context = vocabulary.ids(response, sampled_places(response, of_all)[:num])
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,

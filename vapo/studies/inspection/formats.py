@@ -164,7 +164,7 @@ def trl_rewards(row: Row) -> list[str]:
     return [
         name
         for name, value in row.items()
-        if name not in _NOT_REWARDS and (value is None or isinstance(value, float))
+        if name not in (*_NOT_REWARDS, *_ANSWERS) and (value is None or isinstance(value, float))
     ]
 
 

@@ -137,6 +137,10 @@ class ResponseReader:
         except RowError as error:
             yield BadRow(str(place), str(error))
             return
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            reason = f"it is no row of {found.name} ({type(error).__name__}: {error})"
+            yield BadRow(str(place), reason)
+            return
         for response in responses:
             self._formats[found.name] += 1
             self._counts.update(n for n in _COUNTED if getattr(response, n) is not None)

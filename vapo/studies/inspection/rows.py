@@ -10,6 +10,7 @@ import gzip
 import json
 import os
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -97,7 +98,7 @@ def _json_rows(path: Path) -> Iterator[NumberedRow]:
                     yield number, f"not a line of JSON ({reason}){_hint(line)}"
                     continue
                 yield number, row if isinstance(row, dict) else "not a JSON object"
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
 
 
@@ -116,7 +117,7 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
             batches = table.iter_batches(_BATCH_ROWS)
             rows = (row for batch in batches for row in batch.to_pylist())
             yield from enumerate(rows, start=1)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
 

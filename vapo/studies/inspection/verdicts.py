@@ -175,7 +175,7 @@ def _over_time(findings: Findings) -> Said:
     limits = shown(Figure(difference, difference - half, difference + half))
     yield Remark(
         "inspect-over-time",
-        "good" if not fell else "wrong" if after < before / 2 else "note",
+        "good" if not fell else "wrong" if before > 0 and after < before / 2 else "note",
         f"Explained variance {'fell' if fell else 'rose'}",
         f"From {rounded(before)} ({_span(first)}) to {rounded(after)} ({_span(last)}), by "
         f"{limits} (99 % interval).",
