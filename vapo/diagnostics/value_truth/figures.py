@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
+from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
 from vapo.diagnostics.value_truth.mistakes import (
     MistakesByMark,
     mistake_sums,
@@ -25,12 +25,8 @@ from vapo.diagnostics.value_truth.mistakes import (
 )
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint, share_interval
 
-_MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
 _POSITION_BINS = 10
-_MOST_WITHOUT = 0.025  # of the resamples; the rest would be those in which the truth moves most
 _ROUNDING = 1e-9  # of the squared values: what float arithmetic may leave of a variance of 0
-
-Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
 
 @dataclass(frozen=True)
@@ -74,43 +70,16 @@ class TruthFigures:
     mistakes: MistakesByMark = field(default_factory=MistakesByMark)
 
 
-class Bootstrap:
-    """Makes figures of sums over prompts, which are drawn anew `num_resamples` times.
-
-    Args:
-        table: each sum, an array of one number a prompt.
-    """
-
-    def __init__(
-        self, table: Mapping[str, Any], num_prompts: int, seed: int, num_resamples: int
-    ) -> None:
-        self.is_bounded = num_prompts >= _MIN_PROMPTS
-        counts = np.random.default_rng(seed).multinomial(
-            num_prompts, np.full(num_prompts, 1 / num_prompts), size=num_resamples
-        )
-        self.totals = {name: values.sum() for name, values in table.items()}
-        self.resampled = {name: counts @ values for name, values in table.items()}
-
-    def figure(self, function: Callable[[Sums], Any]) -> Figure:
-        """A function of the sums, with its interval."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value, many = float(function(self.totals)), function(self.resampled)
-        if not math.isfinite(value):
-            return UNKNOWN
-        if not self.is_bounded or np.isnan(many).mean() > _MOST_WITHOUT:
-            return Figure(value, -math.inf, math.inf)
-        return Figure(value, *np.nanquantile(many, [0.025, 0.975]).tolist())
-
-    def share(self, part: str, whole: str) -> Figure:
-        """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
-        independent responses, the second has no width where all are alike."""
-        found = self.figure(lambda s: s[part] / s[whole])
-        if found.is_unknown or not self.is_bounded:
-            return found
-        low, high = share_interval(round(self.totals[part]), round(self.totals[whole]))
-        if found.is_bounded:
-            low, high = min(low, found.low), max(high, found.high)
-        return Figure(found.value, low, high)
+def _share(bootstrap: Bootstrap, part: str, whole: str) -> Figure:
+    """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
+    independent responses, the second has no width where all are alike."""
+    found = bootstrap.figure(lambda s: s[part] / s[whole])
+    if found.is_unknown or not bootstrap.is_bounded:
+        return found
+    low, high = share_interval(round(bootstrap.totals[part]), round(bootstrap.totals[whole]))
+    if found.is_bounded:
+        low, high = min(low, found.low), max(high, found.high)
+    return Figure(found.value, low, high)
 
 
 def truth_figures(
@@ -134,7 +103,7 @@ def truth_figures(
     responses = [steps_of_responses(group) for group in by_prompt.values()]
     table = _sums_of_prompts(list(by_prompt.values()), responses, outcomes, seed=seed)
     bootstrap = Bootstrap(table, len(by_prompt), seed, num_resamples)
-    figure, share = bootstrap.figure, bootstrap.share
+    figure = bootstrap.figure
     least = _ROUNDING * float(np.square([point.mean for point in points]).max())
 
     def known(variance: Any, num: Any = 1) -> Any:
@@ -161,8 +130,8 @@ def truth_figures(
         explained_between=explained("t0", "d0", "prompts"),
         flattening=figure(lambda s: np.sqrt(s["within_v"] / known(s["within_t"], s["within_n"]))),
         rank_agreement=figure(lambda s: s["pairs_right"] / s["pairs"]),
-        mistake_precision=share("named_right", "named"),
-        mistake_recall=share("found", "with_mistake"),
+        mistake_precision=_share(bootstrap, "named_right", "named"),
+        mistake_recall=_share(bootstrap, "found", "with_mistake"),
         mistake_recall_ceiling=figure(lambda s: s["found_by_exact"] / s["with_mistake"]),
         by_position=_by_position(points),
         mistakes=mistakes_by_mark(responses, outcomes),

@@ -5,7 +5,8 @@ A sentence is said where the whole interval of its figure lies on one side of a 
 
 from __future__ import annotations
 
-from vapo.studies.inspection.figures import MIN_GROUPS, CriticFigures
+from vapo.diagnostics.value_truth.figure import MIN_PROMPTS
+from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Said
 from vapo.studies.inspection.shown import sentence, shown
@@ -27,7 +28,7 @@ SHIFTED_ABOVE = 0.2  # bias / sd of the returns
 
 def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
     """The headline: the first of these that is sure."""
-    if critic.num_groups < MIN_GROUPS:
+    if critic.num_groups < MIN_PROMPTS:
         yield f"what the critic knows: its values are of {critic.num_groups} prompts"
         return
     if critic.spread.high < CONSTANT_BELOW:

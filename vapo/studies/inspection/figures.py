@@ -7,54 +7,35 @@ it: what the critic should predict, whatever lambda it was trained with.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
+from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
 from vapo.studies.inspection.group_sample import Tokens
 
-MIN_GROUPS = 4  # fewer say nothing of the spread between prompts
 OUTSIDE_BY = 0.25  # of the returns' range: values beyond it belong to no sound critic
 _MAX_DRAWN = 2000  # groups that are drawn one by one; of more, bags of groups
 _RESPONSES_IN_BIN = 20
 _TINY = 1e-12  # of the squared values: what float arithmetic may leave of a variance of 0
-Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
 
-class Bootstrap:
-    """Resamples sums over groups.
+def bootstrap_over_groups(
+    table: Mapping[str, np.ndarray], *, seed: int, num_resamples: int
+) -> Bootstrap:
+    """Of sums over many groups, bags of groups are drawn.
 
     Args:
         table: name -> a number for each group.
     """
-
-    def __init__(self, table: Mapping[str, np.ndarray], *, seed: int, num_resamples: int) -> None:
-        draw = np.random.default_rng(seed)
-        self.num_groups = len(next(iter(table.values())))
-        if self.num_groups > _MAX_DRAWN:
-            bags = draw.permutation(self.num_groups) % _MAX_DRAWN
-            table = {
-                k: np.bincount(bags, weights=x, minlength=_MAX_DRAWN) for k, x in table.items()
-            }
-        num = min(self.num_groups, _MAX_DRAWN)
-        counts = draw.multinomial(num, np.full(num, 1 / num), size=num_resamples) if num else None
-        self.totals = {name: x.sum() for name, x in table.items()}  # NumPy: division by 0 is NaN
-        self.resampled = {name: x if counts is None else counts @ x for name, x in table.items()}
-
-    def figure(self, function: Callable[[Sums], Any]) -> Figure:
-        """The figure with its 95 % interval; without limits where there are few groups."""
-        with np.errstate(divide="ignore", invalid="ignore"):
-            value, many = float(function(self.totals)), function(self.resampled)
-        if not math.isfinite(value):
-            return UNKNOWN
-        if self.num_groups < MIN_GROUPS or np.mean(~np.isfinite(many)) > 0.025:
-            return Figure(value, -math.inf, math.inf)
-        many = many[np.isfinite(many)]
-        return Figure(value, *np.quantile(many, [0.025, 0.975]).tolist())
+    draw = np.random.default_rng(seed)
+    num_groups = len(next(iter(table.values())))
+    if num_groups > _MAX_DRAWN:
+        bags = draw.permutation(num_groups) % _MAX_DRAWN
+        table = {k: np.bincount(bags, weights=x, minlength=_MAX_DRAWN) for k, x in table.items()}
+    return Bootstrap(table, min(num_groups, _MAX_DRAWN), draw, num_resamples)
 
 
 @dataclass(frozen=True)
@@ -107,8 +88,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         return None
     v, r = tokens.values, tokens.returns
     sums = _token_sums(tokens) | _group_sums(tokens) | _length_sums(tokens) | _row_sums(tokens)
-    bootstrap = Bootstrap(sums, seed=seed, num_resamples=num_resamples)
-    of = bootstrap.figure
+    of = bootstrap_over_groups(sums, seed=seed, num_resamples=num_resamples).figure
     least = _TINY * float(np.square(r).max() or 1.0)
 
     def known(variance: Any) -> Any:
@@ -193,8 +173,8 @@ def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
     """What cells of equal position and response length leave of V, R and their difference."""
     per_bin = _RESPONSES_IN_BIN
-    lengths = _bins(tokens.lengths, most=max(1, min(8, len(tokens.rewards) // per_bin)))
-    places = _bins(tokens.position, most=32)
+    lengths = even_bins(tokens.lengths, most=max(1, min(8, len(tokens.rewards) // per_bin)))
+    places = even_bins(tokens.position, most=32)
     cell = lengths[tokens.row] * (int(places.max()) + 1) + places
     n = np.maximum(np.bincount(cell), 1)
 
@@ -206,7 +186,7 @@ def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
     return {name: tokens.by_group(x) for name, x in found.items()}
 
 
-def _bins(x: np.ndarray, *, most: int) -> np.ndarray:
+def even_bins(x: np.ndarray, *, most: int) -> np.ndarray:
     """The number of each entry's bin: at most `most` bins of about as many entries; equal ones
     share a bin."""
     edges = np.unique(np.quantile(x, np.linspace(0, 1, most + 1)[1:-1])) if most > 1 else x[:0]

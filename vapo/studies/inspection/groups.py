@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
-from vapo.studies.inspection.figures import Bootstrap, Sums
+from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure, Sums
+from vapo.studies.inspection.figures import bootstrap_over_groups
 
 _TINY = 1e-12
 
@@ -60,7 +60,7 @@ class Groups:
             "within": within * kept,
             "free": (n - 1) * kept,
         }
-        bootstrap = Bootstrap(table, seed=seed, num_resamples=500)
+        bootstrap = bootstrap_over_groups(table, seed=seed, num_resamples=500)
 
         def of(name: str, num: str) -> Figure:
             def explained(t: Sums) -> Any:

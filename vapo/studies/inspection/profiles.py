@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
+from vapo.diagnostics.value_truth.figure import MIN_PROMPTS
+from vapo.studies.inspection.figures import even_bins
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import Tokens, response_length
 
@@ -19,7 +21,6 @@ Profile = dict[str, list[Any]]
 _POSITION_BINS = 64
 _VALUE_BINS = 12
 _LENGTH_BINS = 8
-_MIN_GROUPS = 4  # fewer have no interval
 
 
 def position_table(tokens: Tokens) -> Profile:
@@ -72,7 +73,7 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
     highs: list[float | None] = []
     for number in used:
         k = int(hits[number])
-        if k < _MIN_GROUPS:
+        if k < MIN_PROMPTS:
             lows.append(None)
             highs.append(None)
             continue
@@ -109,8 +110,7 @@ def length_table(findings: Findings) -> Profile:
     if len(set(lengths)) < 2:
         return {}
     x, y, z = (np.asarray(column, dtype=float) for column in (lengths, rewards, values))
-    edges = np.unique(np.quantile(x, np.linspace(0, 1, _LENGTH_BINS + 1)[1:-1]))
-    bins = np.searchsorted(edges, x, side="left")
+    bins = even_bins(x, most=_LENGTH_BINS)
     used = [bins == number for number in np.unique(bins)]
     return {
         "length": [float(x[rows].mean()) for rows in used],
