@@ -67,7 +67,7 @@ def main() -> None:
         file = args.folder / f"{page.file}.jsonl"
         truth = None
         if name == "sound" and args.policy:
-            from vapo.studies.inspection.truth import TruthRequest  # it loads torch
+            from vapo.studies.inspection.truth_request import TruthRequest
 
             truth = TruthRequest(args.policy, 16, args.verifier, num_responses=24)
         found = inspect_responses(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from vapo.system.shown_text import say
 if TYPE_CHECKING:
     from vapo.studies.inspection.report import Inspection
     from vapo.studies.inspection.responses import BadRow, InspectedResponse
+    from vapo.studies.inspection.truth_request import TruthRequest
 
 _WRITES = {".html": "page", ".json": "summary"}
 
@@ -95,7 +97,7 @@ def inspect_rollouts(
     """
     if not 0 < gamma <= 1:
         raise UserError(f"gamma is a discount above 0 and at most 1, got {gamma:g}")
-    _check_truth(value_truth, policy, verifier, sampling)
+    truth = _truth_request(value_truth, policy, verifier, sampling)
     _check_models(policy, critic)
     tokenizer = loaded = None
     if policy is not None or critic is not None:
@@ -109,11 +111,6 @@ def inspect_rollouts(
         from vapo.studies.inspection.critics import with_values
 
         responses = with_values(reader, loaded, notes=reader.notes)
-    truth = None
-    if value_truth:
-        from vapo.studies.inspection.truth import TruthRequest
-
-        truth = TruthRequest(policy, value_truth, verifier, tokenizer=tokenizer, overrides=sampling)
     from vapo.studies.inspection.report import inspect_responses
 
     return inspect_responses(
@@ -121,31 +118,24 @@ def inspect_rollouts(
         name=name,
         policy=policy,
         critic=critic,
-        truth=truth,
+        truth=None if truth is None else replace(truth, tokenizer=tokenizer),
         gamma=gamma,
         tokenizer=tokenizer,
         notes=reader.notes,
     )
 
 
-def _check_truth(
+def _truth_request(
     value_truth: int | None, policy: str | None, verifier: str | None, sampling: Sequence[str]
-) -> None:
-    """Without torch, what `TruthRequest` asks again."""
+) -> TruthRequest | None:
     if value_truth is None:
         if verifier is not None or sampling:
             given = "--sampling" if verifier is None else "--verifier"
             raise UserError(f"{given} is for continuations: give --value_truth K, too")
-        return
-    if policy is None:
-        raise UserError("--value_truth needs --policy MODEL: it continues the responses")
-    if verifier is None:
-        raise UserError(
-            "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
-            "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
-        )
-    if value_truth < 2:
-        raise UserError("--value_truth needs 2 continuations or more of each prefix")
+        return None
+    from vapo.studies.inspection.truth_request import TruthRequest
+
+    return TruthRequest(policy, value_truth, verifier, overrides=sampling)
 
 
 def _check_models(policy: str | None, critic: str | None) -> None:

@@ -14,7 +14,7 @@ from vapo.errors import UserError
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
-from vapo.studies.inspection.truth import TruthRequest, verifier_settings
+from vapo.studies.inspection.truth_request import TruthRequest, verifier_settings
 
 POLICY = str(ROOT / "models/checked_steps/policy")
 ROWS = Path(__file__).with_name("fixtures") / "checked_steps.jsonl"

@@ -98,13 +98,13 @@ def cards_data(
         truths: measured prefixes of a response, by its number in the sample.
         measured: groups that were measured, which are shown before others.
     """
-    numbers = {id(one): number for number, one in enumerate(findings.responses)}
+    numbers_of = findings.numbers
     vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
     shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
     groups, budget = [], size.max_tokens
     chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
     for place, (key, reason) in enumerate(chosen.items()):
-        group = findings.sample[key]
+        group, numbers = findings.sample[key], numbers_of[key]
         lengths = [_shown_length(response) for response in group]
         rows = choose_rows(
             range(len(group)),
@@ -112,15 +112,15 @@ def cards_data(
             lengths=lengths,
             max_responses=size.max_responses,
             max_tokens=budget // (len(chosen) - place),
-            measured=[i for i, one in enumerate(group) if numbers[id(one)] in truths],
+            measured=[i for i, number in enumerate(numbers) if number in truths],
         )
         budget -= sum(rows.values())
         cards = []
         for row, num in rows.items():
-            response, truth = group[row], truths.get(numbers[id(group[row])])
+            response, number = group[row], numbers[row]
             columns = _columns(response, num, findings.gamma)
             shown.append((response, columns))
-            number = numbers[id(response)]
+            truth = truths.get(number)
             cards.append(_card(response, number, columns, num, vocabulary, findings, truth))
         groups.append(_group_data(key, reason, group, cards, findings, place))
     return {

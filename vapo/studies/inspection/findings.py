@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 from vapo.studies.inspection.agreement import advantage_alignment
@@ -76,8 +77,14 @@ class Findings:
 
     @property
     def responses(self) -> list[InspectedResponse]:
-        """Those of the sample."""
+        """Those of the sample, by their numbers in it."""
         return [response for group in self.sample.values() for response in group]
+
+    @property
+    def numbers(self) -> dict[GroupKey, range]:
+        """The numbers of each group's responses in the sample."""
+        ends = list(accumulate(map(len, self.sample.values()), initial=0))
+        return {key: range(*ends[i : i + 2]) for i, key in enumerate(self.sample)}
 
     @property
     def outcomes(self) -> tuple[float, float] | None:

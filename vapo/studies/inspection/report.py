@@ -18,7 +18,8 @@ from vapo.studies.inspection.verdicts import verdicts
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from vapo.studies.inspection.truth import MeasuredTruth, TruthRequest
+    from vapo.studies.inspection.truth import MeasuredTruth
+    from vapo.studies.inspection.truth_request import TruthRequest
 
 _MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.config.loading import load_config
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 from vapo.diagnostics.value_truth.figures import truth_figures
@@ -36,103 +34,13 @@ from vapo.rollouts.player import Player
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import GroupKey
 from vapo.studies.inspection.responses import InspectedResponse
+from vapo.studies.inspection.truth_request import TruthRequest
 from vapo.system.libraries import pick_device
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _AGREES_ABOVE = 0.95  # share of the file's rewards that the verifier must give again
 _MAX_RESPONSES = 2000  # of which those to continue are chosen
-_STEPS = 8  # of a response without line ends
-_UNUSED_DATA = (  # a config needs prompts; these are never read
-    "data.train.kind=procedural",
-    "data.train.task=state_tracking",
-    "data.train.num_examples=1",
-    "data.heldout.kind=procedural",
-    "data.heldout.task=state_tracking",
-    "data.heldout.num_examples=1",
-)
-
-
-@dataclass(frozen=True)
-class TruthRequest:
-    """How to measure what prefixes are worth.
-
-    Args:
-        policy: the Hugging Face folder of the model that continues: the one that sampled.
-        num_continuations: from each prefix.
-        verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
-            `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
-        tokenizer: the policy's; None: that of its folder.
-        overrides: keys of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
-
-    Raises: UserError: one of them is missing or wrong.
-    """
-
-    policy: str | None
-    num_continuations: int
-    verifier: str | None
-    tokenizer: PreTrainedTokenizerBase | None = None
-    num_responses: int = 16
-    seed: int = 0
-    overrides: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.policy is None:
-            raise UserError("--value_truth needs --policy MODEL: it continues the responses")
-        if self.verifier is None:
-            raise UserError(
-                "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
-                "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
-            )
-        if self.num_continuations < 2:
-            raise UserError("--value_truth needs 2 continuations or more of each prefix")
-
-    def config(self, findings: Findings) -> FitConfig:
-        """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
-        low, high = findings.outcomes or (0.0, 1.0)
-        longest = max(1, findings.sums.longest)
-        has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
-        prompts = [len(one.prompt_ids or ()) for one in findings.responses]
-        own = [
-            *_UNUSED_DATA,
-            f"actor.path={self.policy}",
-            "critic.init=policy",
-            f"rollouts.max_response_tokens={longest}",
-            f"data.max_prompt_tokens={max(1, *prompts)}",
-            *(f"rewards.{setting}" for setting in verifier_settings(str(self.verifier))),
-            *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
-            f"value_truth.num_continuations={self.num_continuations}",
-            f"value_truth.num_responses={self.num_responses}",
-            "value_truth.num_prefixes=0",
-            *([] if has_segments else _segments(findings)),
-            "trainer.num_threads=1",
-        ]
-        return load_config(FitConfig, [], [*own, *self.overrides])
-
-
-def verifier_settings(verifier: str) -> list[str]:
-    """The keys of `rewards` for a verifier by its name.
-
-    >>> verifier_settings("regex:Answer: (.*)")
-    ['verifier=regex', "pattern='Answer: (.*)'"]
-    """
-    name, _, rest = verifier.partition(":")
-    if name == "regex":
-        quoted = rest.replace("'", "''")
-        return ["verifier=regex", f"pattern='{quoted}'"]
-    if rest:
-        return ["verifier=python", f"function={verifier}"]
-    return [f"verifier={name}"]
-
-
-def _segments(findings: Findings) -> list[str]:
-    """Steps end with lines where responses have several, else after an eighth of a response."""
-    responses = findings.responses
-    lines = fmean(len(re.findall(r"\n+", one.response.strip())) for one in responses)
-    if lines >= 2:
-        return []
-    num = max(1, round(findings.sums.length_mean / _STEPS))
-    return ["value_truth.segments.kind=tokens", f"value_truth.segments.num_tokens={num}"]
 
 
 @dataclass(frozen=True)
@@ -178,12 +86,10 @@ class MeasuredTruth:
         for point in self.truth.points:
             moves.setdefault(point.row, []).append(point.mean)
         spread: dict[GroupKey, float] = {}
-        first = 0
-        for key, group in findings.sample.items():
-            rows = [row for row in range(first, first + len(group)) if row in self.truth.rows]
+        for key, numbers in findings.numbers.items():
+            rows = [row for row in numbers if row in self.truth.rows]
             if rows:
                 spread[key] = max(max(moves[row]) - min(moves[row]) for row in rows)
-            first += len(group)
         return sorted(spread, key=lambda key: -spread[key])
 
     def prefixes(self) -> dict[int, Profile]:
@@ -197,7 +103,8 @@ def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
     """
-    rows = [i for i, one in enumerate(findings.responses) if _can_continue(one)][:_MAX_RESPONSES]
+    responses = findings.responses
+    rows = [i for i, one in enumerate(responses) if _can_continue(one)][:_MAX_RESPONSES]
     config = request.config(findings)
     check_engine(config)
     tokenizer = request.tokenizer or load_tokenizer(str(request.policy), key="--policy")
@@ -206,12 +113,16 @@ def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
             "--value_truth: no response can be continued: the ids of prompt and response are "
             "needed, and all tokens must be the policy's"
         )
-    rollouts = [_rollout(findings.responses[i], findings, tokenizer) for i in rows]
+    rollouts = [_rollout(responses[i], findings, tokenizer) for i in rows]
     with Progress() as progress, Scorer(config) as scorer:
         judged = scorer.score(rollouts[: 4 * request.num_responses])
         points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
     same = [abs(a.reward - b.reward) < 1e-6 for a, b in zip(judged, rollouts, strict=False)]
-    beside = [_beside(point, rows[point.row], findings) for point in points]
+    siblings = {row: numbers for numbers in findings.numbers.values() for row in numbers}
+    beside = [
+        _beside(point, row, responses, siblings[row])
+        for point, row in ((point, rows[point.row]) for point in points)
+    ]
     kept = [one for one in beside if one is not None]
     if not kept:
         raise UserError("--value_truth: nothing could be measured: no finite value at a prefix")
@@ -279,11 +190,16 @@ def _rollout(
     )
 
 
-def _beside(point: TruthPoint, row: int, findings: Findings) -> TruthPoint | None:
-    """The point with the critic's value there, and the mean reward of the other responses."""
-    response = findings.responses[row]
-    group = next(g for g in findings.sample.values() if any(one is response for one in g))
-    others = [one.reward for one in group if one is not response]
+def _beside(
+    point: TruthPoint, row: int, responses: Sequence[InspectedResponse], siblings: range
+) -> TruthPoint | None:
+    """The point with the critic's value there, and the mean reward of the other responses.
+
+    Args:
+        siblings: the numbers of its group's responses, its own among them.
+    """
+    response = responses[row]
+    others = [responses[other].reward for other in siblings if other != row]
     baseline = fmean(others) if others else None
     value = None if response.values is None else float(response.values[point.num_tokens])
     if value is not None and value != value:

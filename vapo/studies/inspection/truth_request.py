@@ -1,0 +1,111 @@
+"""What `vapo inspect` is asked to measure by continuations. Imports no torch: a mistake is said at
+once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from vapo.studies.inspection.findings import Findings
+
+_STEPS = 8  # of a response without line ends
+_UNUSED_DATA = (  # a config needs prompts; these are never read
+    "data.train.kind=procedural",
+    "data.train.task=state_tracking",
+    "data.train.num_examples=1",
+    "data.heldout.kind=procedural",
+    "data.heldout.task=state_tracking",
+    "data.heldout.num_examples=1",
+)
+
+
+@dataclass(frozen=True)
+class TruthRequest:
+    """How to measure what prefixes are worth.
+
+    Args:
+        policy: the Hugging Face folder of the model that continues: the one that sampled.
+        num_continuations: from each prefix.
+        verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
+            `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
+        tokenizer: the policy's; None: that of its folder.
+        overrides: keys of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
+
+    Raises: UserError: one of them is missing or wrong.
+    """
+
+    policy: str | None
+    num_continuations: int
+    verifier: str | None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    num_responses: int = 16
+    seed: int = 0
+    overrides: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.policy is None:
+            raise UserError("--value_truth needs --policy MODEL: it continues the responses")
+        if self.verifier is None:
+            raise UserError(
+                "--value_truth needs --verifier NAME: it judges the continuations. NAME is math, "
+                "exact, math_verify, reasoning_gym, regex:PATTERN or FILE.py:FUNCTION"
+            )
+        if self.num_continuations < 2:
+            raise UserError("--value_truth needs 2 continuations or more of each prefix")
+
+    def config(self, findings: Findings) -> FitConfig:
+        """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
+        low, high = findings.outcomes or (0.0, 1.0)
+        longest = max(1, findings.sums.longest)
+        has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
+        prompts = [len(one.prompt_ids or ()) for one in findings.responses]
+        own = [
+            *_UNUSED_DATA,
+            f"actor.path={self.policy}",
+            "critic.init=policy",
+            f"rollouts.max_response_tokens={longest}",
+            f"data.max_prompt_tokens={max(1, *prompts)}",
+            *(f"rewards.{setting}" for setting in verifier_settings(str(self.verifier))),
+            *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
+            f"value_truth.num_continuations={self.num_continuations}",
+            f"value_truth.num_responses={self.num_responses}",
+            "value_truth.num_prefixes=0",
+            *([] if has_segments else _segments(findings)),
+            "trainer.num_threads=1",
+        ]
+        return load_config(FitConfig, [], [*own, *self.overrides])
+
+
+def verifier_settings(verifier: str) -> list[str]:
+    """The keys of `rewards` for a verifier by its name.
+
+    >>> verifier_settings("regex:Answer: (.*)")
+    ['verifier=regex', "pattern='Answer: (.*)'"]
+    """
+    name, _, rest = verifier.partition(":")
+    if name == "regex":
+        quoted = rest.replace("'", "''")
+        return ["verifier=regex", f"pattern='{quoted}'"]
+    if rest:
+        return ["verifier=python", f"function={verifier}"]
+    return [f"verifier={name}"]
+
+
+def _segments(findings: Findings) -> list[str]:
+    """Steps end with lines where responses have several, else after an eighth of a response."""
+    responses = findings.responses
+    lines = fmean(len(re.findall(r"\n+", one.response.strip())) for one in responses)
+    if lines >= 2:
+        return []
+    num = max(1, round(findings.sums.length_mean / _STEPS))
+    return ["value_truth.segments.kind=tokens", f"value_truth.segments.num_tokens={num}"]
