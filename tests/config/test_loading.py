@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -150,3 +151,17 @@ def test_hash_follows_the_resolved_values(tmp_path: Path) -> None:
 
 def test_defaults_are_complete_and_an_empty_file_changes_nothing(tmp_path: Path) -> None:
     assert fit_config(tmp_path, overlay="# only a comment\n") == fit_config(tmp_path)
+
+
+def test_a_config_shares_nothing_with_the_file_that_was_read(tmp_path: Path) -> None:
+    """A file's text is read once for all configs."""
+    overlay = "environment: {kind: function, function: 'm:f', args: {grid: [[1, 2], {a: [3]}]}}"
+
+    def grid() -> list[Any]:
+        found: Any = fit_config(tmp_path, overlay=overlay).environment
+        return found.args["grid"]
+
+    first = grid()
+    first[0].append(5)
+    first[1]["a"].append(5)
+    assert grid() == [[1, 2], {"a": [3]}]

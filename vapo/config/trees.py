@@ -47,7 +47,7 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
             tree[name] = before if isinstance(before, dict) else {}
             merge(tree[name], value)
         else:
-            tree[name] = list(value) if isinstance(value, list) else value
+            tree[name] = _copy(value)
 
 
 def is_missing(value: Any) -> bool:
