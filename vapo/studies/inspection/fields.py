@@ -130,6 +130,11 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
     return tuple(map(float, value)) if kind is float else tuple(value)
 
 
+def answer_text(value: Any) -> str | None:
+    """A reference answer as text; None where there is none."""
+    return None if value is None else str(value)
+
+
 def check_lengths(response: InspectedResponse) -> InspectedResponse:
     """Every list has one entry for each response token.
 

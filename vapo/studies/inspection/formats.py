@@ -14,6 +14,7 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
+    answer_text,
     entries,
     number_of,
     reward_of,
@@ -81,7 +82,7 @@ def _plain(row: Row, place: Place) -> list[InspectedResponse]:
             advantages=entries(row, "advantages", float),
             returns=entries(row, "returns", float),
             is_truncated=None if truncated is None else bool(truncated),
-            answer=_answer(row.get("answer")),
+            answer=answer_text(row.get("answer")),
         )
     ]
 
@@ -93,10 +94,6 @@ def _sampled(row: Row) -> tuple[bool, ...] | None:
         return entries(row, "is_sampled", bool)
     turns = zip(observed, sampled, strict=True)
     return tuple(kind for o, s in turns for kind in (*[False] * o, *[True] * s))
-
-
-def _answer(value: Any) -> str | None:
-    return None if value is None else value if isinstance(value, str) else str(value)
 
 
 # ---- verl, OpenRLHF --------------------------------------------------------------------------
@@ -114,7 +111,7 @@ def _verl(row: Row, place: Place) -> list[InspectedResponse]:
             reward=reward_of(row, place.rewards or ("score",)),
             group=place.group(step, prompt if whose is None else whose),
             step=step,
-            answer=_answer(row.get("gts")),
+            answer=answer_text(row.get("gts")),
         )
     ]
 
@@ -154,7 +151,7 @@ def _trl(row: Row, place: Place) -> list[InspectedResponse]:
             reward=reward_of(row, rewards),
             group=place.group(step, prompt),
             step=step,
-            answer=next((_answer(row[name]) for name in _ANSWERS if name in row), None),
+            answer=next((answer_text(row[name]) for name in _ANSWERS if name in row), None),
         )
     ]
 
@@ -193,7 +190,7 @@ def _results(row: Row, place: Place) -> list[InspectedResponse]:
             response_ids=entries(tokens, "completion_ids", int),
             logprobs=entries(tokens, "completion_logprobs", float),
             is_truncated=None if truncated is None else bool(truncated),
-            answer=_answer(row.get("answer")),
+            answer=answer_text(row.get("answer")),
         )
     ]
 

@@ -74,10 +74,14 @@ class GroupSample(Generic[T]):
 
 def num_tokens(response: InspectedResponse) -> int:
     """What a response costs to keep: its tokens, or about as many where nothing counts them."""
-    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
-        if column is not None:
-            return max(1, len(column))
-    return max(1, len(response.response) // 4)
+    column = _counted(response)
+    return max(1, len(response.response) // 4 if column is None else len(column))
+
+
+def _counted(response: InspectedResponse) -> Sequence[object] | None:
+    """A column with one entry for each token; None: there is none."""
+    columns = (response.response_ids, response.values, response.logprobs, response.tokens)
+    return next((column for column in columns if column is not None), None)
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,8 @@ def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
 
 def response_length(response: InspectedResponse) -> int | None:
     """Its sampled tokens; None where no column counts them."""
-    for column in (response.response_ids, response.values, response.logprobs, response.tokens):
-        if column is not None:
-            return len(sampled_places(response, len(column)))
-    return None
+    column = _counted(response)
+    return None if column is None else len(sampled_places(response, len(column)))
 
 
 def valued(response: InspectedResponse) -> Valued | None:

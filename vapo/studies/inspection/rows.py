@@ -17,8 +17,8 @@ from typing import Any
 
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.studies.inspection.fields import Row
 
-Row = Mapping[str, Any]
 NumberedRow = tuple[int, Row | str]
 """A row and its number in the file, from 1 up; a text says why it cannot be read."""
 

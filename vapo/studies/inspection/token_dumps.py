@@ -13,6 +13,7 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
+    answer_text,
     conversation,
     entries,
     reward_of,
@@ -30,7 +31,6 @@ def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
     ids, prompt_ids = _parted(row, row["response_length"])
     prompt = place.text(row, "prompt")
     group = row.get("group_index")
-    label = row.get("label")
     return [
         InspectedResponse(
             place=str(place),
@@ -44,7 +44,7 @@ def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
             is_sampled=_mask(row, "loss_mask"),
             logprobs=entries(row, "rollout_log_probs", float),
             is_truncated=None if status is None else status == "truncated",
-            answer=None if label is None else str(label),
+            answer=answer_text(row.get("label")),
         )
     ]
 

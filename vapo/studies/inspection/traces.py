@@ -14,6 +14,7 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
+    answer_text,
     content_of,
     conversation,
     entries,
@@ -70,7 +71,7 @@ def _response(trace: Row, episode: Row, place: Place) -> InspectedResponse:
         group=place.group(step, group or task.get("key") or task.get("hash") or prompt),
         step=step,
         is_truncated=_is_truncated(trace),
-        answer=None if data.get("answer") is None else str(data["answer"]),
+        answer=answer_text(data.get("answer")),
         **_token_lists(nodes),
     )
 
