@@ -72,6 +72,7 @@ class Prompt:
     `demonstration` is a worked response, or the policy's turns of an episode.
     `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
     `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
+    `messages` are what the chat template rendered as `text`; None: no template did.
     """
 
     prompt_id: str
@@ -84,6 +85,7 @@ class Prompt:
     record: Mapping[str, Any] = field(default_factory=dict)
     critic_prompt_ids: tuple[int, ...] | None = None
     max_response_tokens: int | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
 
     def budget(self, most: int) -> int:
         """How many tokens its responses may have where the run allows `most`."""

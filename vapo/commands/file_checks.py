@@ -20,7 +20,6 @@ from vapo.errors import about
 from vapo.networks.critic_folders import critic_path, critic_start_key
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import check_source
-from vapo.rewards.verifier_code import check_parameters
 from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.engine_args import check_installed
 from vapo.runs.summary import check_output_dir
@@ -76,8 +75,7 @@ def check_functions(config: Config) -> None:
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
             own, folder = block.function, block.function_folder
-            parameters = check_function(own, key=f"{key}.function", folder=folder)
-            check_parameters(parameters or [], f"{key}.function {own}")
+            check_function(own, key=f"{key}.function", folder=folder)
         elif isinstance(block, RewardModelVerifier):
             with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)

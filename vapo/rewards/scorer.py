@@ -105,7 +105,9 @@ class Scorer(AbstractContextManager["Scorer"]):
         on_reply = partial(_hand_out, judge.config, on_verdict)
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
-        return judge.submit((rollout.response_text, prompt.answer, prompt.metadata), on_reply)
+        asked = prompt.messages or prompt.text
+        metadata = {**prompt.record, **prompt.metadata, "prompt": asked}
+        return judge.submit((rollout.response_text, prompt.answer, metadata), on_reply)
 
     def pump(self, timeout_s: float) -> None:
         """Hand out the verdicts that have come; waits at most so long for the first."""

@@ -5,15 +5,14 @@ Of a user's own function: how it must be called, and what it may return.
 
 from __future__ import annotations
 
-import inspect
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-from vapo.errors import UserError
+from vapo.rewards.foreign_functions import as_called_elsewhere
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import (
     Judgement,
@@ -33,13 +32,12 @@ from vapo.system.user_functions import check_arguments
 FUNCTION_KEY = "rewards.function"
 RETURNS = "a bool, a number or (bool, number)"
 _TOLERANCE = 1e-6
-_ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label")
 
 
 def make_python(
     path: str | None, *, folder: str | None = None, sent: bytes | None = None, correct: float = 1.0
 ) -> Verifier:
-    """A user's function `f(response_text, answer, metadata)`.
+    """A user's function `f(response_text, answer, metadata)`, or one of TRL or verl.
 
     Args:
         path: as `package.module:function` or `folder/file.py:function`; see `function_of`.
@@ -50,11 +48,12 @@ def make_python(
     """
     function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"
-    check_parameters(_parameters(function), what)
-    check_arguments(function, what, "response_text", "answer", "metadata")
+    called = as_called_elsewhere(function, what)
+    if called is None:
+        check_arguments(function, what, "response_text", "answer", "metadata")
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        return judgement_of(function(response_text, answer, metadata), correct=correct)
+        return judgement_of((called or function)(response_text, answer, metadata), correct=correct)
 
     return python
 
@@ -85,58 +84,6 @@ def _plain(value: Any) -> Any:
         return value.item() if is_one or hasattr(value, "numel") else value
     except (TypeError, ValueError, RuntimeError):
         return value
-
-
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    try:
-        found = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # built in: it has no signature to ask
-        return []
-    return [p.name for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-
-
-def check_parameters(names: Sequence[str], what: str) -> None:
-    """Recognise a reward function of TRL or verl, which would be called with the wrong arguments.
-
-    Args:
-        what: the key and the function, for the message.
-
-    Raises: UserError: it is one; says what to write beside it.
-    """
-    name = what.rpartition(":")[2]
-    if "completions" in names:
-        whose = "TRL calls its reward functions, with lists"
-        known = {"completions": "response_text", "prompts": '""'} | dict.fromkeys(
-            _ANSWERS, "answer"
-        )
-        texts = {n: known.get(n, f'metadata["{n}"]') for n in names}
-        arguments = [f"{n}=[{text}]" for n, text in texts.items()]
-        hint = (
-            "Where it reads messages, write "
-            'completions=[[{"role": "assistant", "content": response_text}]].'
-        )
-        ending = ")[0]"
-    elif "solution_str" in names or "data_source" in names:
-        whose = "verl calls its reward functions"
-        known = {
-            "solution_str": "response_text",
-            "ground_truth": "answer",
-            "data_source": 'metadata.get("data_source")',
-            "extra_info": 'metadata.get("extra_info")',
-        }
-        arguments = [f"{n}={known[n]}" for n in names if n in known]
-        hint = 'Where it returns a dict, add ["score"].'
-        ending = ")"
-    else:
-        return
-    lines = "".join(f"        {argument},\n" for argument in arguments)
-    raise UserError(
-        f"{what} takes ({', '.join(names)}), as {whose}; vapo calls f(response_text, answer, "
-        "metadata) on one response. Write this beside it, and name it instead:\n\n"
-        "def for_vapo(response_text, answer, metadata):\n"
-        f"    return {name}(\n{lines}    {ending}\n\n"
-        f"It returns {RETURNS}. {hint}"
-    )
 
 
 Text = tuple[str, str, Mapping[str, Any]]

@@ -20,10 +20,8 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""
 
 
-def check_function(path: str, *, key: str, folder: str | None = None) -> list[str] | None:
+def check_function(path: str, *, key: str, folder: str | None = None) -> None:
     """Look for the function that the config's `key` names, as `package.module:function`.
-
-    Returns the names of its parameters; None where its text does not show them.
 
     Args:
         folder: looked into beside Python's own path and the current folder.
@@ -35,7 +33,7 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
     file = (_file if where.endswith(".py") else _module_file)(where, folders, what)
     if file is None:
-        return None
+        return
     text = _text(file, what)
     try:
         tree = ast.parse(text)
@@ -48,11 +46,6 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> list[st
     if first not in names and not may_have_others:
         functions = {own: own for own in sorted(names) if not own.startswith("_")}
         raise UserError(f"{what}: {file} has no {first}{hint(first, functions)}")
-    found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name]
-    if len(found) != 1 or found[0].decorator_list:
-        return None
-    arguments = found[0].args
-    return [a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
 
 
 def _file(name: str, folders: list[str], what: str) -> Path:
