@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,7 @@ from vapo.commands.early_checks import checked
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
+from vapo.system.shown_text import say
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback
@@ -98,28 +101,63 @@ def open_run(folder: PathLike) -> Run:
 
 
 def fit(
-    config: FitConfig,
+    config: FitConfig | None = None,
     *,
+    model: PathLike | None = None,
+    dataset: Any = None,
+    reward: str | Callable[..., Any] | None = None,
+    heldout: Any = None,
+    overrides: Overrides = (),
     ckpt_path: str | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
+    quiet: bool = False,
 ) -> Run:
     """Train as `vapo fit` does: evaluation, checkpoints, value pages and MLflow included.
 
+    Either with a config, or with a model, a dataset and a reward, for which a base is chosen
+    (docs/python.md).
+
     Args:
+        config: of `load_config`.
+        model: a Hugging Face folder or hub id.
+        dataset: a file, a folder or hub id of `datasets`; or a `datasets` object, a DataFrame, or
+            rows as mappings.
+        reward: the name of a verifier, or a function: `f(response_text, answer, metadata)`, or one
+            that was written for TRL or verl.
+        heldout: as `dataset`; None: part of the dataset is held out.
+        overrides: beside a model, as for `load_config`.
         ckpt_path: `last`, `best` or a path: the checkpoint to resume from.
         callbacks: Lightning callbacks of your own; their hooks run after ours and before the
             checkpoint of the iteration is written, which keeps their state.
         loggers: Lightning loggers that get the metrics beside MLflow.
+        quiet: print nothing but warnings.
 
     Raises:
         UserError: config, data or machine do not fit, before anything is trained.
         StoppedRun: the run ended itself, once its summary was written.
     """
+    if config is None:
+        if model is None or dataset is None or reward is None:
+            raise UserError("vapo.fit needs a config, or model=, dataset= and reward=")
+        from vapo.commands.own_model import own_model
+
+        own = as_overrides(overrides)
+        chosen = own_model(os.fspath(model), dataset, reward, heldout=heldout, overrides=own)
+        if not quiet:
+            say(f"vapo fit: {chosen.line}", file=sys.stderr)
+        config = loading.load_config(FitConfig, chosen.files, chosen.overrides)
+    elif any(given is not None for given in (model, dataset, reward, heldout)) or overrides:
+        raise UserError(
+            "vapo.fit: a config has its model, data, reward and overrides: leave out either it or "
+            "model=, dataset=, reward=, heldout= and overrides="
+        )
     with checked("fit", config, {"ckpt_path": ckpt_path}):
         from vapo.commands import fit as command
 
-        folder = command.run(config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers)
+        folder = command.run(
+            config, ckpt_path=ckpt_path, callbacks=callbacks, loggers=loggers, quiet=quiet
+        )
     return open_run(folder)
 
 

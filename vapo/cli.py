@@ -95,10 +95,34 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
         say(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
     options, overrides = parser.read(argv, entries)
+    if name == "fit":
+        overrides = _with_own_model(options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
             raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}")
     _run_configured(name, command, schema, options, overrides)
+
+
+def _with_own_model(options: dict[str, Any], overrides: list[str]) -> list[str]:
+    """The overrides with those of `--model`, `--data` and `--reward`, whose base becomes --config.
+
+    Raises: UserError: one of the three is missing, or --config is given as well.
+    """
+    own = {flag: options.pop(flag) for flag in ("model", "data", "reward")}
+    given = [flag for flag, value in own.items() if value is not None]
+    if not given:
+        return overrides
+    if options["config"]:
+        raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
+    if missing := [flag for flag in own if flag not in given]:
+        raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo fit --help`")
+    _tell("fit", "loading torch and transformers, to look at the model ...")
+    from vapo.commands.own_model import own_model
+
+    chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides)
+    _tell("fit", chosen.line)
+    options["config"] = chosen.files
+    return chosen.overrides
 
 
 def _run_configured(

@@ -14,6 +14,7 @@ from tests.config.fits import ROOT
 from tests.docs.pages import CONFIGS, PAGES, Command, commands, named_files, spans
 from vapo import cli
 from vapo.commands.command_table import COMMANDS as TABLE
+from vapo.commands.own_model import OwnModel
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe, is_key
@@ -63,6 +64,9 @@ def test_a_command_is_understood(
 
     monkeypatch.setattr(cli, "_load_command", load)
     monkeypatch.setattr("vapo.commands.early_checks.check_early", lambda *_: None)
+    if "--model" in command.words:  # its model and problems are the reader's
+        chosen = OwnModel([Path("conf/vapo.yaml")], [], "")
+        monkeypatch.setattr("vapo.commands.own_model.own_model", lambda *_, **__: chosen)
     code = cli.main([word for word in command.words if word != "..."])
     printed = capsys.readouterr()
     assert code == 0, printed.err

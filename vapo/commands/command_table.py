@@ -39,6 +39,14 @@ COMMANDS = {
     ),
     "fit": configured(
         "fit", "train a policy",
+        option(
+            "--model MODEL",
+            "in place of --config, with the next two: a folder or hub id, for which a base config "
+            "is chosen (docs/first_steps.md)",
+        ),
+        option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
+        option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
+        option("--quiet", "print warnings and errors alone", **SWITCH),
         option("--profile", "the same as trainer.profile=true", **SWITCH),
         option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
         epilog=_EXIT_CODES, loads=_TRAINER,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -51,18 +52,8 @@ def run(
         needed = []  # the rate is for the step alone
     hardware = _hardware(needed, mean_prompt_tokens, config)
     quiet_libraries()
-    path = config.actor.path if model_config is None else model_config_folder(model_config)
-    actor = _read(path)
-    check_supported(path, actor)
-    if config.trainer.precision == "auto":
-        expected = expected_precision(actor.get_text_config().hidden_size)
-        config = replace(config, trainer=replace(config.trainer, precision=expected.name))
-        say(expected.line())
-    critic = None
-    if config.algorithm.has_critic:
-        critic = _read(folder := critic_path(config) if model_config is None else path)
-        keep_first_layers(critic, folder, config.critic)
-    estimate = estimate_memory(config, actor=actor, critic=critic)
+    path = None if model_config is None else model_config_folder(model_config)
+    config, estimate, actor, critic = estimated(config, path)
     say(render(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
         say(
@@ -81,11 +72,33 @@ def run(
         _say_simulation(
             config,
             estimate,
-            None if model_config is None else path,
+            path,
             sustained_tflops,
             interconnect_gb_s,
         )
     return estimate
+
+
+def estimated(
+    config: FitConfig, path: str | None = None, *, tell: Callable[[str], None] = say
+) -> tuple[FitConfig, Estimate, PreTrainedConfig, PreTrainedConfig | None]:
+    """The arithmetic of a config, and the config with its precision, and those of both networks.
+
+    Args:
+        path: the model of both networks in place of the config's own.
+        tell: is told which precision `auto` became.
+    """
+    actor = _read(path or config.actor.path)
+    check_supported(path or config.actor.path, actor)
+    if config.trainer.precision == "auto":
+        expected = expected_precision(actor.get_text_config().hidden_size)
+        config = replace(config, trainer=replace(config.trainer, precision=expected.name))
+        tell(expected.line())
+    critic = None
+    if config.algorithm.has_critic:
+        critic = _read(folder := path or critic_path(config))
+        keep_first_layers(critic, folder, config.critic)
+    return config, estimate_memory(config, actor=actor, critic=critic), actor, critic
 
 
 def _say_simulation(

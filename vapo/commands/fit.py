@@ -59,8 +59,11 @@ def run(
     ckpt_path: str | None = None,
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
+    quiet: bool = False,
 ) -> Path:
     """Train; returns the folder of the run. `callbacks` and `loggers` are the user's own.
+
+    A quiet run prints warnings and errors alone.
 
     Raises: StoppedRun, once the run's summary is written, when the run ended itself.
     """
@@ -79,7 +82,8 @@ def run(
         closing(open_run_dir(config, name, resume=resume)) as run_dir,
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        return train(config, run_dir, checkpoint, inputs, stopping, started, callbacks, loggers)
+        own = callbacks, loggers
+        return train(config, run_dir, checkpoint, inputs, stopping, started, *own, quiet=quiet)
 
 
 def checked_inputs(config: FitConfig) -> Inputs:
@@ -106,10 +110,12 @@ def train(
     started: float,
     own_callbacks: Sequence[Callback],
     own_loggers: Sequence[Logger],
+    *,
+    quiet: bool = False,
 ) -> Path:
     """The run itself, once everything has been checked."""
     with (
-        Progress() as progress,
+        Progress(enabled=False if quiet else None) as progress,
         make_scorer(config) as scorer,
         RunLogger(
             recorded_tracking(config),
@@ -150,9 +156,11 @@ def train(
             stop = StoppedRun(f"{stopped}; {describe_checkpoints(run_dir.checkpoints)}")
             logger.set_tags({"stopped": str(stop)})
             logger.close("FAILED")
+    seconds = time.monotonic() - started
     if is_main_process():
-        seconds = time.monotonic() - started
-        say(summarize(config, module, callbacks, run_dir, logger, seconds, stop))
+        summary = summarize(config, module, callbacks, run_dir, logger, seconds, stop)
+        if not quiet:
+            say(summary)
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
     if stop is not None:
         raise stop

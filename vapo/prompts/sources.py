@@ -52,7 +52,7 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
     """
     left_out = LeftOut() if left_out is None else left_out
     if isinstance(source, FileSource):
-        records = _records(source)(source, key)
+        records = read_records(source, key=key)
         rows: Iterable[Row] = (
             _row_from_record(record, place, source, key)
             for place, record in passing(records, source, key, left_out)
@@ -62,6 +62,11 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
     if source.deduplicate:
         rows = first_of_each(rows, left_out)
     return list(islice(rows, source.num_examples))
+
+
+def read_records(source: FileSource, *, key: str) -> Iterator[tuple[str, Any]]:
+    """A source's records as they are, each with its place. Raises: UserError: as `read_rows`."""
+    return _records(source)(source, key)
 
 
 def _generator(source: GeneratedSource) -> Callable[[Any, str], list[Row]]:

@@ -1,0 +1,180 @@
+"""`vapo fit --model --data --reward`, and `vapo.fit(model=..., dataset=..., reward=...)`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import datasets
+import pandas as pd
+import psutil
+import pytest
+
+import vapo
+from tests.integration.commands import store
+from tests.integration.commands import vapo as command
+from tests.tiny_model import save_tiny_folder
+from vapo.commands.own_model import own_model
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.errors import UserError
+
+ROWS = [{"question": f"{a}b{a}=", "solution": str(2 * a)} for a in range(1, 5)] * 10
+
+
+def ends_in_a_digit(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
+    """As one writes it for TRL."""
+    assert all(columns["prompts"]), columns
+    assert set(solution) <= {"2", "4", "6", "8"}
+    return [float(text[-1:].isdigit()) for text in completions]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(save_tiny_folder(tmp_path_factory.mktemp("own_model") / "tiny"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    return str(path)
+
+
+def config_of(*args: Any, **options: Any) -> FitConfig:
+    chosen = own_model(*args, **options)
+    return load_config(FitConfig, chosen.files, chosen.overrides)
+
+
+def test_columns_and_held_out_prompts_are_chosen(model: str, file: str):
+    chosen = own_model(model, file, "exact")
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    train: Any = config.data.train
+    assert (train.prompt_column, train.answer_column) == ("question", "solution")
+    assert (config.data.heldout, config.data.heldout_size) == (None, 4)
+    assert (config.rewards.verifier, config.actor.path) == ("exact", model)
+    assert config.output_dir == "runs/tiny"
+    assert "own_model_cpu.yaml" in chosen.line
+    assert "'question', answers from 'solution', no chat template" in chosen.line
+
+
+def test_the_users_own_keys_win(model: str, file: str, tmp_path: Path):
+    own = ["data.heldout_size=7", "data.train.answer_column=question", "rollouts.temperature=0.5"]
+    config = config_of(model, file, "exact", overrides=own)
+    train: Any = config.data.train
+    assert (config.data.heldout_size, train.answer_column) == (7, "question")
+    assert config.rollouts.temperature == 0.5
+    config = config_of(model, file, "exact", heldout=file)
+    heldout: Any = config.data.heldout
+    assert (heldout.path, heldout.prompt_column) == (file, "question")
+
+
+@pytest.mark.parametrize(
+    "rows", [ROWS, datasets.Dataset.from_list(ROWS), pd.DataFrame(ROWS)], ids=["list", "hf", "df"]
+)
+def test_rows_of_a_program_are_written_once(model: str, rows: Any, tmp_path: Path):
+    own = [f"output_dir={tmp_path / 'runs'}"]
+    for _ in range(2):
+        config = config_of(model, rows, "exact", overrides=own)
+    (written,) = (tmp_path / "runs/data").iterdir()
+    train: Any = config.data.train
+    assert train.path == str(written)
+    assert [json.loads(line) for line in written.read_text().splitlines()] == ROWS
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ("nowhere.jsonl", r"data.train.path: there is no file nowhere.jsonl"),
+        ([{"text": "1", "answer": "1"}], r"data.train.prompt_column: .* has none of the columns "
+         r"prompt, question, .*; its columns are text, answer: set data.train.prompt_column="),
+        ([{"prompt": "1"}], r"data.train.answer_column: .* its columns are prompt: set"),
+        ([{"prompt": "1", "answer": "1"}, {"prompt": b"1"}], r"data.train: row 2 is no object of"),
+        ([{"prompt": "1", "answer": float("nan")}], r"data.train: row 1 is no object of JSON"),
+        ([], r"data.train: .* has no rows"),
+        (7, r"data.train: a path, a hub id, or rows, not int"),
+    ],
+)  # fmt: skip
+def test_data_that_does_not_do_is_one_error(model: str, data: Any, said: str, tmp_path: Path):
+    with pytest.raises(UserError, match=said):
+        own_model(model, data, "exact", overrides=[f"output_dir={tmp_path}"])
+
+
+def test_adapters_are_taken_where_memory_is_short(
+    model: str, file: str, monkeypatch: pytest.MonkeyPatch
+):
+    few = SimpleNamespace(total=1000)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: few)
+    config = config_of(model, file, "exact")
+    assert config.critic.lora is not None
+    assert config.critic.lora.rank == 32
+
+
+def test_a_function_of_trl_trains_a_policy_and_prints_nothing(
+    model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    run = vapo.fit(
+        model=model,
+        dataset=ROWS,
+        reward=ends_in_a_digit,
+        overrides={
+            "output_dir": str(tmp_path / "runs"),
+            "tracking.uri": str(tmp_path / "mlruns"),
+            "rollouts.max_response_tokens": 8,
+            "components.value_pretraining.num_iterations": 1,
+            "components.group_sampling.num_prompts": 4,
+            "components.group_sampling.group_size": 2,
+            "training.num_iterations": 1,
+            "training.minibatch_size": 8,
+            "evaluation.k": 1,
+        },
+        quiet=True,
+    )
+    assert run.config.rewards.verifier == "python"
+    rewards = [value for _, value in run.metrics()["rollout/reward_mean"]]
+    assert len(rewards) == 2
+    assert all(0 < reward < 1 for reward in rewards)
+    assert capfd.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"model": "x"}, r"needs a config, or model=, dataset= and reward="),
+        ({"config": True, "reward": "exact"}, r"leave out either it or model="),
+        ({"config": True, "overrides": {"seed": 1}}, r"leave out either it or model="),
+    ],
+)
+def test_half_of_it_is_one_error(options: dict[str, Any], said: str):
+    if options.pop("config", False):
+        options["config"] = vapo.load_config("conf/vapo.yaml")
+    with pytest.raises(UserError, match=said):
+        vapo.fit(**options)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ("--model x --config y.yaml", "--model stands in place of --config"),
+        ("--model x --data y", "--model needs --reward beside it"),
+        ("--reward exact", "--reward needs --model beside it"),
+        ("--model /nowhere --data y --reward exact", "the model: /nowhere: no such model folder"),
+    ],
+)
+def test_half_of_the_options_is_one_error(args: str, said: str):
+    result = command("fit", *args.split())
+    assert result.returncode == 2
+    assert said in result.stderr
+
+
+def test_the_command_shows_the_config_that_it_chose(model: str, file: str, tmp_path: Path):
+    result = command(
+        "fit", "--model", model, "--data", file, "--reward", "exact", "--print_config",
+        f"tracking.uri={store(tmp_path)}", "seed=3",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "begins with conf/scale/own_model_cpu.yaml" in result.stderr
+    assert "seed: 3" in result.stdout
+    assert "answer_column: solution" in result.stdout
