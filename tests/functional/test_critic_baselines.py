@@ -15,7 +15,7 @@ from vapo.functional.advantages import gae
 from vapo.functional.baselines import leave_one_out_advantages, prompt_noise_weights, tether_fit
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
-    explained_variance_gate,
+    gate_explained_variance,
     lagged_rho,
     linear_mix,
     tether_advantages,
@@ -142,38 +142,34 @@ def test_mixtures_ignore_padding_and_are_float32_for_bfloat16() -> None:
 
 
 def test_evpo_by_hand() -> None:
-    gate = explained_variance_gate(f64([0.9, 0.1])[0], f64([1, 0])[0])
-    assert gate.explained_variance.item() == pytest.approx(0.96, abs=1e-12)
-    assert bool(gate.uses_critic)
-    harmful = explained_variance_gate(f64([0.1, 0.9])[0], f64([1, 0])[0])
-    assert harmful.explained_variance.item() == pytest.approx(1 - 0.81 / 0.25, abs=1e-12)
-    assert not harmful.uses_critic
+    gate = gate_explained_variance(f64([0.9, 0.1])[0], f64([1, 0])[0])
+    assert gate.item() == pytest.approx(0.96, abs=1e-12)
+    harmful = gate_explained_variance(f64([0.1, 0.9])[0], f64([1, 0])[0])
+    assert harmful.item() == pytest.approx(1 - 0.81 / 0.25, abs=1e-12)
     equal(batch_mean_advantages(f64([1, 0, 0.5])[0]), f64([0.5, -0.5, 0])[0])
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.1, 0.1, 0.1], [0.0], []])
 def test_equal_rewards_open_the_gate_for_the_mean(rewards: list[float]) -> None:
     r = torch.tensor(rewards, dtype=torch.float64)
-    gate = explained_variance_gate(torch.linspace(0, 1, len(r), dtype=torch.float64), r)
-    assert gate.explained_variance.item() == 0.0
-    assert not gate.uses_critic
+    gate = gate_explained_variance(torch.linspace(0, 1, len(r), dtype=torch.float64), r)
+    assert gate.item() == 0.0
 
 
 def test_a_broken_critic_does_not_hide_behind_the_gate() -> None:
-    gate = explained_variance_gate(f64([NAN, 0.5])[0], f64([1, 0])[0])
-    assert gate.explained_variance.isnan()
-    assert not gate.uses_critic
+    gate = gate_explained_variance(f64([NAN, 0.5])[0], f64([1, 0])[0])
+    assert gate.isnan()
 
 
 def test_the_gate_and_the_mean_are_of_all_ranks() -> None:
     values, rewards = f64([0.9, 0.1, 0.4, 0.8])[0], f64([1, 0, 0, 1])[0]
-    whole = explained_variance_gate(values, rewards)
+    whole = gate_explained_variance(values, rewards)
     # second rank: errors -0.4, 0.2; batch means 0.5 and -0.05; deviations -0.35, 0.25
     others = iter([f64([2, 1, -0.2])[0], f64([0.5, 0.35**2 + 0.25**2])[0]])
-    first = explained_variance_gate(
+    first = gate_explained_variance(
         values[:2], rewards[:2], reduce=lambda sums: sums + next(others)
     )
-    equal(first.explained_variance, whole.explained_variance)
+    equal(first, whole)
     mean = batch_mean_advantages(rewards[:2], reduce=lambda sums: sums + f64([3, 2])[0])
     equal(mean, f64([0, -1])[0])  # (1 + 3) / 4
 

@@ -14,7 +14,7 @@ from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.baselines import group_mean_advantages, leave_one_out_advantages, tether_fit
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
-    explained_variance_gate,
+    gate_explained_variance,
     lagged_rho,
     linear_mix,
     tether_advantages,
@@ -119,14 +119,14 @@ class CriticBaseline:
             explained = (zero_outside(values, mask).sum(dim=1) / lengths)[counted]
             first = first_column(mask)[:, None]
             by = returns.gather(1, first)[:, 0][counted]
-        gate = explained_variance_gate(explained, by, reduce=sum_over_ranks)
+        found = gate_explained_variance(explained, by, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
         from_batch = batch_mean_advantages(rewards, reduce=sum_over_ranks)
-        uses_critic = float(gate.explained_variance) > config.threshold
+        uses_critic = float(found) > config.threshold
         self.num_critic += uses_critic
         self.metrics = {
             "baseline/critic_weight": float(uses_critic),
-            "baseline/explained_variance": float(gate.explained_variance),
+            "baseline/explained_variance": float(found),
             "baseline/critic_share": self.num_critic / (self.num_batches + 1),
         }
         if uses_critic:

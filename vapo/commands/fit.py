@@ -147,6 +147,7 @@ def train(
         stop: StoppedRun | None = None
         try:
             with closing(parts.datamodule), callbacks.peers.ends_clearly(run_dir):
+                # Lightning restores weights, optimizers, schedules and callbacks from `path`
                 trainer.fit(module, parts.datamodule, ckpt_path=path)
                 leave_together()
             scores = callbacks.evaluation

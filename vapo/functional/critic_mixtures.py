@@ -7,7 +7,6 @@ one number a response (`baselines`), given as a column.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -77,20 +76,13 @@ def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
     return decay * rho + (1.0 - decay) * fitted_rho if math.isfinite(fitted_rho) else rho
 
 
-class VarianceGate(NamedTuple):
-    """The explained variance, 0 where it has none, and whether it is above 0."""
-
-    explained_variance: Tensor
-    uses_critic: Tensor
-
-
 @torch.no_grad()
-def explained_variance_gate(
+def gate_explained_variance(
     values: Float[Tensor, " B"], rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
-) -> VarianceGate:
-    """Decide whether a batch's advantages are the critic's or those against the mean reward.
+) -> Float[Tensor, ""]:
+    """What decides whether a batch's advantages are the critic's or those against the mean reward.
 
-        EV = 1 - Var(R - V) / Var(R);    critic where EV > 0
+        EV = 1 - Var(R - V) / Var(R);    critic where EV > 0 (a threshold of the config)
 
     Source: EVPO (arXiv 2604.19485), silent on tokens or responses, and on which value; public
     code takes responses. Here B entries of whatever the caller counts, values from before the
@@ -100,8 +92,7 @@ def explained_variance_gate(
     columns = (at_least_float32(values)[:, None], rewards[:, None])
     found = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
     is_constant = found.isnan() & values.isfinite().all() & rewards.isfinite().all()
-    found = torch.where(is_constant, 0.0, found)
-    return VarianceGate(found, found > 0)
+    return torch.where(is_constant, 0.0, found)
 
 
 @torch.no_grad()
