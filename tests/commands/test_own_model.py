@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import datasets
-import pandas as pd
+import pandas as pd  # type: ignore[import-untyped]
 import psutil
 import pytest
 

@@ -139,7 +139,7 @@ def _put_source(
     return columns, len(records)
 
 
-def _options_given(key: str, overrides: Sequence[str]) -> dict[str, str]:
+def _options_given(key: str, overrides: Sequence[str]) -> dict[str, Any]:
     given = {name: _given(f"{key}.{name}", overrides) for name in ("subset", "split")}
     return {name: value for name, value in given.items() if value is not None}
 

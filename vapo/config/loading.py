@@ -38,6 +38,7 @@ from vapo.config.layers import (
 from vapo.config.limits import expansion_excess
 from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
+from vapo.config.paths import place_paths
 from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves
@@ -101,6 +102,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
         raise origins.error(f"{key}: {reason}", key)
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
+    place_paths(tree, origins)
     config = _build(schema, tree, entries, origins)
     config.sources = made_from(config, layers, changed, entries)
     _check_values(config, entries, tree, origins)

@@ -1,0 +1,44 @@
+"""Keys that name a folder or file to read: beside the YAML file first, then in the current folder.
+
+Functions have the same rule (`vapo.config.functions`). What is found beside its file becomes an
+absolute path, so that the config that a run records names it from any folder.
+"""
+
+from __future__ import annotations
+
+import os
+
+from vapo.config.environment_variables import escape
+from vapo.config.layers import Layer, is_interpolation
+from vapo.config.origins import Origins
+from vapo.config.trees import Tree, at
+
+_NAMES = {"path", "init", "reward_model_path", "model_path", "policy_path"}
+_KEYS = {"components.value_pretraining.data"}
+_NO_PATHS = {"critic.init": ("reward_model", "policy")}
+
+
+def place_paths(tree: Tree, origins: Origins) -> None:
+    """Make absolute what lies beside the YAML file that names it; the rest is left as it is.
+
+    A run's own `config.yaml` names what it named when it began, not what lies in the run's folder.
+    """
+    for key, (_, layer) in origins.layers.items():
+        block, _, name = key.rpartition(".")
+        if name not in _NAMES and key not in _KEYS:
+            continue
+        around = at(tree, block)
+        value = around.get(name)
+        if not isinstance(value, str) or not value or is_interpolation(value):
+            continue
+        if value in _NO_PATHS.get(key, ()) or os.path.isabs(os.path.expanduser(value)):
+            continue
+        if (found := _beside(layer, value)) is not None:
+            around[name] = escape(found)
+
+
+def _beside(layer: Layer, path: str) -> str | None:
+    if layer.folder is None or os.path.exists(os.path.join(layer.folder, "run.json")):
+        return None
+    here, found = os.path.abspath(path), os.path.abspath(os.path.join(layer.folder, path))
+    return found if found != here and os.path.exists(found) else None
