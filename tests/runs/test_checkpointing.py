@@ -134,6 +134,18 @@ def test_the_size_of_checkpoints_is_said_before_the_run_starts(
     assert shown_size(5 * 2**19) == "2.5 MiB"
 
 
+@pytest.mark.parametrize(("num_bytes", "kept"), [(2**30, "2 and"), (2**30 + 1, "1 and")])
+def test_of_large_checkpoints_one_is_kept_unless_the_config_says_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_bytes: int, kept: str
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: num_bytes)
+    disk = SimpleNamespace(free=7 * 2**30)
+    monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
+    Iterations(tmp_path, monkeypatch, in_background=False, keep=None, note=told.append)
+    assert kept in told[0]
+
+
 @IN_BOTH_WAYS
 def test_every_third_the_best_and_the_last_are_written_and_few_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool

@@ -19,10 +19,10 @@ class CheckpointConfig:
         "auto: resume the newest unfinished run of this config in output_dir, or start one if "
         "there is none; --ckpt_path wins over it",
     )
-    keep: int = option(
-        2,
-        "this many of the newest are kept, and the best: if one is damaged, the next is taken; 1 "
-        "saves disk where a run can be repeated",
+    keep: int | None = option(
+        None,
+        "this many of the newest are kept, and the best: if one is damaged, the next is taken; "
+        "null: 2, or 1 where each is above 1 GiB, as from 100 M trained parameters on",
         ge=1,
     )
     keep_rollouts: bool = option(

@@ -34,6 +34,9 @@ from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
 
+LARGE_BYTES = 2**30
+"""Of a checkpoint: from here on one is kept beside the best, if the config does not say."""
+
 
 @dataclass(eq=False)
 class Checkpointing(Checkpoint):
@@ -53,7 +56,7 @@ class Checkpointing(Checkpoint):
     run_dir: RunDir
     logger: RunLogger
     every_n_iterations: int
-    keep: int
+    keep: int | None
     in_background: bool = False
     held: Callable[[], bool] = lambda: False
     note: Callable[[str], None] = tell
@@ -62,6 +65,7 @@ class Checkpointing(Checkpoint):
     best_name: str | None = field(default=None, init=False)
     _saves: BackgroundSaves | None = field(default=None, init=False)
     _num_bytes: int = field(default=0, init=False)
+    _num_kept: int = field(default=2, init=False)
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
@@ -91,10 +95,12 @@ class Checkpointing(Checkpoint):
         if self.in_background:
             self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
+        self._num_kept = self.keep or (1 if self._num_bytes > LARGE_BYTES else 2)
         together(self._prepare, "the run cannot begin", first_only=True)
         self.note(
-            f"checkpoints: about {shown_size(self._num_bytes)} each; {self.keep} and the best are "
-            f"kept (checkpoints.keep), up to {shown_size((self.keep + 2) * self._num_bytes)} while "
+            f"checkpoints: about {shown_size(self._num_bytes)} each; {self._num_kept} and the best "
+            "are kept (checkpoints.keep), up to "
+            f"{shown_size((self._num_kept + 2) * self._num_bytes)} while "
             "one is written"
         )
 
@@ -105,8 +111,10 @@ class Checkpointing(Checkpoint):
             shutil.rmtree(left_over, ignore_errors=True)
         (folder / ".written").touch()  # whether it is possible
         (folder / ".written").unlink()
-        num_more = self.keep + 2 - len(list(folder.glob(FOLDERS)))  # the best, and a temporary one
-        check_space(folder, max(num_more, 1) * self._num_bytes, f"keeping {self.keep} and the best")
+        most = self._num_kept + 2  # the best, and a temporary one
+        num_more = most - len(list(folder.glob(FOLDERS)))
+        what = f"keeping {self._num_kept} and the best"
+        check_space(folder, max(num_more, 1) * self._num_bytes, what)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -205,7 +213,7 @@ class Checkpointing(Checkpoint):
         if best_name is not None and (folder / best_name).is_dir():
             point_link(folder / BEST, best_name)
         past = sorted(path.name for path in folder.glob(FOLDERS) if path.name <= name)
-        kept = {*past[-self.keep :], best_name}
+        kept = {*past[-self._num_kept :], best_name}
         for path in folder.glob(FOLDERS):
             if path.name not in kept:
                 shutil.rmtree(path)
