@@ -27,7 +27,7 @@ def place_paths(tree: Tree, origins: Origins) -> None:
         block, _, name = key.rpartition(".")
         if name not in _NAMES and key not in _KEYS:
             continue
-        around = at(tree, block)
+        around = at(tree, block) if block else tree
         value = around.get(name)
         if not isinstance(value, str) or not value or is_interpolation(value):
             continue
