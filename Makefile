@@ -29,7 +29,7 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu release smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
@@ -91,6 +91,19 @@ docs: install ## build the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The server that shows it is no part of .venv otherwise; the versions of constraints.txt stay.
+# Tag and upload are a person's (docs/releasing.md).
+release: install ## build wheel and sdist into dist/, check them, and run the wheel in an environment of its own
+	rm -rf dist build/release
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) 'build>=1.3,<2' 'twine>=6,<7'
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/release/venv
+	build/release/venv/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt dist/*.whl
+	cd build/release && venv/bin/vapo init work && cd work && \
+		../venv/bin/vapo fit --config conf/vapo.yaml tracking.uri=mlruns $(ARGS) && \
+		../venv/bin/vapo rollouts --config conf/vapo.yaml --num 64 --format plain --output some.jsonl && \
+		../venv/bin/vapo inspect some.jsonl
+
 notebook: install ## open the tutorial, docs/tutorial.ipynb, in Jupyter
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'notebook>=7.5,<8'
 	$(BIN)/python -m notebook docs/tutorial.ipynb $(ARGS)

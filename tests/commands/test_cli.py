@@ -161,7 +161,7 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         text = capsys.readouterr().out
         assert all(f"  {name} " in text for name in cli.COMMANDS)
     assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == "vapo 0.1.0\n"
+    assert capsys.readouterr().out == "vapo 0.2.0\n"
     for name in cli.COMMANDS:
         assert cli.main([name, "--help"]) == 0
         assert capsys.readouterr().out.startswith(f"usage: vapo {name}")

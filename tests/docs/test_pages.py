@@ -18,6 +18,7 @@ from vapo.commands.own_model import OwnModel
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe, is_key
+from vapo.system.installation import __version__
 
 COMMANDS = commands()
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -175,3 +176,11 @@ def test_paths_in_running_text_exist() -> None:
         seen += 1
         assert (ROOT / path).exists() or path.startswith(MADE), (page, span)
     assert seen > 50
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
+    newest = re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == __version__
+    assert f"vapo-{__version__}-py3" in (ROOT / "README.md").read_text()

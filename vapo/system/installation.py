@@ -9,7 +9,7 @@ import re
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def install_command(extra: str) -> str:
