@@ -149,6 +149,24 @@ def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
     assert 5 <= len(kept[0]) < 12
 
 
+def test_a_prompt_is_held_and_counted_once_in_its_group() -> None:
+    """Prompts of 1000 tokens: 40 groups of 4 hold 40 of them, and each response 10 more."""
+    rows = [
+        replace(
+            response(float(number % 2), [0.0] * 10, group=str(number // 4), place=number),
+            prompt_ids=tuple(range(number // 4, number // 4 + 1000)),
+            response_ids=(1,) * 10,
+        )
+        for number in range(160)
+    ]
+    found = find(rows, max_tokens=10_500)
+    groups = list(found.sample.values())
+    assert len(groups) == 10
+    assert all(len({id(one.prompt_ids) for one in group}) == 1 for group in groups)
+    apart = [replace(one, prompt=str(number)) for number, one in enumerate(rows[:8])]
+    assert [one.prompt for one in find(apart).responses] == list(map(str, range(8)))
+
+
 def test_a_stream_is_not_held() -> None:
     """Counts and explained variance are of all rows, the sample of some."""
     responses = made_up.sound(num_prompts=100)

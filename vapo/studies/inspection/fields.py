@@ -36,7 +36,7 @@ class Place:
     Args:
         file: as the user gave it.
         table: the name of the table that the file is, or is one of several of.
-        groups: that of the files whose groups have names in common; empty: `table`.
+        groups: a name for the files of a table whose groups have names in common.
         step: what the file's name says.
         rewards: the columns whose sum is the reward; empty: those of the format.
         render: makes one text of a prompt's messages; None: a line `role: content` for each.
@@ -69,11 +69,10 @@ class Place:
         """A response of this row.
 
         Args:
-            group: what the responses to its prompt share in one step. It may be as long as the
-                prompt, so a digest is kept.
+            group: what the responses to its prompt share in one step of a table. It may be as long
+                as the prompt, so a digest is kept.
         """
-        place = self.groups or self.table or self.file
-        key = f"{place}\0{step}\0{group}".encode(errors="surrogatepass")
+        key = f"{self.groups}\0{step}\0{group}".encode(errors="surrogatepass")
         digest = blake2b(key, digest_size=16).hexdigest()
         return InspectedResponse(
             place=str(self), table=self.table, step=step, group=digest, **fields
@@ -191,9 +190,11 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
         raise RowError(f"{key} is {_shown(value)}, not a list")
     types = set(map(type, value))
     if types <= _TYPES[kind]:
-        if kind is float:
+        if kind is float and types != {float}:
             return tuple(math.nan if x is None else float(x) for x in value)
-        if kind is str or (kind is bool and set(value) <= {0, 1}):
+        if kind in (str, float):
+            return tuple(value)
+        if kind is bool and set(value) <= {0, 1}:
             return tuple(map(kind, value))
         if kind is int and (not value or (min(value) >= 0 and max(value) <= _LARGEST)):
             return tuple(value)

@@ -6,7 +6,6 @@ beside these columns is left alone.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,9 +25,7 @@ from vapo.studies.inspection.fields import (
 from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.token_dumps import nemo_rl, slime_rollouts, slime_training
 from vapo.studies.inspection.traces import traces
-
-_ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
-_NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
+from vapo.studies.inspection.trl import completions
 
 
 @dataclass(frozen=True)
@@ -132,41 +129,6 @@ def _openrlhf(row: Row, place: Place) -> list[InspectedResponse]:
     ]
 
 
-# ---- TRL -------------------------------------------------------------------------------------
-
-
-def _trl(row: Row, place: Place) -> list[InspectedResponse]:
-    """The advantage is one number for a response: no column of its tokens.
-
-    A reference is there if a reward function logged it with TRL's `log_extra`.
-    """
-    prompt, rewards = place.prompt(row, "prompt"), place.rewards or trl_rewards(row)
-    if not rewards:
-        raise RowError("no column of a reward function: name one with --reward")
-    advantage = row["advantage"]
-    is_number = isinstance(advantage, (int, float)) and math.isfinite(advantage)
-    return [
-        place.response(
-            place.step_of(row),
-            prompt,
-            prompt=prompt,
-            reward=reward_of(row, rewards),
-            answer=next((answer_of(row, name) for name in _ANSWERS if name in row), None),
-            not_finite=() if is_number else ("advantages",),
-            **words(row, "completion"),
-        )
-    ]
-
-
-def trl_rewards(row: Row) -> list[str]:
-    """The columns of reward functions, which stand between the completion and the advantage."""
-    return [
-        name
-        for name, value in row.items()
-        if name not in (*_NOT_REWARDS, *_ANSWERS) and (value is None or isinstance(value, float))
-    ]
-
-
 # ---- verifiers' results, and prime-rl's of that time -----------------------------------------
 
 
@@ -213,7 +175,7 @@ FORMATS = (
     Format(
         "TRL's completions (log_completions)",
         ("prompt", "completion", "advantage"),
-        _trl,
+        completions,
         ("the reward is the sum of its reward functions, whatever reward_weights are",),
     ),
     Format("verifiers' or prime-rl's episodes (traces.jsonl)", ("traces",), traces),

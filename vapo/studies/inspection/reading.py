@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.rows import (
     NumberedRow,
     find_files,
+    numberless,
     parquet_columns,
     parquet_digest,
     rows_of,
@@ -23,6 +24,7 @@ from vapo.studies.inspection.rows import (
     table_names,
 )
 from vapo.studies.inspection.text_tokens import TextTokens, without_tokenizer
+from vapo.studies.inspection.trl import AdvantageOrder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -49,7 +51,7 @@ class _File:
 
     Args:
         table: the name of the table that the file is, or is one of several of.
-        groups: that of the files whose groups have names in common.
+        groups: what is the name of the files of a table whose groups have names in common.
     """
 
     name: str
@@ -91,7 +93,7 @@ class ResponseReader:
         self._has_critic = has_critic
         self._formats: Counter[str] = Counter()
         self._counts = dict.fromkeys(_COUNTED, 0)
-        self._order = _AdvantageOrder()
+        self._order = AdvantageOrder()
         self._repeated: list[str] = []
         self._num_turns = self._num_seen = 0
         self._samples: set[tuple[Any, Any]] = set()  # slime's: rollout, and number in it
@@ -266,8 +268,8 @@ def _files(source: Any) -> list[_File]:
     if isinstance(source, Sequence) and all(isinstance(one, (str, Path)) for one in source):
         files = find_files(source)
         return [
-            _File(str(path), table, groups, rows_of(path), step_in_path(path), path)
-            for path, (table, groups) in zip(files, table_names(files, named=source), strict=True)
+            _File(str(path), table, numberless(path.name), rows_of(path), step_in_path(path), path)
+            for path, table in zip(files, table_names(files, named=source), strict=True)
         ]
     return [_File("data", "data", "data", rows_of_data(source))]
 
@@ -275,35 +277,3 @@ def _files(source: Any) -> list[_File]:
 def _unknown(row: Row) -> str:
     keys = ", ".join(map(str, list(row)[:12]))
     return f"its rows have {keys or 'no columns'}; the plain form has prompt, response and reward"
-
-
-# ---- TRL -------------------------------------------------------------------------------------
-
-
-class _AdvantageOrder:
-    """Do TRL's advantages follow the sum of its reward columns within each group?
-
-    Where they do not, the run had weights, or a column is no reward.
-    """
-
-    def __init__(self) -> None:
-        self._groups: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self._pairs: Counter[bool] = Counter()
-
-    def add(self, response: InspectedResponse, advantage: float) -> None:
-        if len(self._groups) > 1000:  # enough, and no more is held
-            return
-        group = self._groups[response.group]
-        for reward, other in group:
-            if reward != response.reward and other != advantage:
-                self._pairs[(reward < response.reward) == (other < advantage)] += 1
-        if len(group) < 64:
-            group.append((response.reward, advantage))
-
-    def said(self) -> Iterator[str]:
-        if self._pairs[False] > 0.02 * self._pairs.total():
-            yield (
-                f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "
-                "one group do not follow the sum of the reward columns: the run has weights for "
-                "them, or a column is no reward; name those that count with --reward"
-            )

@@ -79,21 +79,16 @@ def step_in_path(path: Path) -> int | None:
     return None
 
 
-def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> Iterator[tuple[str, str]]:
-    """The table that each file is, or is one of several of, and the name of what shares groups.
+def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> list[str]:
+    """The table that each file is, or is one of several of.
 
     Files of a folder whose names say no step are one table. Files that were `named` are it where
-    they are named as shards are: part-0001.parquet, train-00000-of-00004.parquet. Groups go over
-    files of a table whose names differ in numbers alone.
+    they are named as shards are: part-0001.parquet, train-00000-of-00004.parquet.
     """
     apart = set(map(Path, named))
     tables = [_table(path, is_named=path in apart) for path in files]
     num = Counter(tables)
-    for path, table in zip(files, tables, strict=True):
-        if num[table] > 1:
-            yield table, f"{table}/{_numberless(path.name)}"
-        else:
-            yield str(path), str(path)
+    return [name if num[name] > 1 else str(path) for name, path in zip(tables, files, strict=True)]
 
 
 def _table(path: Path, *, is_named: bool) -> str:
@@ -101,10 +96,11 @@ def _table(path: Path, *, is_named: bool) -> str:
         return str(path)
     if not is_named:
         return str(path.parent)
-    return str(path.with_name(_SHARD.sub(lambda found: _numberless(found[0]), path.name)))
+    return str(path.with_name(_SHARD.sub(lambda found: numberless(found[0]), path.name)))
 
 
-def _numberless(name: str) -> str:
+def numberless(name: str) -> str:
+    """Names of one form become the same: part-1.parquet and part-2.parquet part-*.parquet."""
     return re.sub("[0-9]+", "*", name)
 
 

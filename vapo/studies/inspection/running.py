@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import compress, repeat
 from operator import add
 from typing import Any, NamedTuple
 
@@ -38,7 +39,8 @@ class Moments(NamedTuple):
     @classmethod
     def of(cls, values: np.ndarray, returns: np.ndarray) -> Moments:
         error = returns - values
-        sums = (returns.sum(), returns @ returns, error.sum(), error @ error)
+        total = np.add.reduce  # which `sum` wraps, for half the time of a short response
+        sums = (total(returns), returns @ returns, total(error), error @ error)
         return cls(len(values), *map(float, sums))
 
 
@@ -127,11 +129,10 @@ class TokenColumns:
     def of(cls, response: InspectedResponse, *, gamma: float) -> TokenColumns:
         found: dict[str, Any] = {"length": response_length(response)}
         if response.logprobs is not None:
-            logprobs = sampled(response, response.logprobs)
-            is_possible = logprobs <= _ROUNDED_LOGPROB
-            found["num_logprobs"] = int(is_possible.sum())
-            found["num_impossible_logprobs"] = len(logprobs) - found["num_logprobs"]
-            found["logprob"] = float(logprobs[is_possible].sum())
+            logprobs = list(compress(response.logprobs, response.is_sampled or repeat(True)))
+            possible = [x for x in logprobs if x <= _ROUNDED_LOGPROB]
+            found["num_logprobs"], found["logprob"] = len(possible), sum(possible)
+            found["num_impossible_logprobs"] = len(logprobs) - len(possible)
         if (own := valued(response)) is not None:
             found["valued"], values = own, own.values.astype(float)
             returns = returns_of(response.reward, len(values), gamma)
