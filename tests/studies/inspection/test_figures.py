@@ -20,7 +20,7 @@ from vapo.studies.inspection.group_sample import (
 )
 from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, MicroBatches, Moments
+from vapo.studies.inspection.running import MicroBatches, Moments
 
 
 def response(
@@ -103,7 +103,7 @@ def test_length_alone() -> None:
 
 def test_explained_variance_in_one_piece_and_over_micro_batches() -> None:
     """Two micro-batches that each have an explained variance of 0, and together nearly 1."""
-    whole, pieces = ExplainedVariance(), MicroBatches(2)
+    whole, pieces = Moments(), MicroBatches(2)
     for level in (0.0, 100.0):
         for reward in (level - 1, level + 1):
             moments = Moments.of(np.array([level]), np.array([reward]))

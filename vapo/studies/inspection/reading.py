@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.studies.inspection.fields import Place, Row, RowError, check_lists
+from vapo.studies.inspection.fields import Place, Row, RowError, check_lists, whole_number
 from vapo.studies.inspection.formats import FORMATS, Format, recognise, session_of
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.rows import (
@@ -96,7 +96,7 @@ class ResponseReader:
         self._order = AdvantageOrder()
         self._repeated: list[str] = []
         self._num_turns = self._num_seen = 0
-        self._samples: set[tuple[Any, Any]] = set()  # slime's: rollout, and number in it
+        self._ranks: dict[tuple[Any, int | None], Any] = {}  # of slime's samples, the first
 
     def __iter__(self) -> Iterator[InspectedResponse | BadRow]:
         before = None
@@ -168,11 +168,10 @@ class ResponseReader:
 
     def _is_seen(self, row: Row) -> bool:
         """Whether it is a sample of slime that another rank has, too."""
-        if (number := row.get("sample_indices")) is None:
+        if (rank := row.get("rank")) is None or "response_lengths" not in row:
             return False
-        sample = row.get("rollout_id"), number
-        is_seen = sample in self._samples
-        self._samples.add(sample)
+        sample = row.get("rollout_id"), whole_number(row.get("sample_indices"))
+        is_seen = self._ranks.setdefault(sample, rank) != rank
         self._num_seen += is_seen
         return is_seen
 

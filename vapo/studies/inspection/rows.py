@@ -196,7 +196,7 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
             yield number, "not a dict"
             continue
         place = sample.get("rollout_position", number - 1)
-        more: dict[str, Any] = {"rollout_id": step}
+        more: dict[str, Any] = {"rollout_id": step, "rank": dump.get("rank")}
         if isinstance(raw, list) and place < len(raw):
             more["raw_reward"] = raw[place]
         yield number, {**_as_lists(sample), **more}

@@ -27,14 +27,15 @@ _MICRO_BATCHES = (1, 4, 16)  # rows
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
-class Moments(NamedTuple):
+@dataclass
+class Moments:
     """Of some tokens: their number, and sums of R, R^2, R - V and (R - V)^2."""
 
-    num: int
-    r: float
-    rr: float
-    d: float
-    dd: float
+    num: int = 0
+    r: float = 0.0
+    rr: float = 0.0
+    d: float = 0.0
+    dd: float = 0.0
 
     @classmethod
     def of(cls, values: np.ndarray, returns: np.ndarray) -> Moments:
@@ -43,27 +44,19 @@ class Moments(NamedTuple):
         sums = (total(returns), returns @ returns, total(error), error @ error)
         return cls(len(values), *map(float, sums))
 
-
-@dataclass
-class ExplainedVariance:
-    """1 - Var(R - V) / Var(R) of all that was added, in one piece."""
-
-    num: int = 0
-    r: float = 0.0
-    rr: float = 0.0
-    d: float = 0.0
-    dd: float = 0.0
-
-    def add(self, moments: Moments | ExplainedVariance) -> None:
-        self.num += moments.num
-        self.r += moments.r
-        self.rr += moments.rr
-        self.d += moments.d
-        self.dd += moments.dd
+    def add(self, other: Moments) -> None:
+        self.num += other.num
+        self.r += other.r
+        self.rr += other.rr
+        self.d += other.d
+        self.dd += other.dd
 
     @property
     def value(self) -> float:
-        """NaN where nothing was added, or all returns are equal."""
+        """The explained variance, 1 - Var(R - V) / Var(R) of all in one piece.
+
+        NaN where there are no tokens, or all returns are equal.
+        """
         if not self.num:
             return math.nan
         r, rr, d, dd = (x / self.num for x in (self.r, self.rr, self.d, self.dd))
@@ -84,7 +77,7 @@ class MicroBatches:
     num_undefined: int = 0
     total: float = 0.0
     _rows: int = 0
-    _open: ExplainedVariance = field(default_factory=ExplainedVariance)
+    _open: Moments = field(default_factory=Moments)
 
     def add(self, moments: Moments) -> None:
         self._open.add(moments)
@@ -96,7 +89,7 @@ class MicroBatches:
             else:
                 self.num += 1
                 self.total += value
-            self._rows, self._open = 0, ExplainedVariance()
+            self._rows, self._open = 0, Moments()
 
     def extend(self, other: MicroBatches) -> None:
         """Take in another stream's, but for the last rows, which fill no micro-batch."""
@@ -176,8 +169,8 @@ class RunningSums:
     num_logprobs: int = 0
     logprob: float = 0.0
     num_impossible_logprobs: int = 0
-    explained: ExplainedVariance = field(default_factory=ExplainedVariance)
-    explained_of_targets: ExplainedVariance = field(default_factory=ExplainedVariance)
+    explained: Moments = field(default_factory=Moments)
+    explained_of_targets: Moments = field(default_factory=Moments)
     not_finite: dict[str, NotFinite] = field(default_factory=dict)  # by the list's name
     micro_batches: Sequence[MicroBatches] = ()
     groups: Groups = field(default_factory=Groups)
