@@ -20,7 +20,7 @@ from vapo.studies.inspection.group_sample import (
 )
 from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import MicroBatches, Moments
+from vapo.studies.inspection.running import MicroBatches, Moments, NotFinite
 
 
 def response(
@@ -189,3 +189,30 @@ def test_parts_are_steps_or_files() -> None:
         ("made_up.jsonl", 2),
     ]
     assert find(one).parts == []
+
+
+def test_the_sums_of_all_are_those_of_the_parts_together() -> None:
+    """Two steps, the second of other rewards, lengths and faults, beside both as one."""
+    first = [replace(one, reward=one.reward / 2) for one in made_up.sound(9)]
+    second = [
+        replace(one, group=f"{one.group} again", is_truncated=True)
+        for one in made_up.sound(7, seed=1)
+    ]
+    second[3] = replace(second[3], values=None, not_finite=("values",))
+    together = find([*first, *second])
+    apart = find([replace(one, step=i) for i, rows in enumerate((first, second)) for one in rows])
+    one, other = together.sums, apart.sums
+    assert len(apart.parts) == 2
+    for name in ("low", "high", "longest", "tokens", "num", "num_truncated", "num_logprobs"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert (one.rewards, one.not_finite) == (other.rewards, other.not_finite)
+    assert other.not_finite["values"] == NotFinite(1, second[3].place)
+    assert one.explained.value == pytest.approx(other.explained.value)
+    assert [x.mean for x in one.micro_batches] == pytest.approx(
+        [x.mean for x in other.micro_batches], nan_ok=True
+    )
+    assert apart.groups.num_groups == 16
+    assert apart.groups.all_equal == together.groups.all_equal
+    assert (other.low, other.high) == (-1.0, 1.0)
+    parts = {part.step: part.sums for part in apart.parts}
+    assert (parts[0].low, parts[1].low, parts[0].num, parts[1].num) == (-0.5, -1.0, 72, 56)

@@ -14,7 +14,12 @@ from vapo.studies.inspection.responses import InspectedResponse
 Row = Mapping[str, Any]
 PER_TOKEN = ("tokens", "is_sampled", "values", "logprobs", "advantages", "returns")
 _LARGEST = 2**31 - 1  # id of a token
-_TYPES = {float: {float, int, type(None)}, int: {int}, str: {str}, bool: {bool, int, float}}
+_TYPES: dict[type, set[type]] = {
+    float: {float, int, type(None)},
+    int: {int},
+    str: {str},
+    bool: {bool, int, float},
+}
 _KINDS = {float: "a number", str: "a text", bool: "true or false"}
 _KINDS |= {int: f"a whole number from 0 to {_LARGEST}"}
 _FLAGS = {True: True, False: False, "true": True, "false": False}  # 1 is True here, 0 is False
@@ -155,7 +160,7 @@ def whole_number(value: Any) -> int | None:
     """An int, also where a table without ints has made it a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return int(value) if float(value).is_integer() else None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def flag_of(row: Row, key: str) -> bool | None:
@@ -221,7 +226,7 @@ def check_lists(response: InspectedResponse) -> InspectedResponse:
     """
     ids = response.response_ids
     first = None if ids is None else ("response_ids", len(ids))
-    not_finite: dict[str, None] = {}
+    not_finite: dict[str, Any] = {}
     for name in PER_TOKEN:
         found = getattr(response, name)
         if found is None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TRL = next(one for one in FORMATS if "TRL" in one.name)
 _MOST_UNKNOWN = 20  # rows, before a file is none of rollouts
+_OF_RANKS = ("rank", "rollout_id", "sample_indices")  # what slime's older files say
 _COUNTED = ("values", "logprobs", "advantages", "returns", "response_ids", "step")
 _WITHOUT = {
     "values": (
@@ -96,7 +97,7 @@ class ResponseReader:
         self._order = AdvantageOrder()
         self._repeated: list[str] = []
         self._num_turns = self._num_seen = 0
-        self._ranks: dict[tuple[Any, int | None], Any] = {}  # of slime's samples, the first
+        self._ranks: dict[tuple[int | None, ...], int] = {}  # of slime's samples, the first
 
     def __iter__(self) -> Iterator[InspectedResponse | BadRow]:
         before = None
@@ -168,10 +169,12 @@ class ResponseReader:
 
     def _is_seen(self, row: Row) -> bool:
         """Whether it is a sample of slime that another rank has, too."""
-        if (rank := row.get("rank")) is None or "response_lengths" not in row:
+        if "response_lengths" not in row:
             return False
-        sample = row.get("rollout_id"), whole_number(row.get("sample_indices"))
-        is_seen = self._ranks.setdefault(sample, rank) != rank
+        rank, *sample = (whole_number(row.get(key)) for key in _OF_RANKS)
+        if rank is None or None in sample:
+            return False
+        is_seen = self._ranks.setdefault(tuple(sample), rank) != rank
         self._num_seen += is_seen
         return is_seen
 
