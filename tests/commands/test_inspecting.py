@@ -130,8 +130,9 @@ def test_rows_of_another_model_s_tokens_are_named(tmp_path: Path, rollouts: Path
     policy = save_tiny_folder(tmp_path / "policy")
     with rollouts.open("a") as lines:
         lines.write(json.dumps(rows(1)[0] | {"response_ids": [3, 70_000, 1]}) + "\n")
-    for model in ({"critic": critic}, {"policy": str(policy)}):
-        (bad,) = vapo.inspect(rollouts, **model).findings.bad_rows
+    for model in ((str(policy), None), (None, critic)):
+        found = vapo.inspect(rollouts, policy=model[0], critic=model[1])
+        (bad,) = found.findings.bad_rows
         assert bad.place == f"{rollouts}, row 13"
         assert bad.reason.startswith("response_ids has 70000, and the model that is given has ")
 

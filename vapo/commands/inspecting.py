@@ -167,5 +167,6 @@ def _load(policy: str | None, critic: str | None) -> tuple[Any, Any, int | None]
 
         loaded = load_critic(critic, tokenizer=tokenizer)
         tokenizer = loaded.tokenizer
-        sizes.append(loaded.critic.model.get_input_embeddings().num_embeddings)
+        embedding: Any = loaded.critic.model.get_input_embeddings()
+        sizes.append(embedding.num_embeddings)
     return tokenizer, loaded, min((size for size in sizes if size is not None), default=None)
