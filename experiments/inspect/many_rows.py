@@ -26,13 +26,13 @@ def main() -> None:
     with args.output.open("w") as lines:
         for number in range(args.num_rows):
             prompt = number if args.alone else number // SIZE
+            ids = [draw.randrange(3, 30_000) for _ in range(TOKENS)]
             reward = float(draw.random() < 0.5)
             row = {"prompt": f"What is {prompt} + 3?", "response": "abcde " * 10, "reward": reward}
-            row |= {"step": number // STEP, "group": None if args.alone else prompt}
-            row["response_ids"] = [draw.randrange(3, 30_000) for _ in range(TOKENS)]
+            row |= {"group": None if args.alone else prompt, "step": number // STEP}
+            row["response_ids"] = ids
             if args.values:
-                known = [place / TOKENS for place in range(TOKENS)]
-                means = [reward * share + 0.5 * (1 - share) for share in known]
+                means = [reward * k / TOKENS + 0.5 * (1 - k / TOKENS) for k in range(TOKENS)]
                 row["values"] = [round(draw.gauss(mean, 0.2), 4) for mean in means]
                 row["logprobs"] = [round(-draw.expovariate(2), 4) for _ in range(TOKENS)]
             lines.write(json.dumps(row) + "\n")
