@@ -231,6 +231,14 @@ def test_shards_are_one_table_and_files_apart_are_not(tmp_path: Path) -> None:
     assert "one table" not in notes
     assert [one.table for one in read(folder)[0]].count(str(folder)) == 5
 
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("step_3_rank_0", "step_3_rank_1", "step_4_rank_0", "step_4_rank_1"):
+        lines(run / f"{name}.jsonl", [PLAIN | {"step": None}])
+    good, _, _ = read(run)
+    assert [one.step for one in good] == [3, 3, 4, 4]
+    assert len({(one.table, one.group) for one in good}) == 2
+
 
 def test_a_million_rows_are_never_in_memory_together() -> None:
     num = 0

@@ -15,8 +15,6 @@ from vapo.studies.inspection.group_sample import (
     GroupSample,
     Tokens,
     Valued,
-    num_prompt_tokens,
-    num_tokens,
     share_prompt,
     tokens_of,
 )
@@ -123,8 +121,7 @@ def find(
         part, columns = part_of(response), TokenColumns.of(response, gamma=gamma)
         stream.add(part, response, columns)
         key = (str(part), response.group)
-        shared = share_prompt(response, sample.first(key))
-        sample.add(key, shared, num_tokens(response), num_shared=num_prompt_tokens(response))
+        sample.add(key, *share_prompt(response, sample.first(key)))
         if columns.valued is not None:
             figures.add(key, columns.valued, len(columns.valued.values) + _OF_A_RESPONSE)
     common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}

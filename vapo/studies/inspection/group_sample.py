@@ -51,15 +51,13 @@ class GroupSample(Generic[T]):
         """What was added first of a group that is kept."""
         return self._kept[key][0] if key in self._kept else None
 
-    def add(self, key: GroupKey, one: T, num_tokens: int, *, num_shared: int = 0) -> None:
-        """Args: num_shared: tokens that a group has once, as its prompt."""
+    def add(self, key: GroupKey, one: T, num_tokens: int) -> None:
         if key not in self._kept:
             number = self._number(key)
             if self._limit is not None and number >= self._limit:
                 return
             self._kept[key], self._costs[key] = [], 0
             heapq.heappush(self._heap, (-number, key))
-            num_tokens += num_shared
         self._kept[key].append(one)
         self._costs[key] += num_tokens
         self.num_tokens += num_tokens
@@ -84,17 +82,20 @@ def num_tokens(response: InspectedResponse) -> int:
     return max(1, len(response.response) // 4 if column is None else len(column))
 
 
-def num_prompt_tokens(response: InspectedResponse) -> int:
+def _num_prompt_tokens(response: InspectedResponse) -> int:
     """What a prompt costs to keep: its tokens, or about as many where nothing counts them."""
     ids = response.prompt_ids
     return len(response.prompt) // 4 if ids is None else len(ids)
 
 
-def share_prompt(one: InspectedResponse, other: InspectedResponse | None) -> InspectedResponse:
-    """The response with the other's prompt in the place of its own, where they are equal."""
+def share_prompt(
+    one: InspectedResponse, other: InspectedResponse | None
+) -> tuple[InspectedResponse, int]:
+    """The response, with the other's prompt in the place of its own where they are equal, and what
+    it costs to keep."""
     if other is None or (one.prompt, one.prompt_ids) != (other.prompt, other.prompt_ids):
-        return one
-    return replace(one, prompt=other.prompt, prompt_ids=other.prompt_ids)
+        return one, num_tokens(one) + _num_prompt_tokens(one)
+    return replace(one, prompt=other.prompt, prompt_ids=other.prompt_ids), num_tokens(one)
 
 
 def _counted(response: InspectedResponse) -> Sequence[object] | None:

@@ -82,8 +82,8 @@ def step_in_path(path: Path) -> int | None:
 def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> list[str]:
     """The table that each file is, or is one of several of.
 
-    Files of a folder whose names say no step are one table. Files that were `named` are it where
-    they are named as shards are: part-0001.parquet, train-00000-of-00004.parquet.
+    Shards by their names are one table: part-0001.parquet, train-00000-of-00004.parquet,
+    step_3_rank_1.jsonl. So are files of a folder whose names say no step, unless they are `named`.
     """
     apart = set(map(Path, named))
     tables = [_table(path, is_named=path in apart) for path in files]
@@ -92,9 +92,7 @@ def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> list[s
 
 
 def _table(path: Path, *, is_named: bool) -> str:
-    if step_in_path(path) is not None:
-        return str(path)
-    if not is_named:
+    if step_in_path(path) is None and not is_named:
         return str(path.parent)
     return str(path.with_name(_SHARD.sub(lambda found: numberless(found[0]), path.name)))
 
