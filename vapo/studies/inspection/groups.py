@@ -18,7 +18,7 @@ _TINY = 1e-12
 
 @dataclass
 class Groups:
-    """Rewards by group: four numbers for each, which is all that is kept."""
+    """Rewards by group: five numbers for each, which is all that is kept."""
 
     _number: dict[str, int] = field(default_factory=dict)
     _count: array[float] = field(default_factory=lambda: array("d"))
