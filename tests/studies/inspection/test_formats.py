@@ -146,6 +146,13 @@ def test_a_list_that_is_not_finite_costs_that_list_alone(tmp_path: Path) -> None
     ]
 
 
+def test_an_environment_s_tokens_need_no_numbers() -> None:
+    seen = PLAIN | {"is_sampled": [False, True], "values": [None, 0.75], "logprobs": [-0.1, None]}
+    (one,), bad, _ = read([seen])
+    assert bad == []
+    assert (one.values, one.logprobs, one.not_finite) == ((0.0, 0.75), None, ("logprobs",))
+
+
 @pytest.mark.parametrize(
     ("fields", "is_truncated"),
     [

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import repeat
 from typing import Any
 
 from vapo.studies.inspection.responses import InspectedResponse
@@ -222,11 +223,13 @@ def answer_of(row: Row, key: str) -> str | None:
 def check_lists(response: InspectedResponse) -> InspectedResponse:
     """The response without its lists of numbers that are not all finite, which it names instead.
 
+    Only sampled tokens count: an environment's may have no number, and get 0.
+
     Raises: RowError: lists that do not have one entry for each response token; it names two.
     """
     ids = response.response_ids
     first = None if ids is None else ("response_ids", len(ids))
-    not_finite: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name in PER_TOKEN:
         found = getattr(response, name)
         if found is None:
@@ -238,10 +241,13 @@ def check_lists(response: InspectedResponse) -> InspectedResponse:
                 "of the response, and none for the prompt"
             )
         if name not in ("tokens", "is_sampled") and not all(map(math.isfinite, found)):
-            not_finite[name] = None
-    if not not_finite:
+            is_own = response.is_sampled or repeat(True)
+            numbers = tuple(x if own else 0.0 for x, own in zip(found, is_own, strict=False))
+            changed[name] = numbers if all(map(math.isfinite, numbers)) else None
+    if not changed:
         return response
-    return replace(response, **not_finite, not_finite=(*response.not_finite, *not_finite))
+    not_finite = (name for name, numbers in changed.items() if numbers is None)
+    return replace(response, **changed, not_finite=(*response.not_finite, *not_finite))
 
 
 def _shown(value: Any) -> str:
