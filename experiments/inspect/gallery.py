@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
@@ -48,9 +48,8 @@ def rows(page: Page, file: Path) -> Iterator[InspectedResponse | BadRow]:
             yield row
         elif (row.step or 0) >= page.first_step:
             place = f"{page.file}.jsonl, row {row.place.rpartition(', row ')[2]}"
-            group = "|".join(PurePath(part).name for part in row.group.split("|"))
             values = row.values if page.has_values else None
-            yield replace(row, place=place, group=group, values=values)
+            yield replace(row, place=place, table="", values=values)
 
 
 def main() -> None:

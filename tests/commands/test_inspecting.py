@@ -120,29 +120,21 @@ def test_verl_s_rollouts_get_a_critic_s_values(tmp_path: Path, capsys: Any) -> N
     )
 
 
-def test_a_chat_template_is_put_back_only_to_the_letter(tmp_path: Path) -> None:
-    from vapo.studies.inspection.text_tokens import TextTokens
+def test_rows_of_another_model_s_tokens_are_named(tmp_path: Path, rollouts: Path) -> None:
+    """The policy's config and the critic's embedding say how many tokens there are."""
+    from transformers import Qwen2ForTokenClassification
 
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<|", "|>"]})
-    tokenizer.chat_template = (
-        "{% for m in messages %}<|{{ m.role }}\n{{ m.content }}|>\n{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant\n{% endif %}"
-    )
-    letters = [c for c in "system user assistant\n? " if c not in tokenizer.get_vocab()]
-    tokenizer.add_tokens(letters)
-    tokens = TextTokens(tokenizer)
-    whole = tokens.render([{"role": "system", "content": "a b"}, {"role": "user", "content": "1?"}])
-    ids = tokenizer(whole, add_special_tokens=False)["input_ids"]
-    plain = str(tokenizer.decode(ids, skip_special_tokens=True))
-    assert "<|" not in plain
-    row = InspectedResponse("x, row 1", plain, "12", 1.0, "0")
-    assert tokens.complete(row).prompt_ids == tuple(ids)
-    assert tokens.num_rebuilt == 1
-    other = plain.replace("user\n", "user\n\n", 1).replace("1?", "1? ")
-    kept = tokens.complete(InspectedResponse("x, row 2", f"{other}x", "12", 1.0, "0"))
-    assert kept.prompt_ids != tuple(ids)
-    assert tokens.num_rebuilt == 1
+    from tests.studies.inspection.test_critics import classifier, save
+
+    critic = save(classifier(Qwen2ForTokenClassification), tmp_path / "critic")
+    policy = save_tiny_folder(tmp_path / "policy")
+    with rollouts.open("a") as lines:
+        lines.write(json.dumps(rows(1)[0] | {"response_ids": [3, 70_000, 1]}) + "\n")
+    for model in ((str(policy), None), (None, critic)):
+        found = vapo.inspect(rollouts, policy=model[0], critic=model[1])
+        (bad,) = found.findings.bad_rows
+        assert bad.place == f"{rollouts}, row 13"
+        assert bad.reason.startswith("response_ids has 70000, and the model that is given has ")
 
 
 def test_the_function_for_verl_s_own_values(tmp_path: Path) -> None:

@@ -99,12 +99,16 @@ def inspect_rollouts(
         raise UserError(f"gamma is a discount above 0 and at most 1, got {gamma:g}")
     truth = _truth_request(value_truth, policy, verifier, sampling)
     _check_models(policy, critic)
-    tokenizer = loaded = None
+    tokenizer = loaded = num_ids = None
     if policy is not None or critic is not None:
         say("vapo inspect: loading torch and transformers ...", file=sys.stderr)
-        tokenizer, loaded = _load(policy, critic)
+        tokenizer, loaded, num_ids = _load(policy, critic)
     reader = ResponseReader(
-        source, rewards=rewards, tokenizer=tokenizer, has_critic=loaded is not None
+        source,
+        rewards=rewards,
+        tokenizer=tokenizer,
+        num_ids=num_ids,
+        has_critic=loaded is not None,
     )
     responses: Iterable[InspectedResponse | BadRow] = reader
     if loaded is not None:
@@ -147,16 +151,22 @@ def _check_models(policy: str | None, critic: str | None) -> None:
             check_critic_folder(critic)
 
 
-def _load(policy: str | None, critic: str | None) -> tuple[Any, Any]:
-    """The tokenizer of the policy, else of the critic; and the critic."""
+def _load(policy: str | None, critic: str | None) -> tuple[Any, Any, int | None]:
+    """The tokenizer of the policy, else of the critic; the critic; how many tokens both have."""
     from vapo.networks.loading import load_tokenizer
+    from vapo.networks.model_configs import read_model_config
     from vapo.system.libraries import quiet_libraries
 
     quiet_libraries()
-    tokenizer = None if policy is None else load_tokenizer(policy, key="--policy")
-    if critic is None:
-        return tokenizer, None
-    from vapo.studies.inspection.critics import load_critic
+    tokenizer, loaded, sizes = None, None, list[int | None]()
+    if policy is not None:
+        tokenizer = load_tokenizer(policy, key="--policy")
+        sizes.append(getattr(read_model_config(policy).get_text_config(), "vocab_size", None))
+    if critic is not None:
+        from vapo.studies.inspection.critics import load_critic
 
-    loaded = load_critic(critic, tokenizer=tokenizer)
-    return loaded.tokenizer, loaded
+        loaded = load_critic(critic, tokenizer=tokenizer)
+        tokenizer = loaded.tokenizer
+        embedding: Any = loaded.critic.model.get_input_embeddings()
+        sizes.append(embedding.num_embeddings)
+    return tokenizer, loaded, min((size for size in sizes if size is not None), default=None)

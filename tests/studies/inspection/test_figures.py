@@ -20,7 +20,7 @@ from vapo.studies.inspection.group_sample import (
 )
 from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import ExplainedVariance, MicroBatches, Moments
+from vapo.studies.inspection.running import MicroBatches, Moments, NotFinite
 
 
 def response(
@@ -103,7 +103,7 @@ def test_length_alone() -> None:
 
 def test_explained_variance_in_one_piece_and_over_micro_batches() -> None:
     """Two micro-batches that each have an explained variance of 0, and together nearly 1."""
-    whole, pieces = ExplainedVariance(), MicroBatches(2)
+    whole, pieces = Moments(), MicroBatches(2)
     for level in (0.0, 100.0):
         for reward in (level - 1, level + 1):
             moments = Moments.of(np.array([level]), np.array([reward]))
@@ -149,6 +149,25 @@ def test_a_sample_of_groups_has_whole_groups_in_whatever_order() -> None:
     assert 5 <= len(kept[0]) < 12
 
 
+def test_a_prompt_is_held_and_counted_once_in_its_group() -> None:
+    """Prompts of 1000 tokens: 40 groups of 4 hold 40 of them, and each response 10 more."""
+    rows = [
+        replace(
+            response(float(number % 2), [0.0] * 10, group=str(number // 4), place=number),
+            prompt_ids=tuple(range(number // 4, number // 4 + 1000)),
+            response_ids=(1,) * 10,
+        )
+        for number in range(160)
+    ]
+    found = find(rows, max_tokens=10_500)
+    groups = list(found.sample.values())
+    assert len(groups) == 10
+    assert all(len({id(one.prompt_ids) for one in group}) == 1 for group in groups)
+    apart = [replace(one, prompt=str(number)) for number, one in enumerate(rows)]
+    assert [one.prompt for one in find(apart[:8]).responses] == list(map(str, range(8)))
+    assert len(find(apart, max_tokens=10_500).sample) == 2
+
+
 def test_a_stream_is_not_held() -> None:
     """Counts and explained variance are of all rows, the sample of some."""
     responses = made_up.sound(num_prompts=100)
@@ -171,3 +190,30 @@ def test_parts_are_steps_or_files() -> None:
         ("made_up.jsonl", 2),
     ]
     assert find(one).parts == []
+
+
+def test_the_sums_of_all_are_those_of_the_parts_together() -> None:
+    """Two steps, the second of other rewards, lengths and faults, beside both as one."""
+    first = [replace(one, reward=one.reward / 2) for one in made_up.sound(9)]
+    second = [
+        replace(one, group=f"{one.group} again", is_truncated=True)
+        for one in made_up.sound(7, seed=1)
+    ]
+    second[3] = replace(second[3], values=None, not_finite=("values",))
+    together = find([*first, *second])
+    apart = find([replace(one, step=i) for i, rows in enumerate((first, second)) for one in rows])
+    one, other = together.sums, apart.sums
+    assert len(apart.parts) == 2
+    for name in ("low", "high", "longest", "tokens", "num", "num_truncated", "num_logprobs"):
+        assert getattr(one, name) == getattr(other, name), name
+    assert (one.rewards, one.not_finite) == (other.rewards, other.not_finite)
+    assert other.not_finite["values"] == NotFinite(1, second[3].place)
+    assert one.explained.value == pytest.approx(other.explained.value)
+    assert [x.mean for x in one.micro_batches] == pytest.approx(
+        [x.mean for x in other.micro_batches], nan_ok=True
+    )
+    assert apart.groups.num_groups == 16
+    assert apart.groups.all_equal == together.groups.all_equal
+    assert (other.low, other.high) == (-1.0, 1.0)
+    parts = {part.step: part.sums for part in apart.parts}
+    assert (parts[0].low, parts[1].low, parts[0].num, parts[1].num) == (-0.5, -1.0, 72, 56)

@@ -12,8 +12,10 @@ import pytest
 
 from tests.studies.inspection.files import lines, read
 from vapo.errors import UserError
+from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.reading import ResponseReader
-from vapo.studies.inspection.responses import InspectedResponse
+from vapo.studies.inspection.report import inspect_responses
+from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
 PLAIN = {
     "prompt": "2 + 3 =",
@@ -41,13 +43,13 @@ def test_the_plain_form(tmp_path: Path) -> None:
     assert bad == []
     assert whole == InspectedResponse(
         place=f"{path}, row 1", prompt="2 + 3 =", response="5", reward=1.0,
-        group=f"{path}|4|7", step=4, prompt_ids=(1, 2), response_ids=(3, 4),
+        group=whole.group, table=str(path), step=4, prompt_ids=(1, 2), response_ids=(3, 4),
         tokens=("5", "<end>"), values=(0.5, 0.75), logprobs=(-0.1, -0.2),
         advantages=(0.5, 0.25), returns=(1.0, 1.0), is_truncated=False, answer="5",
     )  # fmt: skip
     assert least == InspectedResponse(
         place=f"{path}, row 2", prompt="2 + 3 =", response="5", reward=1.0,
-        group=f"{path}|None|2 + 3 =",
+        group=least.group, table=str(path),
     )  # fmt: skip
     assert "2 responses read as the plain form" in notes
     assert "1 of 2 responses have no values" in notes
@@ -87,7 +89,7 @@ def test_bad_rows_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
             PLAIN | {"reward": None},
             PLAIN | {"reward": float("nan")},
             PLAIN | {"values": [0.5]},
-            PLAIN | {"values": [0.5, float("inf")]},
+            PLAIN | {"values": [0.5, "high"]},
             PLAIN | {"logprobs": "x"},
             PLAIN | {"response": 5},
             PLAIN,
@@ -105,10 +107,144 @@ def test_bad_rows_are_named_and_the_rest_is_read(tmp_path: Path) -> None:
         "reward is nan, not a finite number",
         "values has 1 entries, and response_ids 2: one for each token of the response, and none "
         "for the prompt",
-        "values has inf at entry 1, not a finite number",
+        "values has 'high' at entry 1, not a number",
         "logprobs is 'x', not a list",
         "response is 5, neither a text nor a list of messages",
     ]
+
+
+def test_a_list_that_is_not_finite_costs_that_list_alone(tmp_path: Path) -> None:
+    """Null, NaN and infinity: the row's reward, length and group still count, and it is said."""
+    critic = [
+        PLAIN | {"group": group, "reward": reward, "values": [0.5, 0.25 + reward / 2]}
+        for group in range(4)
+        for reward in (0.0, 1.0)
+    ]
+    nan = float("nan")
+    broken = [
+        PLAIN | {"group": 9, "values": [0.5, nan]},
+        PLAIN | {"group": 9, "reward": 0, "values": [None, 0.5], "logprobs": [-0.1, float("-inf")]},
+    ]
+    path = lines(tmp_path / "x.jsonl", [*critic, *broken])
+    good, bad, notes = read(path)
+    assert bad == []
+    assert [one.not_finite for one in good[-3:]] == [(), ("values",), ("values", "logprobs")]
+    assert (good[-2].values, good[-2].logprobs, good[-1].logprobs) == (None, (-0.1, -0.2), None)
+    assert "no values" not in notes
+    found = inspect_responses(good, name="x")
+    assert (found.findings.sums.num, found.findings.groups.num_several) == (10, 5)
+    assert found.findings.critic is not None
+    assert found.findings.critic.num_responses == 8
+    said = [(one.title, one.text) for one in found.remarks if one.severity == "wrong"]
+    assert said[:2] == [
+        (
+            f"Some {name} are not finite",
+            f"{num} rows have NaN, infinity or null in their {name}, first {path}, row {first}. "
+            "These lists are in no figure.",
+        )
+        for name, num, first in (("values", 2, 9), ("logprobs", 1, 10))
+    ]
+
+
+def test_an_environment_s_tokens_need_no_numbers() -> None:
+    seen = PLAIN | {"is_sampled": [False, True], "values": [None, 0.75], "logprobs": [-0.1, None]}
+    (one,), bad, _ = read([seen])
+    assert bad == []
+    assert (one.values, one.logprobs, one.not_finite) == ((0.0, 0.75), None, ("logprobs",))
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_truncated"),
+    [
+        ({"is_truncated": None}, None),
+        ({"is_truncated": float("nan")}, None),
+        ({"is_truncated": "false"}, False),
+        ({"is_truncated": "True"}, True),
+        ({"is_truncated": 0}, False),
+        ({"is_truncated": 1.0}, True),
+        ({"is_truncated": None, "finish_reason": float("nan")}, None),
+        ({"is_truncated": None, "finish_reason": "length"}, True),
+        ({"is_truncated": None, "finish_reason": "MAX_TOKENS"}, True),
+        ({"is_truncated": None, "finish_reason": "turn_length"}, True),
+        *(
+            ({"is_truncated": None, "finish_reason": reason}, False)
+            for reason in ("stop", "tool_calls", "eos", "stop_sequence", "abort")
+        ),
+    ],
+)
+def test_whether_a_response_was_cut_short(fields: dict[str, Any], is_truncated: bool) -> None:
+    (one,), bad, _ = read([PLAIN | fields])
+    assert bad == []
+    assert one.is_truncated is is_truncated
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"is_truncated": "maybe"}, "is_truncated is 'maybe', not true or false"),
+        ({"is_truncated": 2}, "is_truncated is 2, not true or false"),
+        ({"is_sampled": [1, 2]}, "is_sampled has 2 at entry 1, not true or false"),
+        (
+            {"response_ids": [3, 2**31]},
+            "response_ids has 2147483648 at entry 1, not a whole number from 0 to 2147483647",
+        ),
+        (
+            {"prompt_ids": [-1]},
+            "prompt_ids has -1 at entry 0, not a whole number from 0 to 2147483647",
+        ),
+        ({"tokens": ["a", None]}, "tokens has None at entry 1, not a text"),
+    ],
+)
+def test_an_entry_that_cannot_be_is_named(fields: dict[str, Any], reason: str) -> None:
+    good, bad, _ = read([PLAIN | fields, PLAIN])
+    assert len(good) == 1
+    assert bad == [BadRow("data, row 1", reason)]
+
+
+def test_no_group_is_what_null_and_nan_say() -> None:
+    """The prompt is the group then, in whatever table the row was."""
+    import pandas
+
+    given = [None, float("nan"), pandas.NA, float("nan")]
+    good, _, _ = read(pandas.DataFrame([PLAIN | {"group": group} for group in given]))
+    other = PLAIN | {"group": float("nan"), "prompt": "3 + 3 ="}
+    good += read([other, {k: v for k, v in PLAIN.items() if k != "group"}])[0]
+    assert len({one.group for one in good}) == 2
+    assert good[4].group != good[5].group == good[0].group
+
+
+def test_shards_are_one_table_and_files_apart_are_not(tmp_path: Path) -> None:
+    """A group goes over the shards; files of a folder without steps are one table, too."""
+    folder = tmp_path / "table"
+    folder.mkdir()
+    names = ("part-00000.jsonl", "part-00001.jsonl", "more.jsonl")
+    paths = [lines(folder / name, [PLAIN | {"step": None}]) for name in names]
+    good, _, notes = read(folder)
+    assert {one.table for one in good} == {str(folder)}
+    assert f"{folder}: 3 files are read as one table" in notes
+    of = {Path(one.place).name: one.group for one in good}
+    assert of["part-00000.jsonl, row 1"] == of["part-00001.jsonl, row 1"]
+    assert of["part-00000.jsonl, row 1"] != of["more.jsonl, row 1"]
+    assert find(good).parts == []
+
+    good, _, _ = read(paths)
+    assert [one.table for one in good] == [str(folder / "part-*.jsonl")] * 2 + [str(paths[2])]
+    apart = [
+        lines(folder / f"{name}.jsonl", [PLAIN | {"step": None}])
+        for name in ("seed_0", "seed_1", "step_1", "step_2")
+    ]
+    good, _, notes = read(apart)
+    assert [one.table for one in good] == list(map(str, apart))
+    assert "one table" not in notes
+    assert [one.table for one in read(folder)[0]].count(str(folder)) == 5
+
+    run = tmp_path / "run"
+    run.mkdir()
+    for name in ("step_3_rank_0", "step_3_rank_1", "step_4_rank_0", "step_4_rank_1"):
+        lines(run / f"{name}.jsonl", [PLAIN | {"step": None}])
+    good, _, _ = read(run)
+    assert [one.step for one in good] == [3, 3, 4, 4]
+    assert len({(one.table, one.group) for one in good}) == 2
 
 
 def test_a_million_rows_are_never_in_memory_together() -> None:

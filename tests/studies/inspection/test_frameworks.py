@@ -28,10 +28,23 @@ def test_verl() -> None:
     groups = [one.group for one in good]
     assert [len(set(groups[start : start + 4])) for start in (0, 4, 8, 12)] == [1] * 4
     assert len(set(groups)) == 4
-    assert groups[8].endswith("|2|q0")
     assert "16 responses read as verl's dumped rollouts" in notes
     assert "without special tokens" in notes
     assert "no values" in notes
+
+
+def test_verl_s_sessions_count_once(tmp_path: Path) -> None:
+    """A session with several outputs has a row for each; the last has its score."""
+    uids = ["a_b_0_0", "a_b_0_1", "a_b_1_0", "a_c_0_0", "a_c_0_10", "plain"]
+    rows = [
+        {"input": f"asked {uid}", "output": "b", "score": float(number), "step": 1, "uid": uid}
+        for number, uid in enumerate(uids)
+    ]
+    good, bad, notes = read(lines(tmp_path / "1.jsonl", rows))
+    assert bad == []
+    assert [one.reward for one in good] == [1.0, 2.0, 4.0, 5.0]
+    assert [one.group == good[0].group for one in good] == [True, True, False, False]
+    assert "2 rows of earlier outputs of verl's sessions are left out" in notes
 
 
 def test_trl() -> None:
@@ -64,6 +77,28 @@ def test_trl_s_weights_show_in_its_advantages(tmp_path: Path) -> None:
     good, _, notes = read(tmp_path, rewards=["right"])
     assert [one.reward for one in good] == [1.0, 0.0, 1.0, 0.0]
     assert "do not follow" not in notes
+
+
+def test_one_file_of_trl_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of several, columns are compared first; their rows are made once."""
+    file = parquet.ParquetFile
+    read_columns = list[Any]()
+
+    class Counted(file):  # type: ignore[misc, valid-type]
+        def iter_batches(self, *args: Any, **options: Any) -> Any:
+            read_columns.append(options.get("columns"))
+            return super().iter_batches(*args, **options)
+
+    monkeypatch.setattr(parquet, "ParquetFile", Counted)
+    row = {"step": 1, "prompt": "a", "completion": "b", "f": 1.0, "advantage": float("nan")}
+    for name in ("completions_00001", "completions_00002"):
+        parquet.write_table(pa.Table.from_pylist([row, row]), tmp_path / f"{name}.parquet")
+    good, bad, _ = read(tmp_path / "completions_00001.parquet")
+    assert read_columns == [None]
+    assert bad == []
+    assert [(one.reward, one.not_finite) for one in good] == [(1.0, ("advantages",))] * 2
+    assert len(read(tmp_path)[0]) == 2
+    assert read_columns[1:] == [["prompt", "completion", "f", "advantage"], None, read_columns[1]]
 
 
 def test_a_reward_function_without_a_verdict_counts_nothing(tmp_path: Path) -> None:
@@ -144,7 +179,7 @@ def test_slime_s_rollouts(tmp_path: Path) -> None:
     assert good == [
         InspectedResponse(
             place=f"{path}, row 1", prompt="a b", response="cde", reward=1.0,
-            group=f"{path}|7|0", step=7, prompt_ids=(1, 2), response_ids=(3, 4, 5),
+            group=good[0].group, table=str(path), step=7, prompt_ids=(1, 2), response_ids=(3, 4, 5),
             is_sampled=(True, False, True), logprobs=(-0.1, 0.0, -0.3), is_truncated=True,
             answer="7",
         )
@@ -169,6 +204,30 @@ def test_slime_s_training_data_has_values(tmp_path: Path) -> None:
     assert (one.reward, one.step, one.response_ids) == (1.0, 2, (3, 4))
     assert (one.values, one.advantages, one.returns) == ((0.25, 0.5), (0.75, 0.5), (1.0, 1.0))
     assert (one.prompt, one.response) == ("tokens 1 2", "tokens 3 4")
+
+
+def test_slime_s_training_data_of_older_versions(tmp_path: Path) -> None:
+    """A file for each rank has a list for each column, and the raw rewards of all ranks."""
+    for rank, samples in enumerate([(0, 2), (0, 2), (1, 3)]):  # the first two share their samples
+        columns: dict[str, Any] = {
+            "tokens": [torch.tensor([1, 2, 3, 4 + number]) for number in samples],
+            "response_lengths": [2, 2], "total_lengths": [4, 4], "truncated": [0, 1],
+            "rewards": [float(number) for number in samples], "raw_reward": [9.0] * 4,
+            "loss_masks": [torch.tensor([1, 1])] * 2, "sample_indices": list(samples),
+            "values": [torch.tensor([0.25, 0.5])] * 2, "returns": [torch.tensor([1.0, 1.0])] * 2,
+        }  # fmt: skip
+        torch.save(
+            {"rollout_id": 5, "rank": rank, "rollout_data": columns},
+            tmp_path / f"train_5_{rank}.pt",
+        )
+    good, bad, notes = read(tmp_path)
+    assert bad == []
+    assert [one.reward for one in good] == [0.0, 2.0, 1.0, 3.0]
+    assert {(one.step, one.table, one.group) for one in good} == {(5, str(tmp_path), good[0].group)}
+    assert [one.is_truncated for one in good] == [False, True] * 2
+    assert good[2].response_ids == (3, 5)
+    assert good[2].values == (0.25, 0.5)
+    assert "2 samples are those of another of slime's ranks" in notes
 
 
 def test_a_pickle_that_would_run_code_is_refused(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_two_files_without_steps_are_compared() -> None:
 
 def test_numbers_that_cannot_be_are_told() -> None:
     first, *others = made_up.sound()
-    bad = replace(first, values=(float("nan"), *(first.values or ())[1:]), logprobs=(0.5,) * 7)
+    bad = replace(first, values=None, not_finite=("values",), logprobs=(0.5,) * 7)
     assert {"inspect-not-finite", "inspect-log-probs"} <= set(wrong([bad, *others]))
 
 

@@ -25,6 +25,7 @@ from vapo.networks.loading import (
 from vapo.networks.token_inputs import token_inputs
 from vapo.studies.inspection.agreement import ValueComparison
 from vapo.studies.inspection.critic_loading import load_value_network
+from vapo.studies.inspection.fields import check_lists
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
 _BUDGET = 16_384  # tokens of a forward pass
@@ -115,7 +116,7 @@ def with_values(
         for place, one, own in zip(wanted, rows, values, strict=True):
             if one.values is None:
                 computed += 1
-                held[place] = replace(one, values=tuple(own))
+                held[place] = check_lists(replace(one, values=tuple(own)))
             else:
                 compared.add(one.values, own)
         without_tokens += sum(isinstance(one, InspectedResponse) for one in held) - len(rows)

@@ -15,22 +15,20 @@ from vapo.studies.inspection.group_sample import (
     GroupSample,
     Tokens,
     Valued,
-    num_tokens,
+    share_prompt,
     tokens_of,
 )
 from vapo.studies.inspection.groups import GroupFigures
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.running import MicroBatches, RunningSums, TokenColumns
+from vapo.studies.inspection.running import Part, RunningParts, RunningSums, TokenColumns
 
 MAX_PARTS = 40  # points of a comparison over time
 MAX_RUNS = 8  # files that are judged one by one
 _SHOWN_BAD_ROWS = 10
-_MICRO_BATCHES = (1, 4, 16)  # rows
 _ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
 _SAMPLE_TOKENS = 300_000  # of whole responses, of about 200 bytes each
 _FIGURE_TOKENS = 3_000_000  # that the critic's figures are of, of about 150 bytes each
 _OF_A_RESPONSE = 32  # tokens that its own array costs as much as
-Part = tuple[str, int | None]  # a file, and a step
 
 
 @dataclass(frozen=True)
@@ -110,8 +108,7 @@ def find(
         gamma: the discount of the reward, which is at the last token.
         max_tokens: that figures with intervals are of, in whole groups; the sums are of all.
     """
-    whole, by_file = _running_sums(), dict[str, RunningSums]()
-    sums: dict[Part, RunningSums] = {}
+    stream = RunningParts()
     sample = GroupSample[InspectedResponse](min(max_tokens, _SAMPLE_TOKENS), seed)
     figures = GroupSample[Valued](max_tokens, seed)
     bad: list[BadRow] = []
@@ -122,31 +119,24 @@ def find(
             bad += [response] if len(bad) < _SHOWN_BAD_ROWS else []
             continue
         part, columns = part_of(response), TokenColumns.of(response, gamma=gamma)
-        whole.add(response, f"{part}{response.group}", columns)
-        sums.setdefault(part, RunningSums()).add(response, response.group, columns)
-        if part[0] in by_file or len(by_file) <= MAX_RUNS:
-            own = by_file.setdefault(part[0], _running_sums())
-            own.add(response, f"{part}{response.group}", columns)
+        stream.add(part, response, columns)
         key = (str(part), response.group)
-        sample.add(key, response, num_tokens(response))
+        sample.add(key, *share_prompt(response, sample.first(key)))
         if columns.valued is not None:
             figures.add(key, columns.valued, len(columns.valued.values) + _OF_A_RESPONSE)
     common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}
     kept, with_values = sample.groups(), figures.groups()
-    found = _found(whole, sums, kept, with_values, **common)
+    sums, files = stream.parts, dict.fromkeys(file for file, _ in stream.parts)
+    found = _found(stream.whole(), sums, kept, with_values, **common)
     runs: dict[str, Findings] = {}
-    if 2 <= len(by_file) <= MAX_RUNS and not _is_one_run(sums):
-        for file, own in by_file.items():
+    if 2 <= len(files) <= MAX_RUNS and not _is_one_run(sums):
+        for file in files:
             parts = {part: one for part, one in sums.items() if part[0] == file}
             names = {str(part) for part in parts}
             own_sample = {key: group for key, group in kept.items() if key[0] in names}
             own_values = {key: group for key, group in with_values.items() if key[0] in names}
-            runs[file] = _found(own, parts, own_sample, own_values, **common)
+            runs[file] = _found(stream.whole(file), parts, own_sample, own_values, **common)
     return replace(found, num_bad_rows=num_bad, bad_rows=bad, runs=runs)
-
-
-def _running_sums() -> RunningSums:
-    return RunningSums(micro_batches=[MicroBatches(num) for num in _MICRO_BATCHES])
 
 
 def _found(
@@ -186,13 +176,10 @@ def _with_values(
                 yield replace(one, group=str(number))
 
 
-def file_of(response: InspectedResponse) -> str:
-    return response.place.rpartition(", row ")[0] or response.place
-
-
 def part_of(response: InspectedResponse) -> Part:
-    """The file, and the step where the response has one."""
-    return file_of(response), response.step
+    """The table, and the step where the response has one."""
+    table = response.table or response.place.rpartition(", row ")[0] or response.place
+    return table, response.step
 
 
 def _is_one_run(parts: Iterable[Part]) -> bool:

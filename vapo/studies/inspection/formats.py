@@ -14,18 +14,18 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
-    answer_text,
+    answer_of,
     entries,
-    number_of,
+    flag_of,
+    given,
+    is_cut_short,
     reward_of,
-    text_of,
+    words,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.token_dumps import nemo_rl, slime_rollouts, slime_training
 from vapo.studies.inspection.traces import traces
-
-_ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
-_NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
+from vapo.studies.inspection.trl import completions
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Format:
     notes: tuple[str, ...] = ()
 
     def fits(self, row: Row) -> bool:
-        return set(self.columns) <= row.keys()
+        return all(name in row for name in self.columns)
 
 
 def recognise(row: Row) -> Format | None:
@@ -57,32 +57,28 @@ def recognise(row: Row) -> Format | None:
 
 
 def _plain(row: Row, place: Place) -> list[InspectedResponse]:
-    step = place.step_of(row)
-    prompt = place.text(row, "prompt")
-    given = row.get("group")
-    truncated = row.get("is_truncated")
-    if truncated is None and row.get("finish_reason") is not None:
-        truncated = row["finish_reason"] != "stop"
+    prompt, group = place.prompt(row, "prompt"), given(row, "group")
+    truncated = flag_of(row, "is_truncated")
+    if truncated is None:
+        truncated = is_cut_short(given(row, "finish_reason"))
+    logprobs = "rollout_logprobs" if "rollout_logprobs" in row else "logprobs"
     return [
-        InspectedResponse(
-            place=str(place),
+        place.response(
+            place.step_of(row),
+            prompt if group is None else group,
             prompt=prompt,
-            response=place.text(row, "response"),
             reward=reward_of(row, place.rewards or ("reward",)),
-            group=place.group(step, prompt if given is None else given),
-            step=step,
             prompt_ids=entries(row, "prompt_ids", int),
             response_ids=entries(row, "response_ids", int),
             tokens=entries(row, "tokens", str),
             is_sampled=_sampled(row),
             values=entries(row, "values", float),
-            logprobs=entries(
-                row, "rollout_logprobs" if "rollout_logprobs" in row else "logprobs", float
-            ),
+            logprobs=entries(row, logprobs, float),
             advantages=entries(row, "advantages", float),
             returns=entries(row, "returns", float),
-            is_truncated=None if truncated is None else bool(truncated),
-            answer=answer_text(row.get("answer")),
+            is_truncated=truncated,
+            answer=answer_of(row, "answer"),
+            **words(row, "response"),
         )
     ]
 
@@ -100,68 +96,36 @@ def _sampled(row: Row) -> tuple[bool, ...] | None:
 
 
 def _verl(row: Row, place: Place) -> list[InspectedResponse]:
-    """`uid` is `{prompt}_{rollout}_{turn}` in newer versions, and absent in older ones."""
-    step, prompt, uid = place.step_of(row), place.text(row, "input"), row.get("uid")
-    whose = uid.rsplit("_", 2)[0] if isinstance(uid, str) and uid.count("_") >= 2 else uid
+    """`uid` is `{prompt}_{session}_{output}` in newer versions, and absent in older ones."""
+    prompt, uid = place.prompt(row, "input"), given(row, "uid")
     return [
-        InspectedResponse(
-            place=str(place),
+        place.response(
+            place.step_of(row),
+            prompt if uid is None else str(uid).rsplit("_", 2)[0],
             prompt=prompt,
-            response=place.text(row, "output"),
             reward=reward_of(row, place.rewards or ("score",)),
-            group=place.group(step, prompt if whose is None else whose),
-            step=step,
-            answer=answer_text(row.get("gts")),
+            answer=answer_of(row, "gts"),
+            **words(row, "output"),
         )
     ]
+
+
+def session_of(row: Row | str) -> str | None:
+    """What verl's rows of one session share; None of a row of another form, or of older versions.
+
+    An agent loop with several outputs has a row for each. They stand together in their order, and
+    the last has the session's score (`compute_advantage_for_multi_trajectories` of verl 0.9.1).
+    """
+    if isinstance(row, str) or not _VERL.fits(row) or not isinstance(uid := row.get("uid"), str):
+        return None
+    return uid.rpartition("_")[0] if uid.count("_") >= 2 else None
 
 
 def _openrlhf(row: Row, place: Place) -> list[InspectedResponse]:
-    prompt = place.text(row, "input")
+    prompt = place.prompt(row, "input")
+    reward = reward_of(row, place.rewards or ("reward",))
     return [
-        InspectedResponse(
-            place=str(place),
-            prompt=prompt,
-            response=place.text(row, "output"),
-            reward=reward_of(row, place.rewards or ("reward",)),
-            group=place.group(place.step, prompt),
-            step=place.step,
-        )
-    ]
-
-
-# ---- TRL -------------------------------------------------------------------------------------
-
-
-def _trl(row: Row, place: Place) -> list[InspectedResponse]:
-    """The advantage is one number for a response: no column of its tokens.
-
-    A reference is there if a reward function logged it with TRL's `log_extra`.
-    """
-    step, prompt = place.step_of(row), place.text(row, "prompt")
-    rewards = place.rewards or trl_rewards(row)
-    if not rewards:
-        raise RowError("no column of a reward function: name one with --reward")
-    number_of(row, "advantage")
-    return [
-        InspectedResponse(
-            place=str(place),
-            prompt=prompt,
-            response=place.text(row, "completion"),
-            reward=reward_of(row, rewards),
-            group=place.group(step, prompt),
-            step=step,
-            answer=next((answer_text(row[name]) for name in _ANSWERS if name in row), None),
-        )
-    ]
-
-
-def trl_rewards(row: Row) -> list[str]:
-    """The columns of reward functions, which stand between the completion and the advantage."""
-    return [
-        name
-        for name, value in row.items()
-        if name not in (*_NOT_REWARDS, *_ANSWERS) and (value is None or isinstance(value, float))
+        place.response(place.step, prompt, prompt=prompt, reward=reward, **words(row, "output"))
     ]
 
 
@@ -176,34 +140,33 @@ def _results(row: Row, place: Place) -> list[InspectedResponse]:
     tokens: Mapping[str, Any] = {}
     if isinstance(steps, list) and len(steps) == 1 and isinstance(steps[0], Mapping):
         tokens = steps[0].get("tokens") or {}
-    truncated = row.get("is_truncated", tokens.get("is_truncated"))
-    step = place.step_of(row)
+    truncated = flag_of(row, "is_truncated")
     return [
-        InspectedResponse(
-            place=str(place),
-            prompt=place.text(row, "prompt"),
-            response=text_of(row, "completion"),
+        place.response(
+            place.step_of(row),
+            f"{row.get('task')}|{row['example_id']}",
+            prompt=place.prompt(row, "prompt"),
             reward=reward_of(row, place.rewards or ("reward",)),
-            group=place.group(step, row.get("task"), row["example_id"]),
-            step=step,
             prompt_ids=entries(tokens, "prompt_ids", int),
             response_ids=entries(tokens, "completion_ids", int),
             logprobs=entries(tokens, "completion_logprobs", float),
-            is_truncated=None if truncated is None else bool(truncated),
-            answer=answer_text(row.get("answer")),
+            is_truncated=flag_of(tokens, "is_truncated") if truncated is None else truncated,
+            answer=answer_of(row, "answer"),
+            **words(row, "completion"),
         )
     ]
 
 
+_VERL = Format(
+    "verl's dumped rollouts (trainer.rollout_data_dir or validation_data_dir)",
+    ("input", "output", "score"),
+    _verl,
+    ("verl writes its texts without special tokens, those of a chat template included",),
+)
 FORMATS = (
     Format("slime's rollout dump", ("tokens", "response_length", "response"), slime_rollouts),
     Format("the plain form", ("prompt", "response", "reward"), _plain),
-    Format(
-        "verl's dumped rollouts (trainer.rollout_data_dir or validation_data_dir)",
-        ("input", "output", "score"),
-        _verl,
-        ("verl writes its texts without special tokens, those of a chat template included",),
-    ),
+    _VERL,
     Format(
         "verifiers' or prime-rl's results (results.jsonl, train_rollouts.jsonl)",
         ("prompt", "completion", "reward", "example_id"),
@@ -212,7 +175,7 @@ FORMATS = (
     Format(
         "TRL's completions (log_completions)",
         ("prompt", "completion", "advantage"),
-        _trl,
+        completions,
         ("the reward is the sum of its reward functions, whatever reward_weights are",),
     ),
     Format("verifiers' or prime-rl's episodes (traces.jsonl)", ("traces",), traces),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -47,11 +47,15 @@ class GroupSample(Generic[T]):
         """Whether nothing was given up."""
         return self._limit is None
 
+    def first(self, key: GroupKey) -> T | None:
+        """What was added first of a group that is kept."""
+        return self._kept[key][0] if key in self._kept else None
+
     def add(self, key: GroupKey, one: T, num_tokens: int) -> None:
-        number = self._number(key)
-        if self._limit is not None and number >= self._limit:
-            return
         if key not in self._kept:
+            number = self._number(key)
+            if self._limit is not None and number >= self._limit:
+                return
             self._kept[key], self._costs[key] = [], 0
             heapq.heappush(self._heap, (-number, key))
         self._kept[key].append(one)
@@ -76,6 +80,22 @@ def num_tokens(response: InspectedResponse) -> int:
     """What a response costs to keep: its tokens, or about as many where nothing counts them."""
     column = _counted(response)
     return max(1, len(response.response) // 4 if column is None else len(column))
+
+
+def _num_prompt_tokens(response: InspectedResponse) -> int:
+    """What a prompt costs to keep: its tokens, or about as many where nothing counts them."""
+    ids = response.prompt_ids
+    return len(response.prompt) // 4 if ids is None else len(ids)
+
+
+def share_prompt(
+    one: InspectedResponse, other: InspectedResponse | None
+) -> tuple[InspectedResponse, int]:
+    """The response, with the other's prompt in the place of its own where they are equal, and what
+    it costs to keep."""
+    if other is None or (one.prompt, one.prompt_ids) != (other.prompt, other.prompt_ids):
+        return one, num_tokens(one) + _num_prompt_tokens(one)
+    return replace(one, prompt=other.prompt, prompt_ids=other.prompt_ids), num_tokens(one)
 
 
 def _counted(response: InspectedResponse) -> Sequence[object] | None:
@@ -118,18 +138,27 @@ def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
     return np.flatnonzero(np.asarray(response.is_sampled[:length], dtype=bool))
 
 
+def sampled(
+    response: InspectedResponse, column: Sequence[float], dtype: type[np.floating[Any]] = np.float64
+) -> np.ndarray:
+    """The entries of a column that are of sampled tokens."""
+    entries = np.asarray(column, dtype=dtype)
+    return entries if response.is_sampled is None else entries[np.asarray(response.is_sampled)]
+
+
 def response_length(response: InspectedResponse) -> int | None:
     """Its sampled tokens; None where no column counts them."""
     column = _counted(response)
-    return None if column is None else len(sampled_places(response, len(column)))
+    if column is None or response.is_sampled is None:
+        return None if column is None else len(column)
+    return sum(response.is_sampled)
 
 
 def valued(response: InspectedResponse) -> Valued | None:
     """None without values."""
     if response.values is None:
         return None
-    values = np.asarray(response.values, dtype=np.float32)
-    return Valued(values[sampled_places(response, len(values))], response.reward)
+    return Valued(sampled(response, response.values, np.float32), response.reward)
 
 
 def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:

@@ -18,7 +18,7 @@ _TINY = 1e-12
 
 @dataclass
 class Groups:
-    """Rewards by group: four numbers for each, which is all that is kept."""
+    """Rewards by group: five numbers for each, which is all that is kept."""
 
     _number: dict[str, int] = field(default_factory=dict)
     _count: array[float] = field(default_factory=lambda: array("d"))
@@ -38,12 +38,14 @@ class Groups:
         self._low[number] = min(self._low[number], reward)
         self._high[number] = max(self._high[number], reward)
 
+    def extend(self, other: Groups) -> None:
+        """Take in groups that are none of these. No more can be added afterwards."""
+        for own, more in zip(self._columns, other._columns, strict=True):
+            own.extend(more)
+
     @property
     def _columns(self) -> Sequence[array[float]]:
         return self._count, self._sum, self._squares, self._low, self._high
-
-    def __len__(self) -> int:
-        return len(self._number)
 
     def figures(self, best: float, *, seed: int) -> GroupFigures:
         """`best`: the highest reward of all, which a right response has."""

@@ -25,6 +25,9 @@ class InspectedResponse:
     returns: tuple[float, ...] | None = None  # the framework's own value targets
     is_truncated: bool | None = None
     answer: str | None = None  # the reference that a verifier compares with
+    table: str = ""  # the file, or all that are shards of one table; empty: that of `place`
+    is_verbatim: bool = True  # False: `response` is no text that was generated, as of several turns
+    not_finite: tuple[str, ...] = ()  # lists left out, for they have NaN, infinity or null
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,10 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ NumberedRow = tuple[int, Row | str]
 
 _BATCH_ROWS = 256
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".pt")
+_SHARD = re.compile(r"(?<![a-z])(?:part|shard|chunk|rank)[-_.]?\d+|\d+-of-\d+", re.IGNORECASE)
 _STEP = re.compile(r"(?:^|[_-])(?:global_)?(?:steps?|completions)[_-]?(\d+)(?=[._-]|$)")
 
 
@@ -75,6 +79,29 @@ def step_in_path(path: Path) -> int | None:
     return None
 
 
+def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> list[str]:
+    """The table that each file is, or is one of several of.
+
+    Shards by their names are one table: part-0001.parquet, train-00000-of-00004.parquet,
+    step_3_rank_1.jsonl. So are files of a folder whose names say no step, unless they are `named`.
+    """
+    apart = set(map(Path, named))
+    tables = [_table(path, is_named=path in apart) for path in files]
+    num = Counter(tables)
+    return [name if num[name] > 1 else str(path) for name, path in zip(tables, files, strict=True)]
+
+
+def _table(path: Path, *, is_named: bool) -> str:
+    if step_in_path(path) is None and not is_named:
+        return str(path.parent)
+    return str(path.with_name(_SHARD.sub(lambda found: numberless(found[0]), path.name)))
+
+
+def numberless(name: str) -> str:
+    """Names of one form become the same: part-1.parquet and part-2.parquet part-*.parquet."""
+    return re.sub("[0-9]+", "*", name)
+
+
 def rows_of(path: Path) -> Iterator[NumberedRow]:
     """The rows of a file.
 
@@ -109,14 +136,34 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
+    with _parquet(path) as table:
+        batches = table.iter_batches(_BATCH_ROWS)
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+
+
+def parquet_columns(path: Path) -> list[str]:
+    """Raises: UserError: no readable Parquet file."""
+    with _parquet(path) as table:
+        return list(table.schema_arrow.names)
+
+
+def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
+    """Of what some columns say. Raises: UserError: no readable Parquet file."""
+    digest = blake2b(digest_size=16)
+    with _parquet(path) as table:
+        for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
+            digest.update(batch.serialize())
+    return digest.digest()
+
+
+@contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
     import pyarrow
     import pyarrow.parquet
 
     try:
         with pyarrow.parquet.ParquetFile(path) as table:
-            batches = table.iter_batches(_BATCH_ROWS)
-            rows = (row for batch in batches for row in batch.to_pylist())
-            yield from enumerate(rows, start=1)
+            yield table
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
@@ -138,23 +185,41 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
             "code: where you trust the file, load it and write its samples as JSON lines "
             "(docs/inspect.md)"
         ) from None
-    samples = dump.get("samples") if isinstance(dump, dict) else None
-    if not isinstance(samples, list):
-        raise UserError(f"{path}: no dump of slime: it has no list `samples`")
+    samples = _samples(dump) if isinstance(dump, dict) else None
+    if samples is None:
+        raise UserError(f"{path}: no dump of slime: it has neither `samples` nor `rollout_data`")
     raw, step = dump.get("raw_reward"), dump.get("rollout_id")
     for number, sample in enumerate(samples, start=1):
         if not isinstance(sample, dict):
             yield number, "not a dict"
             continue
         place = sample.get("rollout_position", number - 1)
-        more: dict[str, Any] = {"rollout_id": step}
+        more: dict[str, Any] = {"rollout_id": step, "rank": dump.get("rank")}
         if isinstance(raw, list) and place < len(raw):
             more["raw_reward"] = raw[place]
         yield number, {**_as_lists(sample), **more}
 
 
+def _samples(dump: dict[str, Any]) -> list[Any] | None:
+    """A dict for each sample. Older versions have a file for each rank, and in it `rollout_data`,
+    a list for each column.
+
+    There `raw_reward` is that of all ranks; of several it is not known whose entry is whose.
+    """
+    samples, columns = dump.get("samples"), dump.get("rollout_data")
+    if isinstance(samples, list):
+        return samples
+    if not isinstance(columns, dict) or not isinstance(columns.get("tokens"), list):
+        return None
+    num = len(columns["tokens"])
+    own = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == num}
+    return [dict(zip(own, sample, strict=True)) for sample in zip(*own.values(), strict=True)]
+
+
 def _as_lists(value: Any) -> Any:
-    """Tensors as numbers and lists."""
+    """Tensors and arrays as numbers and lists; what pandas has for null as None."""
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
     if isinstance(value, dict):
         return {key: _as_lists(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import compress, repeat
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,7 @@ from vapo.studies.inspection.group_sample import (
     Valued,
     response_length,
     returns_of,
-    sampled_places,
+    sampled,
     valued,
 )
 from vapo.studies.inspection.groups import Groups
@@ -21,28 +23,13 @@ from vapo.studies.inspection.responses import InspectedResponse
 
 _TINY = 1e-12
 _MOST_REWARDS = 100  # different ones that are counted
+_MICRO_BATCHES = (1, 4, 16)  # rows
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
-class Moments(NamedTuple):
-    """Of some tokens: their number, and sums of R, R^2, R - V and (R - V)^2."""
-
-    num: int
-    r: float
-    rr: float
-    d: float
-    dd: float
-
-    @classmethod
-    def of(cls, values: np.ndarray, returns: np.ndarray) -> Moments:
-        error = returns - values
-        sums = (returns.sum(), returns @ returns, error.sum(), error @ error)
-        return cls(len(values), *map(float, sums))
-
-
 @dataclass
-class ExplainedVariance:
-    """1 - Var(R - V) / Var(R) of all that was added, in one piece."""
+class Moments:
+    """Of some tokens: their number, and sums of R, R^2, R - V and (R - V)^2."""
 
     num: int = 0
     r: float = 0.0
@@ -50,16 +37,26 @@ class ExplainedVariance:
     d: float = 0.0
     dd: float = 0.0
 
-    def add(self, moments: Moments) -> None:
-        self.num += moments.num
-        self.r += moments.r
-        self.rr += moments.rr
-        self.d += moments.d
-        self.dd += moments.dd
+    @classmethod
+    def of(cls, values: np.ndarray, returns: np.ndarray) -> Moments:
+        error = returns - values
+        total = np.add.reduce  # which `sum` wraps, for half the time of a short response
+        sums = (total(returns), returns @ returns, total(error), error @ error)
+        return cls(len(values), *map(float, sums))
+
+    def add(self, other: Moments) -> None:
+        self.num += other.num
+        self.r += other.r
+        self.rr += other.rr
+        self.d += other.d
+        self.dd += other.dd
 
     @property
     def value(self) -> float:
-        """NaN where nothing was added, or all returns are equal."""
+        """The explained variance, 1 - Var(R - V) / Var(R) of all in one piece.
+
+        NaN where there are no tokens, or all returns are equal.
+        """
         if not self.num:
             return math.nan
         r, rr, d, dd = (x / self.num for x in (self.r, self.rr, self.d, self.dd))
@@ -80,7 +77,7 @@ class MicroBatches:
     num_undefined: int = 0
     total: float = 0.0
     _rows: int = 0
-    _open: ExplainedVariance = field(default_factory=ExplainedVariance)
+    _open: Moments = field(default_factory=Moments)
 
     def add(self, moments: Moments) -> None:
         self._open.add(moments)
@@ -92,7 +89,13 @@ class MicroBatches:
             else:
                 self.num += 1
                 self.total += value
-            self._rows, self._open = 0, ExplainedVariance()
+            self._rows, self._open = 0, Moments()
+
+    def extend(self, other: MicroBatches) -> None:
+        """Take in another stream's, but for the last rows, which fill no micro-batch."""
+        self.num += other.num
+        self.num_undefined += other.num_undefined
+        self.total += other.total
 
     @property
     def mean(self) -> float:
@@ -103,15 +106,14 @@ class MicroBatches:
 class TokenColumns:
     """What the sums need of one response's sampled tokens, computed once.
 
-    `length` is None where no column counts them. `moments` and those of the framework's own value
-    targets are of the tokens with a finite value, `valued` of all; None without values.
+    `length` is None where no column counts them. `valued`, `moments` and those of the framework's
+    own value targets are None without values. All lists are finite.
     """
 
     length: int | None
     valued: Valued | None = None
     moments: Moments | None = None
     target_moments: Moments | None = None
-    num_bad_values: int = 0
     num_logprobs: int = 0
     logprob: float = 0.0
     num_impossible_logprobs: int = 0
@@ -120,24 +122,28 @@ class TokenColumns:
     def of(cls, response: InspectedResponse, *, gamma: float) -> TokenColumns:
         found: dict[str, Any] = {"length": response_length(response)}
         if response.logprobs is not None:
-            places = sampled_places(response, len(response.logprobs))
-            logprobs = np.asarray(response.logprobs, dtype=float)[places]
-            is_possible = np.isfinite(logprobs) & (logprobs <= _ROUNDED_LOGPROB)
-            found["num_impossible_logprobs"] = int((~is_possible).sum())
-            found["num_logprobs"] = int(is_possible.sum())
-            found["logprob"] = float(logprobs[is_possible].sum())
+            logprobs = list(compress(response.logprobs, response.is_sampled or repeat(True)))
+            possible = [x for x in logprobs if x <= _ROUNDED_LOGPROB]
+            found["num_logprobs"], found["logprob"] = len(possible), sum(possible)
+            found["num_impossible_logprobs"] = len(logprobs) - len(possible)
         if (own := valued(response)) is not None:
             found["valued"], values = own, own.values.astype(float)
-            known = np.isfinite(values)
             returns = returns_of(response.reward, len(values), gamma)
-            found["moments"] = Moments.of(values[known], returns[known])
-            found["num_bad_values"] = int((~known).sum())
+            found["moments"] = Moments.of(values, returns)
             if response.returns is not None:
-                targets = np.asarray(response.returns, dtype=float)
-                targets = targets[sampled_places(response, len(targets))]
-                both = known & np.isfinite(targets)
-                found["target_moments"] = Moments.of(values[both], targets[both])
+                targets = sampled(response, response.returns)
+                found["target_moments"] = Moments.of(values, targets)
         return cls(**found)
+
+
+class NotFinite(NamedTuple):
+    """Rows whose list of one name has NaN, infinity or null and is left out; where the first is."""
+
+    num_rows: int
+    first: str
+
+
+_JOINED = {"low": min, "high": max, "longest": max}  # the others are added up
 
 
 @dataclass
@@ -160,25 +166,53 @@ class RunningSums:
     num_truncated: int = 0
     truncated_reward: float = 0.0
     num_with_values: int = 0
-    num_bad_values: int = 0
     num_logprobs: int = 0
     logprob: float = 0.0
     num_impossible_logprobs: int = 0
-    explained: ExplainedVariance = field(default_factory=ExplainedVariance)
-    explained_of_targets: ExplainedVariance = field(default_factory=ExplainedVariance)
+    explained: Moments = field(default_factory=Moments)
+    explained_of_targets: Moments = field(default_factory=Moments)
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)  # by the list's name
     micro_batches: Sequence[MicroBatches] = ()
     groups: Groups = field(default_factory=Groups)
 
-    def add(self, response: InspectedResponse, group: str, columns: TokenColumns) -> None:
+    @classmethod
+    def together(cls, parts: Iterable[RunningSums]) -> RunningSums:
+        """Of all parts, which have no group in common; without micro-batches."""
+        whole = cls()
+        for part in parts:
+            for one in fields(cls):
+                if isinstance(own := getattr(part, one.name), (int, float)):
+                    setattr(
+                        whole, one.name, _JOINED.get(one.name, add)(getattr(whole, one.name), own)
+                    )
+            for reward, num in part.rewards.items():
+                whole._count(reward, num)
+            for name, found in part.not_finite.items():
+                whole._leave_out(name, found)
+            whole.explained.add(part.explained)
+            whole.explained_of_targets.add(part.explained_of_targets)
+            whole.groups.extend(part.groups)
+        return whole
+
+    def _count(self, reward: float, num: int) -> None:
+        if reward in self.rewards or len(self.rewards) <= _MOST_REWARDS:
+            self.rewards[reward] = self.rewards.get(reward, 0) + num
+
+    def _leave_out(self, name: str, found: NotFinite) -> None:
+        before = self.not_finite.get(name, NotFinite(0, found.first))
+        self.not_finite[name] = NotFinite(before.num_rows + found.num_rows, before.first)
+
+    def add(self, response: InspectedResponse, columns: TokenColumns) -> None:
         """Add a response, of which `columns` are."""
         reward = response.reward
         self.num += 1
         self.reward += reward
         self.reward_squares += reward * reward
         self.low, self.high = min(self.low, reward), max(self.high, reward)
-        if reward in self.rewards or len(self.rewards) <= _MOST_REWARDS:
-            self.rewards[reward] = self.rewards.get(reward, 0) + 1
-        self.groups.add(group, reward)
+        self._count(reward, 1)
+        self.groups.add(response.group, reward)
+        for name in response.not_finite:
+            self._leave_out(name, NotFinite(1, response.place))
         if columns.length is not None:
             self.num_with_length += 1
             self.tokens += columns.length
@@ -193,10 +227,7 @@ class RunningSums:
         if columns.moments is None:
             return
         self.num_with_values += 1
-        self.num_bad_values += columns.num_bad_values
         self.explained.add(columns.moments)
-        for one in self.micro_batches:
-            one.add(columns.moments)
         if columns.target_moments is not None:
             self.explained_of_targets.add(columns.target_moments)
 
@@ -216,3 +247,37 @@ class RunningSums:
     @property
     def truncated_share(self) -> float:
         return self.num_truncated / self.num_known_ends if self.num_known_ends else math.nan
+
+
+Part = tuple[str, int | None]  # a table of rollouts, and a step
+
+
+@dataclass
+class RunningParts:
+    """The sums of each part of a stream, of which those of all of it are made."""
+
+    parts: dict[Part, RunningSums] = field(default_factory=dict)
+    _micro_batches: dict[str, list[MicroBatches]] = field(default_factory=dict)  # by table
+
+    def add(self, part: Part, response: InspectedResponse, columns: TokenColumns) -> None:
+        if part not in self.parts:
+            self.parts[part] = RunningSums()
+            self._micro_batches.setdefault(part[0], _micro_batches())
+        self.parts[part].add(response, columns)
+        if columns.moments is not None:
+            for one in self._micro_batches[part[0]]:
+                one.add(columns.moments)
+
+    def whole(self, table: str | None = None) -> RunningSums:
+        """Of all, or of one table. Micro-batches do not go over tables."""
+        tables = self._micro_batches if table is None else (table,)
+        found = RunningSums.together(x for part, x in self.parts.items() if part[0] in tables)
+        found.micro_batches = _micro_batches()
+        for name in tables:
+            for own, one in zip(found.micro_batches, self._micro_batches[name], strict=True):
+                own.extend(one)
+        return found
+
+
+def _micro_batches() -> list[MicroBatches]:
+    return [MicroBatches(num) for num in _MICRO_BATCHES]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 from vapo.studies.inspection.fields import PER_TOKEN, RowError, conversation
@@ -15,24 +16,30 @@ if TYPE_CHECKING:
 
 _SPEAKER = re.compile(r"^(system|user|assistant|tool|model)\n", re.MULTILINE)
 _MOST_SHOWN = 12
+_MOST_HELD = 1_000_000  # tokens of prompts, about 40 bytes each
 
 
 class TextTokens:
     """Fills in what one tokenizer tells, and counts what it could not.
 
+    Args:
+        num_ids: the tokens of the model that is to read them; None: it is not known.
+
     Attributes:
         num_encoded: responses whose tokens were made of their text.
+        num_turns: responses whose words are not in the file, so that no tokens were made.
         num_rebuilt: prompts whose chat template was put back, and reads the same without it.
         num_unlike: responses whose text has another number of tokens than the file's lists.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_ids: int | None = None) -> None:
         from vapo.networks.saved_tokenizers import start_ids
 
-        self._tokenizer = tokenizer
+        self._tokenizer, self._num_ids = tokenizer, num_ids
         self._start = start_ids(tokenizer)
-        self._prompts: dict[str, tuple[int, ...]] = {}
-        self.num_encoded = self.num_rebuilt = self.num_unlike = 0
+        self._prompts: dict[bytes, tuple[int, ...]] = {}
+        self._num_held = 0  # tokens of these
+        self.num_encoded = self.num_turns = self.num_rebuilt = self.num_unlike = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """A conversation as the policy reads it.
@@ -51,7 +58,17 @@ class TextTokens:
             raise RowError(f"the chat template says: {error}") from None
 
     def complete(self, response: InspectedResponse) -> InspectedResponse:
-        """The response with its tokens, or with texts of them."""
+        """The response with its tokens, or with texts of them.
+
+        Raises: RowError: the tokenizer refuses a text, or the model has no such token.
+        """
+        for name in ("prompt_ids", "response_ids"):
+            largest = max(getattr(response, name) or (), default=0)
+            if self._num_ids is not None and largest >= self._num_ids:
+                raise RowError(
+                    f"{name} has {largest}, and the model that is given has {self._num_ids} "
+                    "tokens: it belongs to other rollouts"
+                )
         if not response.prompt and not response.response and response.response_ids:
             decode = self._tokenizer.decode
             response = replace(
@@ -61,21 +78,25 @@ class TextTokens:
             )
         if response.prompt_ids is None:
             response = replace(response, prompt_ids=self._prompt_ids(response.prompt))
-        if response.response_ids is None:
+        if response.response_ids is None and response.is_verbatim:
             response = replace(response, response_ids=self._response_ids(response))
+        self.num_turns += response.response_ids is None and not response.is_verbatim
         return response
 
     def _prompt_ids(self, text: str) -> tuple[int, ...]:
-        if text not in self._prompts:
-            if len(self._prompts) > 10_000:  # those of one step come together
+        digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
+        if digest not in self._prompts:
+            if self._num_held > _MOST_HELD:  # those of one step come together
                 self._prompts.clear()
+                self._num_held = 0
             rebuilt = self._rebuilt(text)
             ids = self._encode(text if rebuilt is None else rebuilt)
             if self._start and ids[:1] != self._start:
                 ids = self._start + ids
-            self._prompts[text] = ids
+            self._prompts[digest] = ids
+            self._num_held += len(ids)
             self.num_rebuilt += rebuilt is not None
-        return self._prompts[text]
+        return self._prompts[digest]
 
     def _response_ids(self, response: InspectedResponse) -> tuple[int, ...] | None:
         ids = self._encode(response.response)

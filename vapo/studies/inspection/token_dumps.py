@@ -13,56 +13,55 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
-    answer_text,
+    answer_of,
     conversation,
     entries,
+    flag_of,
+    given,
+    is_cut_short,
     reward_of,
     whole_number,
+    words,
+    words_of,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
 
 def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
     """A `Sample` as a dict. `status` says whether it was cut short."""
-    status = row.get("status")
+    status = given(row, "status")
     if status in ("aborted", "failed", "pending"):
         raise RowError(f"its status is {status}")
-    step = place.step_of(row, "rollout_id")
     ids, prompt_ids = _parted(row, row["response_length"])
-    prompt = place.text(row, "prompt")
-    group = row.get("group_index")
+    prompt, group = place.prompt(row, "prompt"), given(row, "group_index")
     return [
-        InspectedResponse(
-            place=str(place),
+        place.response(
+            place.step_of(row, "rollout_id"),
+            prompt if group is None else group,
             prompt=prompt,
-            response=place.text(row, "response"),
             reward=reward_of(row, place.rewards or ("reward",)),
-            group=place.group(step, prompt if group is None else group),
-            step=step,
             prompt_ids=prompt_ids,
             response_ids=ids,
             is_sampled=_mask(row, "loss_mask"),
             logprobs=entries(row, "rollout_log_probs", float),
-            is_truncated=None if status is None else status == "truncated",
-            answer=answer_text(row.get("label")),
+            is_truncated=is_cut_short(status),
+            answer=answer_of(row, "label"),
+            **words(row, "response"),
         )
     ]
 
 
 def slime_training(row: Row, place: Place) -> list[InspectedResponse]:
     """A sample of the trainer, which has values, advantages and returns, and no text."""
-    step = place.step_of(row, "rollout_id")
     ids, prompt_ids = _parted(row, row["response_lengths"])
     keys = place.rewards or (("raw_reward",) if "raw_reward" in row else ("rewards",))
-    truncated = row.get("truncated")
     return [
-        InspectedResponse(
-            place=str(place),
+        place.response(
+            place.step_of(row, "rollout_id"),
+            prompt_ids,
             prompt="",
             response="",
             reward=reward_of(row, keys),
-            group=place.group(step, *prompt_ids),
-            step=step,
             prompt_ids=prompt_ids,
             response_ids=ids,
             is_sampled=_mask(row, "loss_masks"),
@@ -70,7 +69,7 @@ def slime_training(row: Row, place: Place) -> list[InspectedResponse]:
             logprobs=entries(row, "log_probs", float) or entries(row, "rollout_log_probs", float),
             advantages=entries(row, "advantages", float),
             returns=entries(row, "returns", float),
-            is_truncated=None if truncated is None else bool(truncated),
+            is_truncated=flag_of(row, "truncated"),
         )
     ]
 
@@ -84,8 +83,8 @@ def _parted(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _mask(row: Row, key: str) -> tuple[bool, ...] | None:
-    mask = entries(row, key, int)
-    return None if mask is None or all(mask) else tuple(map(bool, mask))
+    mask = entries(row, key, bool)
+    return None if mask is None or all(mask) else mask
 
 
 def nemo_rl(row: Row, place: Place) -> list[InspectedResponse]:
@@ -94,32 +93,30 @@ def nemo_rl(row: Row, place: Place) -> list[InspectedResponse]:
     A log-prob stands at the token that it is of. `step` comes from the file's name.
     """
     only = {key: _only(value) for key, value in row.items()}
-    mask, ids = entries(only, "token_loss_mask", int), entries(only, "token_ids", int)
-    if mask is None or 1 not in mask:
+    mask, ids = entries(only, "token_loss_mask", bool), entries(only, "token_ids", int)
+    if mask is None or True not in mask:
         raise RowError("token_loss_mask marks no token of a response")
-    start, end = mask.index(1), len(mask) - mask[::-1].index(1)
+    start, end = mask.index(True), len(mask) - mask[::-1].index(True)
     texts = _texts(only.get("content"))
     num_prompt = 1 if len(texts) == 2 else max(1, len(texts) - 1)
-    prompt, response = conversation(texts[:num_prompt]), conversation(texts[num_prompt:])
+    prompt, sampled = conversation(texts[:num_prompt]), mask[start:end]
 
     def part(key: str) -> tuple[float, ...] | None:
         found = entries(only, key, float)
         return None if found is None else found[start:end]
 
-    sampled = tuple(map(bool, mask[start:end]))
     return [
-        InspectedResponse(
-            place=str(place),
+        place.response(
+            place.step,
+            prompt,
             prompt=prompt,
-            response=response,
             reward=reward_of(only, place.rewards or ("rewards",)),
-            group=place.group(place.step, prompt),
-            step=place.step,
             prompt_ids=None if ids is None else ids[:start],
             response_ids=None if ids is None else ids[start:end],
             is_sampled=None if all(sampled) else sampled,
             logprobs=part("generation_logprobs"),
             advantages=part("advantages"),
+            **words_of(texts[num_prompt:]),
         )
     ]
 

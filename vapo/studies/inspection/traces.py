@@ -14,17 +14,15 @@ from vapo.studies.inspection.fields import (
     Place,
     Row,
     RowError,
-    answer_text,
-    content_of,
-    conversation,
+    answer_of,
     entries,
+    is_cut_short,
     number_of,
     reward_of,
     whole_number,
+    words_of,
 )
 from vapo.studies.inspection.responses import InspectedResponse
-
-_CUT_SHORT = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens")
 
 
 def traces(row: Row, place: Place) -> list[InspectedResponse]:
@@ -60,18 +58,16 @@ def _response(trace: Row, episode: Row, place: Place) -> InspectedResponse:
     task, info = trace.get("task") or episode.get("task") or {}, trace.get("info") or {}
     data = task.get("data") or {}
     step = _step(episode, info)
-    step = place.step if step is None else step
     group = (episode.get("group") or {}).get("id") or info.get("group_id")
-    prompt = conversation(asked) if place.render is None else place.render(asked)
-    return InspectedResponse(
-        place=str(place),
+    prompt = place.rendered(asked)
+    return place.response(
+        place.step if step is None else step,
+        group or task.get("key") or task.get("hash") or prompt,
         prompt=prompt,
-        response=content_of(said[0]) if len(said) == 1 else conversation(said),
         reward=_reward(trace, place),
-        group=place.group(step, group or task.get("key") or task.get("hash") or prompt),
-        step=step,
         is_truncated=_is_truncated(trace),
-        answer=answer_text(data.get("answer")),
+        answer=answer_of(data, "answer"),
+        **words_of(said),
         **_token_lists(nodes),
     )
 
@@ -126,9 +122,8 @@ def _step(episode: Row, info: Row) -> int | None:
 
 def _is_truncated(trace: Row) -> bool:
     calls = [call for call in trace.get("calls") or () if not call.get("error")]
-    return trace.get("stop_condition") in _CUT_SHORT or bool(
-        calls and calls[-1].get("finish_reason") == "length"
-    )
+    reasons = [trace.get("stop_condition"), *(call.get("finish_reason") for call in calls[-1:])]
+    return any(map(is_cut_short, reasons))
 
 
 def _token_lists(nodes: Sequence[Row]) -> dict[str, Any]:

@@ -140,12 +140,13 @@ def _of_groups(findings: Findings) -> Said:
 
 def _of_numbers(findings: Findings) -> Said:
     sums = findings.sums
-    if sums.num_bad_values:
+    for name, found in sums.not_finite.items():
         yield Remark(
             "inspect-not-finite",
             "wrong",
-            "Some values are not finite",
-            f"{sums.num_bad_values:,} values are NaN or infinite; they are left out.",
+            f"Some {name} are not finite",
+            f"{found.num_rows:,} rows have NaN, infinity or null in their {name}, first "
+            f"{found.first}. These lists are in no figure.",
             "One NaN reaches every advantage of its batch through whitening: find its rows first.",
         )
     if sums.num_impossible_logprobs:
@@ -153,7 +154,7 @@ def _of_numbers(findings: Findings) -> Said:
             "inspect-log-probs",
             "wrong",
             "Some log-probs cannot be",
-            f"{sums.num_impossible_logprobs:,} log-probs are above 0 or not finite.",
+            f"{sums.num_impossible_logprobs:,} log-probs are above 0.",
             "A log-prob is at most 0: check the mask, and which column was written.",
         )
 

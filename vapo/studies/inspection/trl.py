@@ -1,0 +1,74 @@
+"""TRL's completions (`log_completions`): a Parquet file for each step that is logged."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from vapo.studies.inspection.fields import Place, Row, RowError, answer_of, reward_of, words
+from vapo.studies.inspection.responses import InspectedResponse
+
+_ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
+_NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
+
+
+def completions(row: Row, place: Place) -> list[InspectedResponse]:
+    """The advantage is one number for a response: no column of its tokens.
+
+    A reference is there if a reward function logged it with TRL's `log_extra`.
+    """
+    prompt, rewards = place.prompt(row, "prompt"), place.rewards or _rewards(row)
+    if not rewards:
+        raise RowError("no column of a reward function: name one with --reward")
+    advantage = row["advantage"]
+    is_number = isinstance(advantage, (int, float)) and math.isfinite(advantage)
+    return [
+        place.response(
+            place.step_of(row),
+            prompt,
+            prompt=prompt,
+            reward=reward_of(row, rewards),
+            answer=next((answer_of(row, name) for name in _ANSWERS if name in row), None),
+            not_finite=() if is_number else ("advantages",),
+            **words(row, "completion"),
+        )
+    ]
+
+
+def _rewards(row: Row) -> list[str]:
+    """The columns of reward functions, which stand between the completion and the advantage."""
+    return [
+        name
+        for name, value in row.items()
+        if name not in (*_NOT_REWARDS, *_ANSWERS) and (value is None or isinstance(value, float))
+    ]
+
+
+class AdvantageOrder:
+    """Do TRL's advantages follow the sum of its reward columns within each group?
+
+    Where they do not, the run had weights, or a column is no reward.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], list[tuple[float, float]]] = defaultdict(list)
+        self._pairs: Counter[bool] = Counter()
+
+    def add(self, response: InspectedResponse, advantage: float) -> None:
+        if len(self._groups) > 1000:  # enough, and no more is held
+            return
+        group = self._groups[response.table, response.group]
+        for reward, other in group:
+            if reward != response.reward and other != advantage:
+                self._pairs[(reward < response.reward) == (other < advantage)] += 1
+        if len(group) < 64:
+            group.append((response.reward, advantage))
+
+    def said(self) -> Iterator[str]:
+        if self._pairs[False] > 0.02 * self._pairs.total():
+            yield (
+                f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "
+                "one group do not follow the sum of the reward columns: the run has weights for "
+                "them, or a column is no reward; name those that count with --reward"
+            )
