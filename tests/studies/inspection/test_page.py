@@ -91,6 +91,12 @@ def test_text_and_summary() -> None:
     assert summary["num_responses"] == 480
     assert summary["verdicts"][0]["anchor"] == "inspect-length"
     assert summary["critic"]["by_length"][0] > 0.9
+    before, at, after = summary["return_correlations"]
+    said = f"correlate by {before:.2f}, {at:.2f} and {after:.2f} at shifts -1, 0 and +1"
+    assert said in text
+    (table, *_) = page_json(found.page())["report"]["tables"]
+    (row,) = [row for row in table["rows"] if "at shifts -1, 0, +1" in row[0]]
+    assert row[1] == f"{before:.2f}, {at:.2f}, {after:.2f}"
 
 
 def test_tokens_that_an_environment_wrote_are_left_out() -> None:

@@ -12,7 +12,9 @@ from vapo.studies.inspection.responses import InspectedResponse
 
 Row = Mapping[str, Any]
 _KINDS = {float: "a finite number", int: "a whole number", str: "a text", bool: "true or false"}
-PER_TOKEN = ("tokens", "is_sampled", "values", "logprobs", "advantages", "returns")
+PER_TOKEN = (
+    *("tokens", "is_sampled", "values", "logprobs", "advantages", "token_rewards", "returns"),
+)
 
 
 class RowError(Exception):

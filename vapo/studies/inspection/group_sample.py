@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,10 +20,12 @@ T = TypeVar("T")
 
 
 class Valued(NamedTuple):
-    """What figures need of a response: the values of its sampled tokens in float32, its reward."""
+    """What figures need of a response: its reward, and of its sampled tokens the values in float32
+    and the rewards along the way, where the file has them."""
 
     values: np.ndarray
     reward: float
+    token_rewards: np.ndarray | None = None
 
 
 @dataclass
@@ -111,11 +114,16 @@ class Tokens:
         return np.bincount(self.group, weights=x, minlength=self.num_groups)
 
 
+def is_sampled(response: InspectedResponse, length: int) -> np.ndarray:
+    """Of each of the response's tokens, whether the policy sampled it."""
+    if response.is_sampled is None:
+        return np.ones(length, dtype=bool)
+    return np.asarray(response.is_sampled[:length], dtype=bool)
+
+
 def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
     """Which of the response's tokens the policy sampled."""
-    if response.is_sampled is None:
-        return np.arange(length)
-    return np.flatnonzero(np.asarray(response.is_sampled[:length], dtype=bool))
+    return np.flatnonzero(is_sampled(response, length))
 
 
 def response_length(response: InspectedResponse) -> int | None:
@@ -129,15 +137,33 @@ def valued(response: InspectedResponse) -> Valued | None:
     if response.values is None:
         return None
     values = np.asarray(response.values, dtype=np.float32)
-    return Valued(values[sampled_places(response, len(values))], response.reward)
+    is_own = is_sampled(response, len(values))
+    return Valued(values[is_own], response.reward, earned(response, is_own))
 
 
-def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:
-    """The Monte-Carlo return at each of `num` sampled tokens, the reward at the last.
+def earned(response: InspectedResponse, is_own: np.ndarray) -> np.ndarray | None:
+    """Of each sampled token its reward along the way, and what stands on the environment's tokens
+    behind it; None where the file has none.
 
-    R_t = gamma^(num - 1 - t) * reward
+    Args:
+        is_own: of each of the response's tokens, whether it was sampled.
     """
-    return reward * gamma ** np.arange(num - 1, -1, -1.0)
+    if response.token_rewards is None:
+        return None
+    earner = np.cumsum(is_own) - 1
+    rewards = np.asarray(response.token_rewards, dtype=float)[earner >= 0]
+    return np.bincount(earner[earner >= 0], weights=rewards, minlength=int(is_own.sum()))
+
+
+def returns_of(own: Valued, gamma: float) -> np.ndarray:
+    """The Monte-Carlo return at each sampled token, which is R_t = r_t + gamma * R_(t + 1).
+
+    Without rewards along the way the reward stands on the last token.
+    """
+    if own.token_rewards is None:
+        return own.reward * gamma ** np.arange(len(own.values) - 1, -1, -1.0)
+    backwards = own.token_rewards[::-1].tolist()
+    return np.array(list(accumulate(backwards, lambda later, r: r + gamma * later)))[::-1]
 
 
 def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> Tokens:
@@ -148,7 +174,7 @@ def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> T
         for one in group:
             is_known, length = np.isfinite(one.values), len(one.values)
             columns["values"].append(one.values[is_known].astype(float))
-            columns["returns"].append(returns_of(one.reward, length, gamma)[is_known])
+            columns["returns"].append(returns_of(one, gamma)[is_known])
             columns["position"].append(np.flatnonzero(is_known))
             columns["row"].append(np.full(int(is_known.sum()), len(rewards)))
             rewards.append(one.reward)
