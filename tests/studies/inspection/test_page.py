@@ -42,6 +42,10 @@ def test_cards_are_the_responses() -> None:
             assert "".join(data["tokens"][str(i)] for i in ids) == own.response
             errors = unpacked(card["columns"]["value_error"], len(own.values or ()))
             assert errors.tolist() == pytest.approx([v - own.reward for v in own.values or ()])
+            changes = unpacked(card["columns"]["td_error"], len(own.values or ()))
+            following = [*(own.values or ())[1:], own.reward]
+            expected = [b - a for a, b in zip(own.values or (), following, strict=True)]
+            assert changes.tolist() == pytest.approx(expected, abs=1e-6)
             seen += 1
     assert seen >= 20
     assert {m["name"] for m in data["measures"]} >= {"value", "td_error", "rollout_logprob"}

@@ -124,7 +124,7 @@ def test_a_trend_of_small_values_does_not_matter() -> None:
 def test_a_critic_that_reads_length_for_nothing_and_knows_some() -> None:
     """Rewards do not depend on length, so nothing can be right about it."""
     rows = made_up.with_values(
-        made_up.sound(), lambda _, v: 0.5 - 1.2 * np.arange(len(v)) / 10 + 0.2 * v
+        made_up.sound(), lambda _, v: 0.5 - 1.2 * np.arange(len(v)) / 10 + 0.21 * v
     )
     (found,) = [one for one in said(rows) if one.severity == "wrong"]
     assert found.title == "The critic reads length"
@@ -170,6 +170,11 @@ def test_returns_of_another_lambda_and_of_truncated_responses_are_no_suspicion()
     assert "inspect-rewards" not in {one.anchor for one in said(targets)}
     cut = [replace(row, returns=row.values, is_truncated=True) for row in rows]
     assert "inspect-rewards" not in {one.anchor for one in said(cut)}
+    answered = [
+        replace(row, is_sampled=(*[True] * (len(row.values or ()) - 2), False, False))
+        for row in rows
+    ]  # one turn, and what was said of it
+    assert "inspect-rewards" not in {one.anchor for one in said(answered)}
     constant = made_up.with_values(rows, lambda _, v: 0 * v)
     missing = [replace(row, returns=row.values, is_truncated=False) for row in constant]
     assert wrong(missing) == ["inspect-constant"], "whatever the returns are"
@@ -183,7 +188,7 @@ def test_siblings_and_critic_are_compared_over_the_same_tokens() -> None:
 
     By response the siblings' mean explains more than the critic does by token.
     """
-    draw, rows = random.Random(0), []
+    draw, rows = random.Random(0), list[InspectedResponse]()
     for prompt in range(120):
         is_short, reward = prompt % 4 > 0, draw.choice([-1.0, 1.0])
         for _ in range(8):

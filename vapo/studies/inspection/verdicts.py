@@ -160,7 +160,8 @@ def _could_know(findings: Findings) -> Said:
         f"that a critic of the prompt alone could explain{none_seen}. The mean of a response's "
         f"siblings explains {shown(groups.left_out_mean)}. The rest is decided within responses, "
         "where only a value per token can follow.",
-        "A policy (--policy, --verifier, --value_truth) measures how early it is decided.",
+        "A policy (--policy, --verifier, --value_truth) measures how early it is decided; `vapo "
+        "critics` measures what critics learn of it, on what --output rollouts.parquet writes.",
     )
 
 
