@@ -278,7 +278,8 @@ def inspect(
         rewards: the columns whose sum is the reward.
         gamma: the discount with which the critic was trained.
         sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
-        output: where to write the page (.html) or the figures (.json).
+        output: where to write the page (.html), the figures (.json), or the rollouts for `vapo
+            critics` (.parquet).
 
     Raises:
         UserError: no such file or folder, no known form, or options that do not fit together.
@@ -286,6 +287,7 @@ def inspect(
     from vapo.commands.inspecting import inspect_rollouts, write_inspection
 
     is_path = isinstance(rollouts, (str, Path))
+    written = [] if output is None else [Path(output)]
     found = inspect_rollouts(
         rollouts,
         name=str(rollouts) if is_path else type(rollouts).__name__,
@@ -296,9 +298,10 @@ def inspect(
         rewards=rewards,
         gamma=gamma,
         sampling=sampling,
+        output=written,
     )
-    if output is not None:
-        write_inspection(found, Path(output))
+    for path in written:
+        write_inspection(found, path)
     return found
 
 

@@ -78,7 +78,7 @@ MISTAKES = [
     (["--value_truth", "4", "--policy", "models/checked_steps/policy"],
      "--value_truth needs --verifier NAME"),
     (["--verifier", "math"], "--verifier is for continuations: give --value_truth K"),
-    (["--output", "page.pdf"], "--output page.pdf: give a name that ends in .html or .json"),
+    (["--output", "x.pdf"], "--output x.pdf: give a name that ends in .html, .json, .parquet"),
 ]  # fmt: skip
 
 
@@ -149,6 +149,7 @@ def test_the_function_for_verl_s_own_values(tmp_path: Path) -> None:
             "attention_mask": torch.tensor([[0, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 1, 1]]),
             "response_mask": torch.tensor([[1, 1, 1, 0], [1, 0, 1, 1]]),
             "token_level_scores": torch.tensor([[0.0, 0, 1, 0], [0, 0, 0, 0]]),
+            "token_level_rewards": torch.tensor([[-0.5, 0, 1, 0], [0, 0, 0, 0]]),
             **{
                 name: shape + n
                 for n, name in enumerate(("old_log_probs", "values", "advantages", "returns"))
@@ -164,6 +165,7 @@ def test_the_function_for_verl_s_own_values(tmp_path: Path) -> None:
     assert (first.logprobs, first.values) == ((0.0, 1.0, 2.0), (1.0, 2.0, 3.0))
     assert (first.advantages, first.returns, first.step) == ((2.0, 3.0, 4.0), (3.0, 4.0, 5.0), 3)
     assert second.is_sampled == (True, False, True, True)
+    assert first.token_rewards == (-0.5, 0.0, 1.0)
     assert first.group != second.group
 
 
@@ -177,13 +179,14 @@ def test_the_plain_form_of_a_stored_rollout(tmp_path: Path) -> None:
     }  # fmt: skip
     row = plain_row(stored)
     assert row["is_sampled"] == [True, False, True, True]
+    assert row["token_rewards"] == [0.0, 0.0, 0.0, 1.0]
     (tmp_path / "x.jsonl").write_text(json.dumps(row) + "\n")
     (one,) = ResponseReader(tmp_path / "x.jsonl")
     (other,) = ResponseReader([stored])
     assert isinstance(one, InspectedResponse)
     assert isinstance(other, InspectedResponse)
     for name in ("prompt", "response", "reward", "prompt_ids", "response_ids", "logprobs",
-                 "is_truncated", "is_sampled", "answer"):  # fmt: skip
+                 "is_truncated", "is_sampled", "token_rewards", "answer"):  # fmt: skip
         assert getattr(one, name) == getattr(other, name), name
     alone = plain_row(stored | {"turn_observed": None, "turn_sampled": None, "answer": None})
     assert "is_sampled" not in alone

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,9 +14,12 @@ import pytest
 from tests.config.fits import ROOT
 from tests.diagnostics.value_page.reading import page_json
 from tests.docs.pages import named_files
+from vapo.diagnostics.value_page.template import filled_page
+from vapo.studies.inspection.page import FIGURE_TEXTS
+from vapo.studies.inspection.remarks import ROWS
 
 GALLERY = ROOT / "docs/gallery"
-ROWS = ROOT / "tests/studies/inspection/fixtures/checked_steps.jsonl"
+ROLLOUTS = ROOT / "tests/studies/inspection/fixtures/checked_steps.jsonl"
 NAMED = {  # what each page of a broken critic must say first
     "untrained": "A value head that was never trained",
     "off_by_one": "Values are off by one: each value has already seen its own token",
@@ -46,7 +50,7 @@ def test_the_code_for_weights_and_biases(tmp_path: Path, monkeypatch: pytest.Mon
     wandb.Html = str  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     (tmp_path / "outputs/rollouts").mkdir(parents=True)
-    (tmp_path / "outputs/rollouts/rows.jsonl").write_bytes(ROWS.read_bytes())
+    (tmp_path / "outputs/rollouts/rows.jsonl").write_bytes(ROLLOUTS.read_bytes())
     monkeypatch.chdir(tmp_path)
     exec(compile(dict(named_files())["log_inspection.py"], "log_inspection.py", "exec"), {})
     assert run.logged["inspect/page"].startswith("<!doctype html>")
@@ -59,6 +63,23 @@ def test_the_gallery_s_pages_exist_and_are_listed() -> None:
     listed = set(re.findall(r"\(gallery/(\w+\.html)\)", text))
     assert listed == {path.name for path in GALLERY.glob("*.html")}
     assert sum(path.stat().st_size for path in GALLERY.glob("*.html")) < 1_200_000
+
+
+@pytest.mark.parametrize("path", sorted(GALLERY.glob("*.html")), ids=lambda path: path.stem)
+def test_a_page_of_the_gallery_is_what_the_code_writes_today(path: Path) -> None:
+    """Its script and style, and the names of its figures; if not, experiments/inspect/gallery.py
+    writes it again."""
+    page = path.read_text(encoding="utf-8")
+    data, own = page_json(page), files("vapo.studies.inspection")
+    script, style = (own.joinpath(f"inspection.{end}").read_text("utf-8") for end in ("js", "css"))
+    assert filled_page(data, script=script, style=style) == page
+    tables = {table["title"]: table["rows"] for table in data["report"]["tables"]}
+    if data["report"]["tiles"][-1]["label"] == "slope":  # a page with values
+        names = [name for name, _ in tables["All figures, with 95 % intervals over prompts"]]
+        assert names[: len(FIGURE_TEXTS)] == list(FIGURE_TEXTS.values())
+        assert "at shifts -1, 0, +1" in names[len(FIGURE_TEXTS)]
+    for remark in data["report"]["remarks"]:
+        assert remark["row"].rpartition('row "')[2].removesuffix('"') in ROWS.values()
 
 
 @pytest.mark.parametrize("name", [*NAMED, "sound"])

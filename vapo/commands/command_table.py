@@ -237,7 +237,9 @@ COMMANDS = {
             option("--reward NAME,NAME", "the columns whose sum is the reward; a.b is b of a"),
             option("--gamma G", "the discount of the critic's returns", type=float, default=1.0),
             option(
-                "--output FILE", "page.html, or the figures as summary.json; may be repeated",
+                "--output FILE",
+                "page.html, the figures as summary.json, or rollouts.parquet for `vapo critics`; "
+                "may be repeated",
                 action="append", type=Path, default=[],
             ),
         ),

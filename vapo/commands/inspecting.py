@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from vapo.studies.inspection.responses import BadRow, InspectedResponse
     from vapo.studies.inspection.truth_request import TruthRequest
 
-_WRITES = {".html": "page", ".json": "summary"}
+_STORED = ".parquet"
+_WRITES = {".html": "page", ".json": "summary", _STORED: "rollouts"}
 
 
 def run(
@@ -53,6 +54,7 @@ def run(
         rewards=[] if reward is None else [part for part in reward.split(",") if part],
         gamma=gamma,
         sampling=sampling,
+        output=output,
     )
     say(found.text())
     for path in output:
@@ -63,16 +65,19 @@ def run(
 
 def _check_output(path: Path) -> None:
     if path.suffix not in _WRITES:
-        raise UserError(f"--output {path}: give a name that ends in {' or '.join(_WRITES)}")
+        raise UserError(f"--output {path}: give a name that ends in {', '.join(_WRITES)}")
     if reason := why_not_writable(path.expanduser().absolute().parent):
         raise UserError(f"--output {path}: {reason}")
 
 
 def write_inspection(found: Inspection, path: Path) -> None:
-    """The page, or the figures as JSON, by the name's end."""
+    """The page, or the figures as JSON, by the name's end; rollouts were written as they were
+    read."""
     _check_output(path)
     path = path.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == _STORED:
+        return
     if _WRITES[path.suffix] == "page":
         write_text(path, found.page())
     else:
@@ -90,8 +95,10 @@ def inspect_rollouts(
     rewards: Sequence[str],
     gamma: float,
     sampling: Sequence[str],
+    output: Sequence[Path] = (),
 ) -> Inspection:
-    """Inspect files or data; `vapo.inspect` has the arguments.
+    """Inspect files or data; `vapo.inspect` has the arguments. The files of rollouts among `output`
+    are written here, as the responses are read once.
 
     Raises: UserError: options that do not fit together, a folder that is none, or no rollouts.
     """
@@ -115,6 +122,9 @@ def inspect_rollouts(
         from vapo.studies.inspection.critics import with_values
 
         responses = with_values(reader, loaded, notes=reader.notes)
+    for path in output:
+        if path.suffix == _STORED:
+            responses = _stored(responses, path.expanduser(), tokenizer, reader.notes)
     from vapo.studies.inspection.report import inspect_responses
 
     return inspect_responses(
@@ -127,6 +137,20 @@ def inspect_rollouts(
         tokenizer=tokenizer,
         notes=reader.notes,
     )
+
+
+def _stored(
+    responses: Iterable[InspectedResponse | BadRow], path: Path, tokenizer: Any, notes: list[str]
+) -> Iterable[InspectedResponse | BadRow]:
+    from vapo.studies.inspection.stored import stored
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fingerprint = None
+    if tokenizer is not None:
+        from vapo.networks.saved_tokenizers import tokenizer_fingerprint
+
+        fingerprint = tokenizer_fingerprint(tokenizer)
+    return stored(responses, path, tokenizer=fingerprint, notes=notes)
 
 
 def _truth_request(

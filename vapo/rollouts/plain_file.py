@@ -6,7 +6,7 @@ docs/inspect.md describes it; `vapo inspect` reads it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,12 @@ def write_plain(source: Path, path: Path) -> None:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored row in the plain form; `is_sampled` where an environment has tokens in it."""
+    """A stored row in the plain form; an episode's has `is_sampled` and `token_rewards`."""
     found: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
     found["logprobs"] = row["rollout_logprobs"]
     found["is_truncated"] = row["finish_reason"] != "stop"
     if row["turn_observed"]:
-        found["is_sampled"] = list(_sampled(row))
+        turns = list(zip(*(row[name] for name in TURN_COLUMNS), strict=True))
+        found["is_sampled"] = [x for o, s, _ in turns for x in (*[False] * o, *[True] * s)]
+        found["token_rewards"] = [x for o, s, r in turns for x in (*[0.0] * (o + s - 1), r)]
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _sampled(row: Mapping[str, Any]) -> Iterator[bool]:
-    observed, sampled, _ = (row[name] for name in TURN_COLUMNS)
-    for before, own in zip(observed, sampled, strict=True):
-        yield from (*[False] * before, *[True] * own)

@@ -90,3 +90,63 @@ def prompt_mean(responses: Sequence[InspectedResponse]) -> list[InspectedRespons
 
 def reads_length(responses: Sequence[InspectedResponse]) -> list[InspectedResponse]:
     return with_values(responses, lambda _, v: 0.5 - 0.12 * np.arange(len(v)) + 0.05 * v)
+
+
+def small_noise(
+    responses: Sequence[InspectedResponse], spread: float, shift: float = 0.0
+) -> list[InspectedResponse]:
+    """A fresh value head: numbers that have nothing to do with the returns."""
+    draw = np.random.default_rng(1)
+    return with_values(responses, lambda _, v: shift + spread * draw.standard_normal(len(v)))
+
+
+def coin_flips(responses: Sequence[InspectedResponse]) -> list[InspectedResponse]:
+    """The same responses, with rewards that nothing tells."""
+    draw = random.Random(5)
+    return [replace(one, reward=draw.choice([-1.0, 1.0])) for one in responses]
+
+
+def one_token(num_prompts: int = 80, size: int = 8, two: float = 0.0) -> list[InspectedResponse]:
+    """Responses of one token, or of two in a share of them, and a critic that is right."""
+    draw, found = random.Random(2), list[InspectedResponse]()
+    for prompt in range(num_prompts):
+        hardness = draw.uniform(-0.9, 0.9)
+        for _ in range(size):
+            reward = 1.0 if draw.random() < (1 + hardness) / 2 else -1.0
+            values = (hardness, reward) if draw.random() < two else (hardness,)
+            found.append(
+                InspectedResponse(
+                    place=f"made_up.jsonl, row {len(found) + 1}",
+                    prompt=f"prompt {prompt}",
+                    response="".join("+-"[: len(values)]),
+                    reward=reward,
+                    group=str(prompt),
+                    tokens=tuple("+-"[: len(values)]),
+                    values=values,
+                )
+            )
+    return found
+
+
+def step_rewards(num_prompts: int = 60, size: int = 8) -> list[InspectedResponse]:
+    """Every token is rewarded or not, and how often is the prompt's; the critic is right: what is
+    left to earn. `returns` are the framework's, of lambda 1."""
+    draw, found = random.Random(3), list[InspectedResponse]()
+    for prompt in range(num_prompts):
+        chance, length = draw.uniform(0.1, 0.9), 6 + prompt % 4
+        for _ in range(size):
+            rewards = [float(draw.random() < chance) for _ in range(length)]
+            found.append(
+                InspectedResponse(
+                    place=f"made_up.jsonl, row {len(found) + 1}",
+                    prompt=f"prompt {prompt}",
+                    response="x",
+                    reward=sum(rewards),
+                    group=str(prompt),
+                    tokens=tuple("-+"[int(r)] for r in rewards),
+                    values=tuple(chance * (length - t) for t in range(length)),
+                    token_rewards=tuple(rewards),
+                    returns=tuple(sum(rewards[t:]) for t in range(length)),
+                )
+            )
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,10 +13,11 @@ from vapo.studies.inspection.alignment import Alignment, alignment, return_corre
 from vapo.studies.inspection.responses import InspectedResponse
 
 NUM_GROUPS, GROUP, LENGTH = 24, 6, 16
+Change = Callable[[list[InspectedResponse]], list[InspectedResponse]]
 
 
 def responses(
-    *, noise: float = 0.0, first_token: bool = False, size: int = GROUP
+    *, noise: float = 0.0, forks_at: int | None = None, size: int = GROUP
 ) -> list[InspectedResponse]:
     """Tokens of 0 to 3; token 3 is unlikely, and takes 0.3 of the value; the others add a bit.
 
@@ -25,10 +27,12 @@ def responses(
     found: list[InspectedResponse] = []
     chance = np.array([0.4, 0.35, 0.15, 0.1])
     for group in range(NUM_GROUPS):
+        ids = draw.choice(4, size=LENGTH, p=chance)
         for row in range(size):
-            ids = draw.choice(4, size=LENGTH, p=chance)
-            if first_token:
-                ids[0] = row % 4
+            if forks_at is None:
+                ids = draw.choice(4, size=LENGTH, p=chance)
+            else:  # the responses of a group differ there alone
+                ids[forks_at] = row % 4
             done = np.array([0.01, 0.02, -0.02, -0.3])[ids]
             states = 0.5 + np.concatenate([[0.0], np.cumsum(done)]) + group / 50
             states = states + noise * draw.standard_normal(LENGTH + 1)
@@ -40,7 +44,7 @@ def responses(
                     reward=float(states[-1] > 0.5),
                     group=str(group),
                     response_ids=tuple(map(int, ids)),
-                    values=tuple(states.tolist()),  # one more than tokens: `shifted` cuts
+                    values=tuple(states.tolist()),  # one more than tokens: `shifted` cuts it off
                     logprobs=tuple(np.log(chance[ids]).tolist()),
                 )
             )
@@ -48,35 +52,71 @@ def responses(
 
 
 def shifted(rows: list[InspectedResponse], shift: int) -> list[InspectedResponse]:
-    """values[t] = V(s_{t + shift}); before the first state there is one with the same value."""
+    """values[t] = V(s_{t + shift}); before the first state there is one with the same value. The
+    values of an environment's tokens are 0, as verl writes them."""
 
-    def of(values: tuple[float, ...]) -> tuple[float, ...]:
-        longer = (values[0], *values)
-        return longer[1 + shift : 1 + shift + LENGTH]
+    def of(row: InspectedResponse) -> tuple[float, ...]:
+        longer = (row.values or ())[:1] + (row.values or ())
+        moved = longer[1 + shift : shift + len(longer) - 1]
+        own = row.is_sampled or (True,) * len(moved)
+        return tuple(v * is_own for v, is_own in zip(moved, own, strict=True))
 
-    return [replace(row, values=of(row.values or ())) for row in rows]
+    return [replace(row, values=of(row)) for row in rows]
+
+
+def with_tools(rows: list[InspectedResponse]) -> list[InspectedResponse]:
+    """Behind some sampled tokens an environment writes one or two, which change no value."""
+
+    def of(row: InspectedResponse) -> InspectedResponse:
+        ids, values, logprobs, own = list[int](), list[float](), list[float](), list[bool]()
+        columns = zip(row.response_ids or (), row.values or (), row.logprobs or (), strict=False)
+        for number, (token, value, logprob) in enumerate(columns):
+            written = {5: 1, 10: 2}.get(number, 0)
+            after = (row.values or ())[number + 1]
+            ids += [token, *[7] * written]
+            values += [value, *[after] * written]
+            logprobs += [logprob, *[0.0] * written]
+            own += [True, *[False] * written]
+        last = (row.values or ())[-1]
+        return replace(
+            row,
+            response_ids=tuple(ids),
+            values=(*values, last),
+            logprobs=tuple(logprobs),
+            is_sampled=tuple(own),
+        )
+
+    return list(map(of, rows))
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])
 @pytest.mark.parametrize("noise", [0.0, 0.0005])
-def test_shared_prefixes_tell(shift: int, noise: float) -> None:
-    found = alignment(shifted(responses(noise=noise), shift))
+@pytest.mark.parametrize("change", [list, with_tools])
+def test_shared_prefixes_tell(shift: int, noise: float, change: Change) -> None:
+    found = alignment(shifted(change(responses(noise=noise)), shift))
     assert (found.shift, found.by) == (shift, "shared prefixes")
     assert "pairs of responses to one prompt" in found.text
 
 
+def test_a_tool_s_answer_behind_the_first_token_that_differs_is_no_lag() -> None:
+    """What stands there as its value is none."""
+    found = alignment(shifted(with_tools(responses(forks_at=5)), 0))
+    assert (found.shift, found.by) == (0, "log-probs")
+
+
 @pytest.mark.parametrize("shift", [-1, 0, 1])
-def test_surprise_tells_where_prompts_have_one_response(shift: int) -> None:
-    found = alignment(shifted(responses(size=1), shift))
+@pytest.mark.parametrize("change", [list, with_tools])
+def test_surprise_tells_where_prompts_have_one_response(shift: int, change: Change) -> None:
+    found = alignment(shifted(change(responses(size=1)), shift))
     assert (found.shift, found.by) == (shift, "log-probs")
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])
-def test_tokens_tell_where_there_are_no_log_probs(shift: int) -> None:
-    rows = [replace(row, logprobs=None) for row in responses(size=2)]
-    for number, row in enumerate(rows):
-        rows[number] = replace(row, group=str(number))
-    found = alignment(shifted(rows, shift))
+@pytest.mark.parametrize("change", [list, with_tools])
+def test_tokens_tell_where_there_are_no_log_probs(shift: int, change: Change) -> None:
+    rows = shifted(change(responses(size=2)), shift)
+    rows = [replace(row, logprobs=None, group=str(number)) for number, row in enumerate(rows)]
+    found = alignment(rows)
     assert (found.shift, found.by) == (shift, "tokens")
 
 
@@ -112,41 +152,50 @@ def test_noise_alone_tells_nothing() -> None:
 def test_the_reward_cannot_tell() -> None:
     """A later value knows more of it, whatever the alignment: the reason for the other tests."""
     for shift in (-1, 0, 1):
-        before, at, after = return_correlations(shifted(responses(), shift))
+        found = return_correlations(shifted(responses(), shift), gamma=1.0)
+        assert found is not None
+        before, at, after = found
         assert before < at < after
+    assert return_correlations([], gamma=1.0) is None
 
 
 # ---- advantages ------------------------------------------------------------------------------
 
 
 def with_gae(rows: list[InspectedResponse], lam: float) -> list[InspectedResponse]:
-    """GAE with gamma 1 and the reward at the end, whitened over all tokens."""
+    """GAE over the sampled tokens, with gamma 1 and the reward at the end, whitened over all of
+    them; 0 for other tokens."""
+    masks = [np.asarray(row.is_sampled or (True,) * len(row.values or ())) for row in rows]
     all_of = []
-    for row in rows:
-        values = np.asarray(row.values)
-        after = np.concatenate([values[1:], [0.0]])
-        deltas = after - values
-        deltas[-1] += row.reward
+    for row, is_own in zip(rows, masks, strict=True):
+        values = np.asarray(row.values)[is_own]
+        deltas = np.diff(values, append=row.reward)
         advantage, column = 0.0, np.zeros(len(values))
         for t in reversed(range(len(values))):
             advantage = deltas[t] + lam * advantage
             column[t] = advantage
         all_of.append(column)
     together = np.concatenate(all_of)
-    return [
-        replace(row, advantages=tuple((column - together.mean()) / together.std()))
-        for row, column in zip(rows, all_of, strict=True)
-    ]
+    found = []
+    for row, column, is_own in zip(rows, all_of, masks, strict=True):
+        placed = np.zeros(len(is_own))
+        placed[is_own] = (column - together.mean()) / together.std()
+        found.append(replace(row, advantages=tuple(placed)))
+    return found
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.95, 1.0])
 @pytest.mark.parametrize("shift", [-1, 0, 1])
-def test_advantages_were_made_of_values_at_their_places(lam: float, shift: int) -> None:
-    rows = with_gae(shifted(responses(), 0), lam)
-    moved = shifted(responses(), shift)
+@pytest.mark.parametrize("change", [list, with_tools])
+def test_advantages_were_made_of_values_at_their_places(
+    lam: float, shift: int, change: Change
+) -> None:
+    rows = with_gae(shifted(change(responses()), 0), lam)
+    moved = shifted(change(responses()), shift)
     mixed = [replace(row, values=other.values) for row, other in zip(rows, moved, strict=True)]
     found = advantage_alignment(mixed)
     assert (found.shift, found.by) == (shift, "advantages")
+    assert f"1.00 at {-shift:+d}" in found.text
 
 
 def test_advantages_of_a_group_do_not_show_values() -> None:
@@ -161,19 +210,20 @@ def test_advantages_of_a_group_do_not_show_values() -> None:
 def compared(theirs: list[InspectedResponse], ours: list[InspectedResponse]) -> Alignment:
     comparison = ValueComparison()
     for one, other in zip(theirs, ours, strict=True):
-        comparison.add(one.values or (), other.values or ())
+        comparison.add(one, other.values or ())
     return comparison.result()
 
 
 @pytest.mark.parametrize("shift", [-1, 0, 1])
-def test_a_critic_s_own_values_tell(shift: int) -> None:
+@pytest.mark.parametrize("change", [list, with_tools])
+def test_a_critic_s_own_values_tell(shift: int, change: Change) -> None:
     """Also where the file's are noisy, in another scale, and of other weights."""
-    rows = responses()
     theirs = [
         replace(row, values=tuple(3 * v + 1 for v in row.values or ()))
-        for row in shifted(responses(noise=0.02), shift)
+        for row in shifted(change(responses(noise=0.02)), shift)
     ]
-    found = compared(theirs, shifted(rows, 0))
+    ours = [replace(row, values=(row.values or ())[:-1]) for row in change(responses())]
+    found = compared(theirs, ours)
     assert (found.shift, found.by) == (shift, "critic")
 
 

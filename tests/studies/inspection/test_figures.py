@@ -15,6 +15,7 @@ from vapo.studies.inspection.group_sample import (
     GroupSample,
     Valued,
     num_tokens,
+    returns_of,
     tokens_of,
     valued,
 )
@@ -69,6 +70,40 @@ def test_returns_are_discounted() -> None:
     found = of([response(1, [0.25, 0.5, 1.0]), response(0, [0, 0, 0])], gamma=0.5)
     assert found.explained.value == pytest.approx(1)
     assert found.bias.value == pytest.approx(0)
+
+
+def test_rewards_along_the_way_are_earned_by_the_token_before() -> None:
+    """Returns 1.5, 1 and 2, with the discount of sampled tokens alone."""
+    own = replace(response(3, [0, 9, 0, 0]), is_sampled=(True, False, True, True))
+    one = valued(replace(own, token_rewards=(0.75, 0.25, 0.0, 2.0)))
+    assert one is not None
+    assert returns_of(one, 0.5).tolist() == [1.5, 1.0, 2.0]
+    assert returns_of(one, 1.0).tolist() == [3.0, 2.0, 2.0]
+    at_end = valued(own)
+    assert at_end is not None
+    assert returns_of(at_end, 0.5).tolist() == [0.75, 1.5, 3.0]
+    first = replace(own, is_sampled=(False, False, True, True), token_rewards=(5.0, 5.0, 1.0, 2.0))
+    unearned = valued(first)
+    assert unearned is not None
+    assert returns_of(unearned, 1.0).tolist() == [3.0, 2.0]
+
+
+def test_siblings_by_hand() -> None:
+    """R - mean of the others: 1, -1, 0, 0; R - V: 0.5, -0.5, 0, 0; Var(R) = 3/16."""
+    found = of([
+        response(1, [0.5]), response(0, [0.5]),
+        response(1, [1.0], group="1"), response(1, [1.0], group="1"),
+        response(5, [0.0], group="alone"),
+    ])  # fmt: skip
+    assert found.siblings_ahead.value == pytest.approx((1 / 8 - 1 / 2) / (3 / 16))
+
+
+def test_length_is_told_by_other_groups() -> None:
+    """Values 0, 2 and 1, 5 at two places: each is one's own, less the other group's."""
+    found = of([response(1, [0.0, 2.0]), response(-1, [1.0, 5.0], group="1")])
+    assert found.by_length.value == pytest.approx(1 - (1 + 9 + 1 + 9) / (4 + 0 + 1 + 9))
+    alone = of([response(1, [0.0, 2.0]), response(-1, [1.0], group="1")])  # place 1: mean of all
+    assert alone.by_length.value == pytest.approx(1 - (1 + 1 + 1) / (1 + 1 + 0))
 
 
 def test_tokens_that_were_not_sampled_are_left_out() -> None:

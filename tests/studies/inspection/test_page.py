@@ -42,6 +42,10 @@ def test_cards_are_the_responses() -> None:
             assert "".join(data["tokens"][str(i)] for i in ids) == own.response
             errors = unpacked(card["columns"]["value_error"], len(own.values or ()))
             assert errors.tolist() == pytest.approx([v - own.reward for v in own.values or ()])
+            changes = unpacked(card["columns"]["td_error"], len(own.values or ()))
+            following = [*(own.values or ())[1:], own.reward]
+            expected = [b - a for a, b in zip(own.values or (), following, strict=True)]
+            assert changes.tolist() == pytest.approx(expected, abs=1e-6)
             seen += 1
     assert seen >= 20
     assert {m["name"] for m in data["measures"]} >= {"value", "td_error", "rollout_logprob"}
@@ -91,6 +95,12 @@ def test_text_and_summary() -> None:
     assert summary["num_responses"] == 480
     assert summary["verdicts"][0]["anchor"] == "inspect-length"
     assert summary["critic"]["by_length"][0] > 0.9
+    before, at, after = summary["return_correlations"]
+    said = f"correlate by {before:.2f}, {at:.2f} and {after:.2f} at shifts -1, 0 and +1"
+    assert said in text
+    (table, *_) = page_json(found.page())["report"]["tables"]
+    (row,) = [row for row in table["rows"] if "at shifts -1, 0, +1" in row[0]]
+    assert row[1] == f"{before:.2f}, {at:.2f}, {after:.2f}"
 
 
 def test_tokens_that_an_environment_wrote_are_left_out() -> None:

@@ -1,8 +1,9 @@
 """Do values agree with what stands beside them: with the advantages, and with a critic's folder?
 
-Whatever the rewards and lambda are, with gamma 1 GAE's advantages and the values that they were
-made of are linear in one another, whitened or not: V[t+1] - V[t] in (A[t], A[t+1]). This says
-whether both stand at the same places, not whether they stand at the right tokens.
+With gamma 1, no reward before the last token, one lambda and one whitening for all rows of a step,
+GAE's advantages and the values that they were made of are linear in one another:
+A[t] - lambda A[t+1] = V[t+1] - V[t]. Where one of these does not hold the test finds nothing. It
+says whether both stand at the same places, not whether they stand at the right tokens.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from vapo.studies.inspection.alignment import (
     WORDS,
     Alignment,
     correlation,
+    inner_places,
     value_changes,
 )
 from vapo.studies.inspection.responses import InspectedResponse
@@ -30,17 +32,17 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
         if response.values is not None and response.advantages is not None:
             steps[(response.place.rpartition(", row ")[0], response.step)].append(response)
     for rows in steps.values():  # whitened together
-        kept = [row for row in rows if len(row.values or ()) >= 5]
-        if sum(len(row.values or ()) - 3 for row in kept) < 50:
+        places = [inner_places(row) for row in rows]
+        if sum(map(len, places)) < 50:
             continue
-        advantages = [np.asarray(row.advantages) for row in kept]
+        advantages = [np.asarray(row.advantages) for row in rows]
         now, after = (
-            np.concatenate([a[1 + i : len(a) - 2 + i] for a in advantages]) for i in (0, 1)
+            np.concatenate([a[p + i] for a, p in zip(advantages, places, strict=True)])
+            for i in (0, 1)
         )
         made_of = np.stack([now, after, np.ones_like(now)], axis=1)
-        for shift, sums in shares.items():
-            changes = [value_changes(row) for row in kept]
-            moved = np.concatenate([c[shift + 1] for c in changes if c is not None])
+        changes = np.concatenate([value_changes(row) for row in rows], axis=1)
+        for moved, sums in zip(changes, shares.values(), strict=True):
             fit = np.linalg.lstsq(made_of, moved, rcond=None)[0]
             if fit[0] <= 0 or fit[1] > 0.05 * fit[0]:  # GAE's are 1 and -lambda, scaled
                 fit = np.array([0.0, 0.0, moved.mean()])
@@ -68,13 +70,16 @@ class ValueComparison:
         self._theirs: dict[int, list[np.ndarray]] = {shift: [] for shift in SHIFTS}
         self._ours: list[np.ndarray] = []
 
-    def add(self, theirs: Sequence[float], ours: Sequence[float]) -> None:
-        if len(theirs) < 5 or len(theirs) != len(ours) or len(self._ours) >= 2000:
+    def add(self, response: InspectedResponse, ours: Sequence[float]) -> None:
+        """Add a response, whose own values stand beside the critic's."""
+        if len(response.values or ()) != len(ours) or len(self._ours) >= 2000:
             return
-        moved, own = np.diff(np.asarray(theirs)), np.diff(np.asarray(ours))
-        self._ours.append(own[1:-1])
-        for shift, found in self._theirs.items():  # theirs[t] is ours[t + s]: look s earlier
-            found.append(moved[1 - shift : len(moved) - 1 - shift])
+        places = inner_places(response)
+        if len(places):
+            self._ours.append(np.diff(np.asarray(ours))[places])
+            before, at, after = value_changes(response)
+            for shift, change in ((-1, after), (0, at), (1, before)):  # theirs[t] is ours[t + s]
+                self._theirs[shift].append(change)
 
     def result(self) -> Alignment:
         """By the correlation of their changes from token to token, which a few more updates of the

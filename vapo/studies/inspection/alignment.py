@@ -10,6 +10,9 @@ that a shift always looks better. These tell, in this order:
 - **Log-probs.** What a policy did not expect moves the value: |V[t+1] - V[t]| goes with the
   surprise of token t.
 - **Tokens.** The token explains more of the change than its neighbours do.
+
+All of them look at places between sampled tokens alone: what a framework writes as the value of a
+token that an environment wrote, as verl its 0, is none.
 """
 
 from __future__ import annotations
@@ -22,6 +25,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vapo.studies.inspection.group_sample import (
+    is_sampled,
+    returns_of,
+    sampled_places,
+    valued,
+)
 from vapo.studies.inspection.responses import InspectedResponse
 
 SHIFTS = (-1, 0, 1)
@@ -68,19 +77,24 @@ def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
     return Alignment(None, f"off by one? Nothing tells: {'; '.join(why)}")
 
 
-def return_correlations(responses: Sequence[InspectedResponse]) -> tuple[float, float, float]:
-    """Of values with the reward at shifts -1, 0 and 1. Later is better, whatever the alignment."""
-    rows = [
-        (np.asarray(r.values), r.reward)
-        for r in responses
-        if r.values is not None and len(r.values) >= 4
-    ]
-    found = []
-    for shift in SHIFTS:
-        values = np.concatenate([v[1 + shift : len(v) - 1 + shift] for v, _ in rows])
-        rewards = np.concatenate([np.full(len(v) - 2, reward) for v, reward in rows])
-        found.append(correlation(values, rewards))
-    return found[0], found[1], found[2]
+def return_correlations(
+    responses: Sequence[InspectedResponse], *, gamma: float
+) -> tuple[float, ...] | None:
+    """Of values with the returns at shifts -1, 0 and 1, at the same tokens; None without any.
+
+    Later is better, whatever the alignment.
+    """
+    values, returns = [], []
+    for response in responses:
+        if (own := valued(response)) is None or len(places := inner_places(response)) == 0:
+            continue
+        at_token = np.cumsum(is_sampled(response, len(response.values or ())))[places] - 1
+        values.append(np.asarray(response.values)[places + np.array(SHIFTS)[:, None]])
+        returns.append(returns_of(own, gamma)[at_token])
+    if not values:
+        return None
+    earned = np.concatenate(returns)
+    return tuple(correlation(moved, earned) for moved in np.concatenate(values, axis=1))
 
 
 # ---- shared prefixes -------------------------------------------------------------------------
@@ -100,7 +114,7 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
         for offset, column in zip(_OFFSETS, table.T, strict=True)
         if np.isfinite(column).sum() >= _LEAST_PAIRS
     }
-    spread = float(np.std(np.concatenate([np.asarray(r.values) for r in responses])))
+    spread = float(np.std(np.concatenate([_sampled_values(r) for r in responses])))
     if max(means.values()) <= 1e-3 * spread or spread == 0:
         return "values do not depend on the tokens of a response"
     figures = ", ".join(f"{gap:.2g} at {offset:+d}" for offset, gap in means.items())
@@ -127,7 +141,8 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
 def _pairs(
     responses: Sequence[InspectedResponse],
 ) -> Iterator[tuple[InspectedResponse, InspectedResponse, int]]:
-    """Neighbours of a group in the order of their tokens, and where they first differ."""
+    """Neighbours of a group in the order of their tokens, and where they first differ; tokens
+    around it are sampled."""
     groups: dict[str, list[InspectedResponse]] = defaultdict(list)
     for response in responses:
         if _units(response):
@@ -137,10 +152,19 @@ def _pairs(
         for first, second in pairwise(group):
             both = zip(_units(first), _units(second), strict=False)
             place = next((i for i, (a, b) in enumerate(both) if a != b), None)
-            if place is not None and place + max(_OFFSETS) < min(
-                len(first.values or ()), len(second.values or ())
-            ):
+            if place is not None and _is_sampled_around(place, first, second):
                 yield first, second, place
+
+
+def _is_sampled_around(place: int, *pair: InspectedResponse) -> bool:
+    start, stop = max(place + _OFFSETS.start, 0), place + _OFFSETS.stop
+    around = [is_sampled(one, len(one.values or ()))[start:stop] for one in pair]
+    return all(len(own) == stop - start and bool(own.all()) for own in around)
+
+
+def _sampled_values(response: InspectedResponse) -> np.ndarray:
+    values = np.asarray(response.values)
+    return values[sampled_places(response, len(values))]
 
 
 def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
@@ -159,9 +183,9 @@ class _Moves(NamedTuple):
 
 def _by_logprobs(responses: Sequence[InspectedResponse]) -> Alignment | str:
     moves = [
-        _Moves(np.abs(changes), np.minimum(-np.asarray(r.logprobs)[1:-2], 4.0))
+        _Moves(np.abs(value_changes(r)), np.minimum(-np.asarray(r.logprobs)[inner_places(r)], 4.0))
         for r in responses
-        if r.logprobs is not None and (changes := value_changes(r)) is not None
+        if r.logprobs is not None and len(inner_places(r))
     ]
     if len(moves) < _LEAST_RESPONSES:
         return f"{len(moves)} responses with log-probs"
@@ -172,21 +196,25 @@ def _by_tokens(responses: Sequence[InspectedResponse]) -> Alignment | str:
     names: dict[int | str, int] = {}
     moves = []
     for response in responses:
-        units, changes = _units(response), value_changes(response)
-        if units and changes is not None:
-            numbers = [names.setdefault(unit, len(names)) for unit in units[1:-2]]
-            moves.append(_Moves(changes, np.asarray(numbers)))
+        units, places = _units(response), inner_places(response)
+        if units and len(places):
+            numbers = [names.setdefault(units[place], len(names)) for place in places]
+            moves.append(_Moves(value_changes(response), np.asarray(numbers)))
     if len(moves) < _LEAST_RESPONSES:
         return f"{len(moves)} responses with tokens"
     return _winner(moves, _explained, "share of the change that the token explains", "tokens")
 
 
-def value_changes(response: InspectedResponse) -> np.ndarray | None:
-    values = np.asarray(response.values)
-    if len(values) < 5:
-        return None
-    steps = np.diff(values)  # steps[t]: what token t has done
-    return np.stack([steps[1 + k : len(steps) - 1 + k] for k in SHIFTS])
+def inner_places(response: InspectedResponse) -> np.ndarray:
+    """Places of sampled tokens whose neighbours, one before and two after, are sampled, too."""
+    own = is_sampled(response, len(response.values or ()))
+    return np.flatnonzero(own[:-3] & own[1:-2] & own[2:-1] & own[3:]) + 1
+
+
+def value_changes(response: InspectedResponse) -> np.ndarray:
+    """[3, places]: what the token before, the token and the one after have done to the value."""
+    steps = np.diff(np.asarray(response.values))  # steps[t]: what token t has done
+    return steps[inner_places(response) + np.array(SHIFTS)[:, None]]
 
 
 def _winner(

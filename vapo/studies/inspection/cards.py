@@ -20,6 +20,7 @@ from vapo.studies.inspection.group_sample import (
     response_length,
     returns_of,
     sampled_places,
+    valued,
 )
 from vapo.studies.inspection.profiles import Profile
 from vapo.studies.inspection.responses import InspectedResponse
@@ -208,14 +209,14 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
         if column is not None:
             places = sampled_places(response, len(column))
             found[name] = np.asarray(column, dtype=float)[places][:num]
-    if "value" in found:
+    if (own := valued(response)) is not None:
         places = sampled_places(response, len(response.values or ()))
-        returns = returns_of(response.reward, len(places), gamma)
-        values = np.asarray(response.values, dtype=float)[places]
-        following = np.append(gamma * values[1:], response.reward)
+        returns = returns_of(own, gamma)
+        error = np.asarray(response.values, dtype=float)[places] - returns
         found["return"] = returns[:num]
-        found["value_error"] = (values - returns)[:num]
-        found["td_error"] = (following - values)[:num]
+        found["value_error"] = error[:num]
+        # r[t] + gamma V[t+1] - V[t], as R[t] = r[t] + gamma R[t+1]
+        found["td_error"] = (gamma * np.append(error[1:], 0.0) - error)[:num]
     return found
 
 

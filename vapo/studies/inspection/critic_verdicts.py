@@ -9,17 +9,19 @@ from vapo.diagnostics.value_truth.figure import MIN_PROMPTS
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import sentence, shown
+from vapo.studies.inspection.shown import shown
 
 CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
 LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for what they know
 LITTLE_BELOW = 0.1  # explained variance
-BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups
-SOME_ABOVE = 0.05  # explained variance: enough to call what it reads right
+NOISE_ABOVE = 0.02  # of the returns' variance: what values may vary for nothing before it matters
+BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups, or the rewards'
+LATER_ABOVE = 0.5  # share of the tokens that are not their response's first
+SOME_ABOVE = 0.05  # explained variance, and that of length: enough to call what it reads right
 OF_LENGTH_ABOVE = 0.3  # explained variance / what length, all of it, explains of the returns
 LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
-ALL_LENGTH_ABOVE = 0.9  # the same: whatever else is wrong, it reads nothing else
+ALL_LENGTH_ABOVE = 0.8  # the same: whatever else is wrong, it reads nothing else
 OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
 FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
 SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # the same, where the values are shifted, too
@@ -45,7 +47,9 @@ def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
         yield _length(critic)
     elif _is_untrained(critic):
         yield _untrained(critic)
-    elif critic.value_between.low > BETWEEN_ABOVE and critic.explained_within.high < LITTLE_BELOW:
+    elif _is_noise(critic):
+        yield _little(critic, findings)
+    elif _is_prompt_mean(critic, findings):
         yield _prompt_mean(critic)
     elif critic.correlation.low > UNRELATED_BELOW:
         yield from _by_slope(critic, findings)
@@ -61,30 +65,47 @@ def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
 
 
 def _is_length(critic: CriticFigures) -> bool:
+    if critic.by_length.value * critic.spread.value**2 < NOISE_ABOVE:
+        return False
     if critic.by_length.low > ALL_LENGTH_ABOVE:
         return True
     reads_length = critic.by_length.low > LENGTH_ABOVE and not _is_untrained(critic)
     return reads_length and critic.explained_beyond_length.high < LITTLE_BELOW
 
 
-def _is_untrained(critic: CriticFigures) -> bool:
+def _is_noise(critic: CriticFigures) -> bool:
     is_unrelated = abs(critic.correlation.value) < UNRELATED_BELOW
     is_unrelated &= critic.correlation.high < 2 * UNRELATED_BELOW
-    return critic.explained.high < 0 and is_unrelated and critic.spread.low > LOUD_ABOVE
+    return is_unrelated and critic.explained.high < 0
+
+
+def _is_untrained(critic: CriticFigures) -> bool:
+    return _is_noise(critic) and critic.spread.low > LOUD_ABOVE
+
+
+def _is_prompt_mean(critic: CriticFigures, findings: Findings) -> bool:
+    """Where there is more to know: before its first token nothing but the prompt tells a response
+    from others, and where the prompt decides the reward nothing else has to."""
+    if critic.later_share < LATER_ABOVE or findings.groups.prompt_share.value > BETWEEN_ABOVE:
+        return False
+    return critic.value_between.low > BETWEEN_ABOVE and critic.explained_within.high < LITTLE_BELOW
+
+
+def _offset(critic: CriticFigures) -> str:
+    if abs(critic.bias.value) <= critic.return_std * SHIFTED_ABOVE:
+        return ""
+    side = "above" if critic.bias.value > 0 else "below"
+    return f", and lie {abs(critic.bias.value):.2f} {side} them on average"
 
 
 def _untrained(critic: CriticFigures) -> Remark:
-    shift = ""
-    if abs(critic.bias.value) > critic.return_std:
-        side = "above" if critic.bias.value > 0 else "below"
-        shift = f", and lie {abs(critic.bias.value):.2f} {side} them on average"
     return Remark(
         "inspect-untrained",
         "wrong",
         "A value head that was never trained",
         f"The values have nothing to do with the returns (correlation {shown(critic.correlation)})"
-        f", yet they vary {critic.spread.value:.1f} times as much{shift}. So explained variance is "
-        f"{shown(critic.explained)}, far below the 0 of a constant.",
+        f", yet they vary {critic.spread.value:.1f} times as much{_offset(critic)}. So explained "
+        f"variance is {shown(critic.explained)}, far below the 0 of a constant.",
         "Look in the log of loading for a value head that was newly initialized or a checkpoint "
         "whose head has another name; check that the critic's optimizer steps and its loss falls; "
         "then train the critic alone on a fixed policy first.",
@@ -94,7 +115,7 @@ def _untrained(critic: CriticFigures) -> Remark:
 def _length(critic: CriticFigures) -> Remark:
     """No fault where the returns do depend on length, and the critic knows how."""
     of_returns = critic.return_by_length
-    is_right = critic.explained.low > SOME_ABOVE
+    is_right = min(critic.explained.low, of_returns.low) > SOME_ABOVE
     is_right &= critic.explained.value > OF_LENGTH_ABOVE * of_returns.value
     return Remark(
         "inspect-length",
@@ -202,18 +223,22 @@ def _follows(critic: CriticFigures) -> Remark:
 
 
 def _little(critic: CriticFigures, findings: Findings) -> Remark:
+    """A fault where more can be known, or where the values are noise that matters."""
     share, could = findings.groups.prompt_share, ""
     if not share.is_unknown:
         could = f" The prompt alone decides {shown(share)} of the rewards' variance."
+    is_noise = critic.explained.high < -NOISE_ABOVE
     return Remark(
         "inspect-little",
-        "wrong" if share.low > 2 * LITTLE_BELOW else "note",
-        "The critic knows little of the returns",
-        f"Explained variance is {shown(critic.explained)}, correlation {shown(critic.correlation)}."
-        f"{could}",
-        "If prompts decide much, the critic is undertrained: train it longer on a fixed policy. If "
-        "they do not, returns may hardly be predictable, and a constant is a fair baseline: "
-        "compare with the truth by continuations (--value_truth).",
+        "wrong" if is_noise or share.low > 2 * LITTLE_BELOW else "note",
+        f"The critic knows {'nothing' if _is_noise(critic) else 'little'} of the returns (yet)",
+        f"Explained variance is {shown(critic.explained)}, where a constant has 0; correlation "
+        f"{shown(critic.correlation)}. The values vary {shown(critic.spread)} times as much as the "
+        f"returns{_offset(critic)}.{could}",
+        "A value head before its training is like this: check that the trained one was loaded, and "
+        "that the critic's loss falls. If prompts decide much, it is undertrained: train it longer "
+        "on a fixed policy. If they do not, returns may hardly be predictable, and a constant is a "
+        "fair baseline: compare with the truth by continuations (--value_truth).",
     )
 
 
@@ -224,8 +249,8 @@ def _is_shifted(critic: CriticFigures) -> bool:
 
 def shift(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
     """A constant shift, where no larger fault has explained it."""
-    said = {one.anchor for one in diagnosis if isinstance(one, Remark)}
-    if said & {"inspect-untrained", "inspect-scale"}:
+    said = {one.anchor for one in diagnosis if isinstance(one, Remark) and one.severity == "wrong"}
+    if said & {"inspect-untrained", "inspect-scale", "inspect-little"}:
         return
     if _is_shifted(critic):
         side = "high" if critic.bias.value > 0 else "low"
@@ -242,54 +267,15 @@ def shift(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
         )
 
 
-def off_by_one(findings: Findings) -> Said:
-    found = findings.alignment
-    if found is None:
-        return
-    if found.shift is None:
-        why = found.text.removesuffix(".").removeprefix("off by one? ")
-        yield f"whether each value stands at its own token ({why[:1].lower()}{why[1:]})"
-    elif found.shift == 0:
-        title = "Each value stands at its own token"
-        yield Remark("inspect-alignment", "good", title, sentence(found.text))
-    else:
-        early = "each value has already seen its own token"
-        late = "each value is that of the token before"
-        yield Remark(
-            "inspect-off-by-one",
-            "wrong",
-            f"Values are off by one: {early if found.shift > 0 else late}",
-            sentence(found.text),
-            "The value of token t is the critic's output at the token before it: for prompts of P "
-            "tokens slice outputs P-1 to -1, not P to the end, and shift the mask with it. "
-            "Advantages otherwise blame the neighbour.",
-        )
-
-
-def beside_advantages(findings: Findings) -> Said:
-    """Values and advantages of the file at different places: one of both was shifted."""
-    found = findings.advantages
-    if found is not None and found.shift not in (None, 0):
-        yield Remark(
-            "inspect-off-by-one",
-            "wrong",
-            "Advantages and values stand at different tokens",
-            sentence(found.text),
-            "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
-        )
-
-
-def beside_siblings(
-    critic: CriticFigures, findings: Findings, diagnosis: list[Remark | str]
-) -> Said:
-    mean = findings.groups.left_out_mean
+def beside_siblings(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
     sound = any(isinstance(one, Remark) and one.severity == "good" for one in diagnosis)
-    if sound and not mean.is_unknown and critic.explained.high < mean.low:
+    if sound and critic.siblings_ahead.low > 0:
         yield Remark(
             "inspect-siblings",
             "note",
             "The mean of the other responses predicts better",
-            f"It explains {shown(mean)} of the rewards, the critic {shown(critic.explained)}.",
+            f"Over the same tokens it explains {shown(critic.siblings_ahead)} of the returns more "
+            f"than the critic (explained variance {shown(critic.explained)}).",
             "A method without a critic subtracts that mean. The critic is worth its cost only "
             "where it sees single steps: see explained variance within prompts.",
         )

@@ -118,7 +118,7 @@ def with_values(
                 computed += 1
                 held[place] = check_lists(replace(one, values=tuple(own)))
             else:
-                compared.add(one.values, own)
+                compared.add(one, own)
         without_tokens += sum(isinstance(one, InspectedResponse) for one in held) - len(rows)
         if done is not None:
             done(num)

@@ -13,7 +13,9 @@ from typing import Any
 from vapo.studies.inspection.responses import InspectedResponse
 
 Row = Mapping[str, Any]
-PER_TOKEN = ("tokens", "is_sampled", "values", "logprobs", "advantages", "returns")
+PER_TOKEN = (
+    *("tokens", "is_sampled", "values", "logprobs", "advantages", "token_rewards", "returns"),
+)
 _LARGEST = 2**31 - 1  # id of a token
 _TYPES: dict[type, set[type]] = {
     float: {float, int, type(None)},

@@ -2,7 +2,8 @@
 
 Every figure is a function of sums over groups (the responses to one prompt of one step), so its
 interval is a bootstrap over groups. The return of a token is its response's reward, discounted to
-it: what the critic should predict, whatever lambda it was trained with.
+it (or what it earns from the token on, where rewards come along the way): what the critic should
+predict, whatever lambda it was trained with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from vapo.studies.inspection.group_sample import Tokens
 
 OUTSIDE_BY = 0.25  # of the returns' range: values beyond it belong to no sound critic
 _MAX_DRAWN = 2000  # groups that are drawn one by one; of more, bags of groups
-_RESPONSES_IN_BIN = 20
+_GROUPS_IN_BIN = 8  # of response lengths
 _TINY = 1e-12  # of the squared values: what float arithmetic may leave of a variance of 0
 
 
@@ -49,12 +50,14 @@ class CriticFigures:
 
     `explained_between`: of what prompts are worth, by the values before the first token, the
     noise of few responses taken away; `explained_within`: of the differences within a group.
-    `value_between`: the share of V's variance that lies between groups.
+    `value_between`: the share of V's variance that lies between groups. `siblings_ahead`: what the
+    mean reward of the other responses explains, less what V does, of the tokens that have both.
 
     `by_length`: the share of V's variance that position and response length alone explain, and
-    `return_by_length` of R's;
+    `return_by_length` of R's, as other groups tell;
     `explained_beyond_length`: `explained` of what they leave of V and R. `length_correlation` of a
     response's mean value with its length, `reward_length_correlation` of its reward.
+    `later_share` of the tokens come after their response's first one.
     """
 
     num_groups: int
@@ -64,6 +67,7 @@ class CriticFigures:
     value_std: float
     return_mean: float
     return_std: float
+    later_share: float
     explained: Figure
     explained_unshifted: Figure
     bias: Figure
@@ -75,6 +79,7 @@ class CriticFigures:
     explained_between: Figure
     explained_within: Figure
     value_between: Figure
+    siblings_ahead: Figure
     by_length: Figure
     return_by_length: Figure
     explained_beyond_length: Figure
@@ -88,6 +93,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         return None
     v, r = tokens.values, tokens.returns
     sums = _token_sums(tokens) | _group_sums(tokens) | _length_sums(tokens) | _row_sums(tokens)
+    sums |= _sibling_sums(tokens)
     of = bootstrap_over_groups(sums, seed=seed, num_resamples=num_resamples).figure
     least = _TINY * float(np.square(r).max() or 1.0)
 
@@ -103,6 +109,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         value_std=float(v.std()),
         return_mean=float(r.mean()),
         return_std=float(r.std()),
+        later_share=float((tokens.position > 0).mean()),
         explained=of(lambda s: 1 - _var(s, "d") / known(_var(s, "r"))),
         explained_unshifted=of(lambda s: 1 - s["dd"] / s["n"] / known(_var(s, "r"))),
         bias=of(lambda s: s["d"] / s["n"]),
@@ -114,6 +121,7 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         explained_between=of(_between),
         explained_within=of(lambda s: 1 - s["within_d"] / known(s["within_r"])),
         value_between=of(lambda s: 1 - s["within_all_v"] / (s["n"] * known(_var(s, "v")))),
+        siblings_ahead=of(_siblings_ahead),
         by_length=of(lambda s: 1 - s["left_vv"] / (s["n"] * known(_var(s, "v")))),
         return_by_length=of(lambda s: 1 - s["left_rr"] / (s["n"] * known(_var(s, "r")))),
         explained_beyond_length=of(lambda s: 1 - s["left_dd"] / known(s["left_rr"])),
@@ -170,16 +178,47 @@ def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
     return columns | {"within_all_v": within(v)}
 
 
+def _sibling_sums(tokens: Tokens) -> dict[str, np.ndarray]:
+    """Of the tokens of groups of two responses or more: R, R - V, and R less the siblings' mean."""
+    size = np.bincount(tokens.row_groups, minlength=tokens.num_groups)
+    total = np.bincount(tokens.row_groups, weights=tokens.rewards, minlength=tokens.num_groups)
+    others = np.maximum(size - 1, 1)[tokens.row_groups]
+    mean = (total[tokens.row_groups] - tokens.rewards) / others
+    has_both = (size >= 2)[tokens.group].astype(float)
+    columns = {"r": tokens.returns, "d": tokens.returns - tokens.values}
+    columns["m"] = tokens.returns - mean[tokens.row]
+    found = {"of_both_n": has_both}
+    for name, x in columns.items():
+        found |= {f"of_both_{name}": x * has_both, f"of_both_{name * 2}": x * x * has_both}
+    return {name: tokens.by_group(x) for name, x in found.items()}
+
+
+def _siblings_ahead(s: Sums) -> Any:
+    n = s["of_both_n"]
+    of_r, of_d, of_m = (
+        s[f"of_both_{x * 2}"] / n - (s[f"of_both_{x}"] / n) ** 2 for x in ("r", "d", "m")
+    )
+    return (of_d - of_m) / np.where(of_r > 1e-9, of_r, np.nan)
+
+
 def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """What cells of equal position and response length leave of V, R and their difference."""
-    per_bin = _RESPONSES_IN_BIN
-    lengths = even_bins(tokens.lengths, most=max(1, min(8, len(tokens.rewards) // per_bin)))
+    """What cells of equal position and response length leave of V, R and their difference.
+
+    A cell's mean is that of the other groups' tokens in it, else of all of theirs: its own would
+    explain the more, the fewer groups there are.
+    """
+    lengths = even_bins(tokens.lengths, most=min(8, max(1, tokens.num_groups // _GROUPS_IN_BIN)))
     places = even_bins(tokens.position, most=32)
     cell = lengths[tokens.row] * (int(places.max()) + 1) + places
-    n = np.maximum(np.bincount(cell), 1)
+    own = np.unique(cell * tokens.num_groups + tokens.group, return_inverse=True)[1]
+
+    def others(x: np.ndarray) -> np.ndarray:
+        return np.bincount(cell, weights=x)[cell] - np.bincount(own, weights=x)[own]
+
+    n = others(np.ones_like(tokens.values))
 
     def left(x: np.ndarray) -> np.ndarray:
-        return x - (np.bincount(cell, weights=x) / n)[cell]
+        return x - np.where(n > 0, others(x) / np.maximum(n, 1), x.mean())
 
     v, r = left(tokens.values), left(tokens.returns)
     found = {"left_vv": v * v, "left_rr": r * r, "left_dd": (v - r) ** 2}

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Any
 
 from vapo.studies.inspection.agreement import advantage_alignment
-from vapo.studies.inspection.alignment import Alignment, alignment
+from vapo.studies.inspection.alignment import Alignment, alignment, return_correlations
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.group_sample import (
     GroupKey,
@@ -52,7 +52,8 @@ class Findings:
 
     The critic's figures are of `tokens`; None without values.
     `alignment`: whether each value stands at its token; `advantages`: whether the advantages were
-    made of the values where they stand.
+    made of the values where they stand; `return_correlations`: of values with returns at shifts -1,
+    0 and 1, which cannot tell.
 
     `is_whole`: those are all. `parts` are in order, and empty where there is only one; of
     more than MAX_PARTS the first, the last and others evenly spread. `runs`: the findings of each
@@ -64,6 +65,7 @@ class Findings:
     critic: CriticFigures | None
     alignment: Alignment | None
     advantages: Alignment | None
+    return_correlations: tuple[float, ...] | None
     parts: list[PartFindings]
     sample: Mapping[GroupKey, list[InspectedResponse]]
     tokens: Tokens | None
@@ -105,7 +107,7 @@ def find(
     """Read the stream once.
 
     Args:
-        gamma: the discount of the reward, which is at the last token.
+        gamma: the discount of the rewards.
         max_tokens: that figures with intervals are of, in whole groups; the sums are of all.
     """
     stream = RunningParts()
@@ -157,6 +159,7 @@ def _found(
         critic=critic_figures(tokens, seed=seed),
         alignment=alignment(chosen) if chosen else None,
         advantages=advantage_alignment(chosen) if chosen else None,
+        return_correlations=return_correlations(chosen, gamma=gamma),
         parts=_parts(parts, with_values, gamma=gamma, seed=seed) if len(parts) > 1 else [],
         sample=kept,
         tokens=tokens if len(tokens.values) else None,

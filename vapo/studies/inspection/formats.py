@@ -75,6 +75,7 @@ def _plain(row: Row, place: Place) -> list[InspectedResponse]:
             values=entries(row, "values", float),
             logprobs=entries(row, logprobs, float),
             advantages=entries(row, "advantages", float),
+            token_rewards=_token_rewards(row),
             returns=entries(row, "returns", float),
             is_truncated=truncated,
             answer=answer_of(row, "answer"),
@@ -90,6 +91,16 @@ def _sampled(row: Row) -> tuple[bool, ...] | None:
         return entries(row, "is_sampled", bool)
     turns = zip(observed, sampled, strict=True)
     return tuple(kind for o, s in turns for kind in (*[False] * o, *[True] * s))
+
+
+def _token_rewards(row: Row) -> tuple[float, ...] | None:
+    """Rewards along the way; our own file has one for each turn, which its last token earned."""
+    rewards, sampled = entries(row, "turn_rewards", float), entries(row, "turn_sampled", int)
+    observed = entries(row, "turn_observed", int)
+    if rewards is None or sampled is None or observed is None:
+        return entries(row, "token_rewards", float)
+    turns = zip(observed, sampled, rewards, strict=True)
+    return tuple(x for o, s, reward in turns for x in (*[0.0] * (o + s - 1), reward))
 
 
 # ---- verl, OpenRLHF --------------------------------------------------------------------------

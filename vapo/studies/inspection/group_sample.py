@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -19,10 +20,12 @@ T = TypeVar("T")
 
 
 class Valued(NamedTuple):
-    """What figures need of a response: the values of its sampled tokens in float32, its reward."""
+    """What figures need of a response: its reward, and of its sampled tokens the values in float32
+    and the rewards along the way, where the file has them."""
 
     values: np.ndarray
     reward: float
+    token_rewards: np.ndarray | None = None
 
 
 @dataclass
@@ -131,11 +134,16 @@ class Tokens:
         return np.bincount(self.group, weights=x, minlength=self.num_groups)
 
 
+def is_sampled(response: InspectedResponse, length: int) -> np.ndarray:
+    """Of each of the response's tokens, whether the policy sampled it."""
+    if response.is_sampled is None:
+        return np.ones(length, dtype=bool)
+    return np.asarray(response.is_sampled[:length], dtype=bool)
+
+
 def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
     """Which of the response's tokens the policy sampled."""
-    if response.is_sampled is None:
-        return np.arange(length)
-    return np.flatnonzero(np.asarray(response.is_sampled[:length], dtype=bool))
+    return np.flatnonzero(is_sampled(response, length))
 
 
 def sampled(
@@ -158,15 +166,30 @@ def valued(response: InspectedResponse) -> Valued | None:
     """None without values."""
     if response.values is None:
         return None
-    return Valued(sampled(response, response.values, np.float32), response.reward)
+    values = sampled(response, response.values, np.float32)
+    return Valued(values, response.reward, earned(response))
 
 
-def returns_of(reward: float, num: int, gamma: float) -> np.ndarray:
-    """The Monte-Carlo return at each of `num` sampled tokens, the reward at the last.
+def earned(response: InspectedResponse) -> np.ndarray | None:
+    """Of each sampled token its reward along the way, and what stands on the environment's tokens
+    behind it; None where the file has none."""
+    if response.token_rewards is None:
+        return None
+    is_own = is_sampled(response, len(response.token_rewards))
+    earner = np.cumsum(is_own) - 1
+    rewards = np.asarray(response.token_rewards, dtype=float)[earner >= 0]
+    return np.bincount(earner[earner >= 0], weights=rewards, minlength=int(is_own.sum()))
 
-    R_t = gamma^(num - 1 - t) * reward
+
+def returns_of(own: Valued, gamma: float) -> np.ndarray:
+    """The Monte-Carlo return at each sampled token, which is R_t = r_t + gamma * R_(t + 1).
+
+    Without rewards along the way the reward stands on the last token.
     """
-    return reward * gamma ** np.arange(num - 1, -1, -1.0)
+    if own.token_rewards is None:
+        return own.reward * gamma ** np.arange(len(own.values) - 1, -1, -1.0)
+    backwards = own.token_rewards[::-1].tolist()
+    return np.array(list(accumulate(backwards, lambda later, r: r + gamma * later)))[::-1]
 
 
 def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> Tokens:
@@ -175,11 +198,11 @@ def tokens_of(groups: Mapping[GroupKey, Sequence[Valued]], *, gamma: float) -> T
     rewards, lengths, row_groups = list[float](), list[int](), list[int]()
     for number, group in enumerate(groups.values()):
         for one in group:
-            is_known, length = np.isfinite(one.values), len(one.values)
-            columns["values"].append(one.values[is_known].astype(float))
-            columns["returns"].append(returns_of(one.reward, length, gamma)[is_known])
-            columns["position"].append(np.flatnonzero(is_known))
-            columns["row"].append(np.full(int(is_known.sum()), len(rewards)))
+            length = len(one.values)
+            columns["values"].append(one.values.astype(float))
+            columns["returns"].append(returns_of(one, gamma))
+            columns["position"].append(np.arange(length))
+            columns["row"].append(np.full(length, len(rewards)))
             rewards.append(one.reward)
             lengths.append(length)
             row_groups.append(number)

@@ -41,7 +41,8 @@ FIGURE_TEXTS = {
     "explained_between": "explained of what prompts are worth (first values)",
     "explained_within": "explained within a prompt's responses",
     "value_between": "share of the values' variance between prompts",
-    "by_length": "share of it that position and length explain",
+    "siblings_ahead": "explained by the mean of the other responses, less that by the critic",
+    "by_length": "share of the values' variance that position and length explain",
     "return_by_length": "share of the returns' variance that position and length explain",
     "explained_beyond_length": "explained variance beyond position and length",
     "length_correlation": "correlation of a response's mean value with its length",
@@ -150,7 +151,11 @@ def _tables(findings: Findings) -> Iterator[dict[str, Any]]:
         yield {
             "title": "All figures, with 95 % intervals over prompts",
             "head": ["figure", "value and interval"],
-            "rows": [*_figure_rows(findings.critic), *_micro_batch_rows(findings)],
+            "rows": [
+                *_figure_rows(findings.critic),
+                *_shift_rows(findings),
+                *_micro_batch_rows(findings),
+            ],
             "remark": sample_note(findings),
         }
     if findings.parts:
@@ -171,6 +176,14 @@ def _figure_rows(critic: CriticFigures) -> list[list[str]]:
         for field in fields(critic)
         if isinstance(figure := getattr(critic, field.name), Figure)
     ]
+
+
+def _shift_rows(findings: Findings) -> Iterator[list[str]]:
+    if (found := findings.return_correlations) is not None:
+        name = (
+            "correlation of values and returns at shifts -1, 0, +1; it cannot tell which is right"
+        )
+        yield [name, ", ".join(map(rounded, found))]
 
 
 def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:

@@ -20,6 +20,7 @@ ROWS = {
     "inspect-flat": "inspect: flattened",
     "inspect-extreme": "inspect: too extreme",
     "inspect-follows": "inspect: follows the returns",
+    "inspect-rewards": "inspect: rewards along the way may be missing",
     "inspect-siblings": "inspect: no better than the mean of the other responses",
     "inspect-alignment": "inspect: each value stands at its own token",
     "inspect-micro-batches": "inspect: a mean over micro-batches",

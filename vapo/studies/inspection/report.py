@@ -100,6 +100,7 @@ class Inspection:
             "groups": _numbers(findings.groups),
             "critic": None if findings.critic is None else _numbers(findings.critic),
             "off_by_one": None if findings.alignment is None else findings.alignment.shift,
+            "return_correlations": findings.return_correlations,
             "parts": [
                 {
                     "file": part.file,
@@ -166,7 +167,7 @@ def inspect_responses(
         name: what they are, for titles.
         policy, critic: names for the page; values are those of the responses.
         truth: how to measure what prefixes are worth; None: not at all.
-        gamma: the discount of the reward, which stands on the last token.
+        gamma: the discount of the rewards.
         tokenizer: makes the tokens of the page's responses from their ids.
         notes: what the files lack; read when text or page are made.
 

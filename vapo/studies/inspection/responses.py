@@ -22,6 +22,7 @@ class InspectedResponse:
     values: tuple[float, ...] | None = None  # of the state before each token
     logprobs: tuple[float, ...] | None = None
     advantages: tuple[float, ...] | None = None
+    token_rewards: tuple[float, ...] | None = None  # None: `reward` on the last sampled token
     returns: tuple[float, ...] | None = None  # the framework's own value targets
     is_truncated: bool | None = None
     answer: str | None = None  # the reference that a verifier compares with

@@ -13,6 +13,7 @@ import numpy as np
 
 from vapo.studies.inspection.group_sample import (
     Valued,
+    is_sampled,
     response_length,
     returns_of,
     sampled,
@@ -24,6 +25,7 @@ from vapo.studies.inspection.responses import InspectedResponse
 _TINY = 1e-12
 _MOST_REWARDS = 100  # different ones that are counted
 _MICRO_BATCHES = (1, 4, 16)  # rows
+_UNLIKE = 0.01  # of the last value target and the reward: more than rounding
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
@@ -108,6 +110,10 @@ class TokenColumns:
 
     `length` is None where no column counts them. `valued`, `moments` and those of the framework's
     own value targets are None without values. All lists are finite.
+
+    Rewards along the way that the file lacks show where the last value target, which is the last
+    reward whatever lambda is, is not the response's reward (`ends_otherwise`), and may be anywhere
+    in turns without value targets (`has_turns`).
     """
 
     length: int | None
@@ -117,6 +123,8 @@ class TokenColumns:
     num_logprobs: int = 0
     logprob: float = 0.0
     num_impossible_logprobs: int = 0
+    ends_otherwise: bool = False
+    has_turns: bool = False
 
     @classmethod
     def of(cls, response: InspectedResponse, *, gamma: float) -> TokenColumns:
@@ -128,11 +136,17 @@ class TokenColumns:
             found["num_impossible_logprobs"] = len(logprobs) - len(possible)
         if (own := valued(response)) is not None:
             found["valued"], values = own, own.values.astype(float)
-            returns = returns_of(response.reward, len(values), gamma)
+            returns = returns_of(own, gamma)
             found["moments"] = Moments.of(values, returns)
             if response.returns is not None:
                 targets = sampled(response, response.returns)
                 found["target_moments"] = Moments.of(values, targets)
+                if response.token_rewards is None and not response.is_truncated and len(targets):
+                    apart = abs(targets[-1] - response.reward)
+                    found["ends_otherwise"] = bool(apart > _UNLIKE * max(1.0, abs(response.reward)))
+            elif response.token_rewards is None and response.is_sampled is not None:
+                begins = np.diff(is_sampled(response, len(response.values or ())), prepend=False)
+                found["has_turns"] = int(begins.sum()) > 2  # begin, end, and begin again
         return cls(**found)
 
 
@@ -166,6 +180,8 @@ class RunningSums:
     num_truncated: int = 0
     truncated_reward: float = 0.0
     num_with_values: int = 0
+    num_ending_otherwise: int = 0
+    num_with_turns: int = 0
     num_logprobs: int = 0
     logprob: float = 0.0
     num_impossible_logprobs: int = 0
@@ -227,6 +243,8 @@ class RunningSums:
         if columns.moments is None:
             return
         self.num_with_values += 1
+        self.num_ending_otherwise += columns.ends_otherwise
+        self.num_with_turns += columns.has_turns
         self.explained.add(columns.moments)
         if columns.target_moments is not None:
             self.explained_of_targets.add(columns.target_moments)

@@ -111,7 +111,7 @@ def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
     if not rows:
         raise UserError(
             "--value_truth: no response can be continued: the ids of prompt and response are "
-            "needed, and all tokens must be the policy's"
+            "needed, all tokens must be the policy's, and no reward may come before the last"
         )
     rollouts = [_rollout(responses[i], findings, tokenizer) for i in rows]
     with Progress() as progress, Scorer(config) as scorer:
@@ -164,7 +164,7 @@ def _can_continue(response: InspectedResponse) -> bool:
     same_length = response.values is None or len(response.values) == len(
         response.response_ids or ()
     )
-    return is_own and has_ids and same_length
+    return is_own and has_ids and same_length and not any((response.token_rewards or ())[:-1])
 
 
 def _rollout(

@@ -11,15 +11,14 @@ from dataclasses import replace
 
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.studies.inspection.critic_verdicts import (
-    beside_advantages,
     beside_siblings,
-    off_by_one,
     shift,
     what_it_knows,
 )
 from vapo.studies.inspection.findings import Findings, PartFindings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import rounded, short_names, shown
+from vapo.studies.inspection.reward_doubts import doubted, in_doubt
+from vapo.studies.inspection.shown import rounded, sentence, short_names, shown
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2
@@ -56,9 +55,10 @@ def _of_run(findings: Findings) -> list[Remark]:
         said.append(Remark("inspect-equal-rewards", "wrong", "All rewards are equal", text))
     else:
         diagnosis = list(what_it_knows(critic, findings))
-        said += [*off_by_one(findings), *beside_advantages(findings), *diagnosis]
-        said += shift(critic, diagnosis)
-        said += beside_siblings(critic, findings, diagnosis)
+        of_returns = [*diagnosis, *shift(critic, diagnosis), *beside_siblings(critic, diagnosis)]
+        why = in_doubt(findings.sums)
+        said += [*_off_by_one(findings), *_beside_advantages(findings)]
+        said += doubted(of_returns, why) if why else of_returns
         said += _micro_batches(findings)
     said += _of_groups(findings)
     said += _over_time(findings)
@@ -67,6 +67,57 @@ def _of_run(findings: Findings) -> list[Remark]:
         text = f"Not enough responses to say {'; '.join(undecided)}."
         remarks.append(Remark("inspect-too-few", "note", "Not enough responses", text))
     return remarks
+
+
+def _off_by_one(findings: Findings) -> Said:
+    found = findings.alignment
+    if found is None:
+        return
+    if found.shift is None:
+        why = found.text.removesuffix(".").removeprefix("off by one? ")
+        yield (
+            f"whether each value stands at its own token ({why[:1].lower()}{why[1:]}"
+            f"{_by_returns(findings)})"
+        )
+    elif found.shift == 0:
+        title = "Each value stands at its own token"
+        text = sentence(found.text + _by_returns(findings))
+        yield Remark("inspect-alignment", "good", title, text)
+    else:
+        early = "each value has already seen its own token"
+        late = "each value is that of the token before"
+        yield Remark(
+            "inspect-off-by-one",
+            "wrong",
+            f"Values are off by one: {early if found.shift > 0 else late}",
+            sentence(found.text + _by_returns(findings)),
+            "The value of token t is the critic's output at the token before it: for prompts of P "
+            "tokens slice outputs P-1 to -1, not P to the end, and shift the mask with it. "
+            "Advantages otherwise blame the neighbour.",
+        )
+
+
+def _beside_advantages(findings: Findings) -> Said:
+    """Values and advantages of the file at different places: one of both was shifted."""
+    found = findings.advantages
+    if found is not None and found.shift not in (None, 0):
+        yield Remark(
+            "inspect-off-by-one",
+            "wrong",
+            "Advantages and values stand at different tokens",
+            sentence(found.text),
+            "Whatever is logged, check which of both the loss uses: the mask of one is shifted.",
+        )
+
+
+def _by_returns(findings: Findings) -> str:
+    if (found := findings.return_correlations) is None:
+        return ""
+    before, at, after = map(rounded, found)
+    return (
+        f". Values and returns correlate by {before}, {at} and {after} at shifts -1, 0 and +1, "
+        "which cannot decide it: a later value knows more of the return, wherever it stands"
+    )
 
 
 def _micro_batches(findings: Findings) -> Said:
@@ -109,7 +160,8 @@ def _could_know(findings: Findings) -> Said:
         f"that a critic of the prompt alone could explain{none_seen}. The mean of a response's "
         f"siblings explains {shown(groups.left_out_mean)}. The rest is decided within responses, "
         "where only a value per token can follow.",
-        "A policy (--policy, --verifier, --value_truth) measures how early it is decided.",
+        "A policy (--policy, --verifier, --value_truth) measures how early it is decided; `vapo "
+        "critics` measures what critics learn of it, on what --output rollouts.parquet writes.",
     )
 
 
