@@ -63,6 +63,10 @@ def begin_server(*, without: Sequence[int] = ()) -> None:
 def _forget_pytest() -> None:
     """Log, print, warn and fail as outside of pytest, and without a check of every call."""
     logging.getLogger().handlers.clear()
+    for logger in logging.root.manager.loggerDict.values():
+        for handler in getattr(logger, "handlers", ()):
+            if isinstance(handler, logging.StreamHandler):
+                handler.setStream(sys.stderr)  # Lightning's was made while pytest captured it
     faulthandler.disable()
     threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
     jaxtyping.config.update("jaxtyping_disable", True)
