@@ -12,7 +12,7 @@ import pytest
 from tests.config.fits import ROOT
 from tests.docs.test_commands_run import SMALLER
 from vapo import cli
-from vapo.studies.inspection import critic_verdicts
+from vapo.studies.inspection import critic_verdicts, verdicts
 
 SKILL = ROOT / "vapo/.agents/skills/vapo/SKILL.md"
 TEXT = SKILL.read_text(encoding="utf-8")
@@ -38,7 +38,8 @@ def test_the_configs_that_it_names_exist() -> None:
 
 
 def test_the_verdicts_that_it_names_are_said() -> None:
-    source = Path(critic_verdicts.__file__).read_text(encoding="utf-8").lower()
+    paths = [Path(module.__file__) for module in (critic_verdicts, verdicts)]
+    source = "".join(path.read_text(encoding="utf-8") for path in paths).lower()
     rows = re.findall(r"^\| (.*?) \| ", TEXT.partition("Verdicts that it gives")[2], re.MULTILINE)
     for verdict in rows[1:6]:  # behind the head
         assert verdict in source, verdict
