@@ -63,14 +63,14 @@ ui: install ## open the MLflow UI on the recorded runs
 	$(BIN)/vapo ui $(ARGS)
 
 test: install ## run the tests (not those of `night` and the commands below it)
-	TEST_PROCESSES=$(WORKERS) $(TEST_ENV) $(BIN)/python -m pytest $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # Types need one core for half a minute, in which tests begin.
 check: lint ## lint, types and all tests but the slow ones, in some minutes
 	@$(MAKE) --no-print-directory -j 2 types quick
 
 quick: install
-	TEST_PROCESSES=$(WORKERS) $(TEST_ENV) $(BIN)/python -m pytest \
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not night and not attacks and not kills and not soak and not learning \
 		and not gpu and not vllm" $(ARGS)
 

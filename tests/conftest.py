@@ -4,7 +4,6 @@ import gc
 import importlib
 import os
 import signal
-import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -58,35 +57,18 @@ WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs",
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is loaded here stays to the end: the garbage collector has nothing to find in it."""
+    if session.config.pluginmanager.hasplugin("dsession"):
+        return (yield)  # the process that hands out the tests imports none of them
     gc.disable()
     for name in IMPORTED_BEFORE:
         importlib.import_module(name)
     try:
-        collected = yield
-        if "tests.forked" in sys.modules:
-            importlib.import_module("tests.preloaded")
-        return collected
+        return (yield)
     finally:
         gc.freeze()
         gc.enable()
-
-
-def pytest_runtestloop(session: pytest.Session) -> bool | None:
-    """In TEST_PROCESSES at a time."""
-    option = session.config.option
-    if session.testsfailed or option.collectonly:
-        return None
-    num = min(int(os.environ.get("TEST_PROCESSES", "1")), len({i.path for i in session.items}))
-    if num > 1 and not option.usepdb:
-        from tests.shared_session import run_in_processes
-
-        run_in_processes(session, num)
-        return True
-    if "tests.forked" in sys.modules:
-        importlib.import_module("tests.forked").begin_server()
-    return None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,75 +1,30 @@
 """Functions in processes of their own, also as the ranks of one run, without paying for imports.
 
-They are forked from a server, and the server from pytest's process before its first test: it has
-imported everything, and no test has changed it. A new interpreter would load torch, Lightning and
-MLflow for seconds.
+A fork server imports the package once for the tests of a pytest process, and every process is
+forked from it; a new interpreter would load torch, Lightning and MLflow for seconds.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import io
-import logging
 import multiprocessing
 import os
 import socket
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import forkserver, resource_tracker
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerProcess
-from multiprocessing.util import get_temp_dir
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import torch
 
 ROOT = Path(__file__).parents[1]
-_CONTEXT = multiprocessing.get_context("forkserver")
-
-
-def begin_server(*, without: Sequence[int] = ()) -> None:
-    """Fork the server that processes are forked from, as it is now but for what pytest set up.
-
-    `without` are files that it closes. Python's own would begin as a new interpreter.
-    """
-    resource_tracker.ensure_running()
-    address = f"{get_temp_dir()}/server{os.getpid()}"
-    alive, held = os.pipe()  # held by its users; nobody does: it ends
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(address)
-        listener.listen()
-        if (pid := os.fork()) == 0:
-            try:
-                for descriptor in (held, *without):
-                    os.close(descriptor)
-                _forget_pytest()
-                forkserver.main(os.dup(listener.fileno()), alive, [])
-            except Exception:
-                traceback.print_exc()
-            finally:
-                os._exit(0)
-    os.close(alive)
-    server = vars(forkserver)["_forkserver"]
-    server._forkserver_address, server._forkserver_alive_fd = address, held
-    server._forkserver_pid = pid
-
-
-def _forget_pytest() -> None:
-    """Log, print, warn and fail as outside of pytest, and without a check of every call."""
-    logging.getLogger().handlers.clear()
-    for logger in logging.root.manager.loggerDict.values():
-        for handler in getattr(logger, "handlers", ()):
-            if isinstance(handler, logging.StreamHandler):
-                handler.setStream(sys.stderr)  # Lightning's was made while pytest captured it
-    faulthandler.disable()
-    threading.excepthook, sys.unraisablehook = threading.__excepthook__, sys.__unraisablehook__
-    jaxtyping.config.update("jaxtyping_disable", True)
+PRELOADED = ["vapo.commands.fit", "mlflow", "mlflow.store.tracking.sqlalchemy_store"]
+PRELOADED += ["transformers.models.qwen2.modeling_qwen2", "tests.preloaded", __name__]
 
 
 def start(
@@ -77,7 +32,7 @@ def start(
 ) -> ForkServerProcess:
     """A process whose exit code is what the function returns, and which prints into `log`."""
     variables = {"OMP_NUM_THREADS": "1", **environment}
-    process = _CONTEXT.Process(target=_run, args=(log, variables, function, arguments))
+    process = _context().Process(target=_run, args=(log, variables, function, arguments))
     process.start()
     return process
 
@@ -157,7 +112,7 @@ class Ranks:
 
     def _start(self) -> None:
         for log, variables in zip(self._logs, rank_variables(self.num), strict=True):
-            ours, theirs = _CONTEXT.Pipe()
+            ours, theirs = _context().Pipe()
             self._processes.append(start(log, variables, _serve, theirs))
             self._channels.append(ours)
             theirs.close()
@@ -177,6 +132,12 @@ def on_ranks(
     """What `function(*arguments)` returns on each of `num` ranks that end with it."""
     with Ranks(num) as ranks:
         return ranks.run(function, *arguments, timeout_s=timeout_s)
+
+
+def _context() -> ForkServerContext:
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(PRELOADED)
+    return found
 
 
 def _serve(channel: Connection) -> int:
