@@ -183,16 +183,10 @@ def test_something_else_than_a_verdict_is_shown_with_what_to_return(
     assert f"verdict: no verdict (error: TypeError: {said}), which counts" in shown
 
 
-def test_a_reward_function_of_trl_is_refused_with_what_to_write(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    write(project, "def score(completions, answer, **kwargs):\n    return [1.0]\n", "telling.py")
-    said = tried(capsys, code=2)
-    assert "rewards.function telling.py:score takes (completions, answer), as TRL calls" in said
-    assert (
-        "    return score(\n        completions=[response_text],\n        answer=[answer],\n"
-        in said
-    )
+def test_a_reward_function_of_trl_judges(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "def score(prompts, completions, **kwargs):\n    return [1.0 if prompts[0] else 0.0]\n"
+    write(project, source, "telling.py")
+    assert "reward 1" in tried(capsys)
 
 
 def test_a_verifier_that_cannot_be_imported(
