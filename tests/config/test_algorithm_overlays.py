@@ -255,6 +255,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "critic.kind": "probe",
         "critic.probe.layers": "[-1]",
         "critic.probe.lr": 1e-2,
+        "critic.sampled_logprobs.lr": 1e-2,
     },
     "sp3o": {
         "critic.anchors": "[0.3, 0.6, 0.9]",
@@ -328,6 +329,8 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
         for name in ("layers", "hidden_size", "lr")
     },
     ".critic.prompt.template": (".critic.prompt.kind", "policy"),
+    # a probe's states say little without them, and a base of any system may have them
+    ".critic.sampled_logprobs.lr": (".critic.kind", "network"),
     ".critic.late_anchor_tokens": (".critic.late_anchor", None),
     ".algorithm.kl.estimator": (".algorithm.kl.coef", 0.0),
     ".algorithm.kl.placement": (".algorithm.kl.coef", 0.0),

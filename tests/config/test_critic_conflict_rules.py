@@ -72,7 +72,6 @@ OF_A_NETWORK = {
     "critic.head_function=mine:head": "critic.head_function=null",
     "critic.lora.rank=4": "critic.lora=null",
     "critic.frozen=[self_attn.]": "critic.frozen=[]",
-    "critic.gradient_checkpointing=true": "critic.gradient_checkpointing=false",
     "critic.attn_implementation=eager": "critic.attn_implementation=auto",
     "critic.prompt.kind=privileged critic.prompt.template='{answer}{prompt}'": (
         "critic.prompt.kind=policy"

@@ -96,7 +96,7 @@ def test_no_gradient_reaches_the_actor(tmp_path: Path, policy: str) -> None:
 
 
 def test_it_starts_at_zero_and_a_hidden_layer_by_the_seed(tmp_path: Path, policy: str) -> None:
-    config = probe_config(tmp_path, policy, *HIDDEN)
+    config = probe_config(tmp_path, policy, *HIDDEN, "critic.gradient_checkpointing=true")
     one, again = make_critic(config, None), make_critic(config, None)
     other = make_critic(replace(config, seed=1), None)
     assert not values(make_actor(config, None), one).any()

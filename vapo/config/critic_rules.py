@@ -19,9 +19,8 @@ from vapo.config.schema import FitConfig
 _ESTIMATOR = "algorithm.advantage_estimator"
 _HEAD = "critic.head"
 _KIND = f"{_HEAD}.kind"
-_OF_A_NETWORK = (
-    *("layers", "head_function", "lora", "frozen", "gradient_checkpointing"),
-    *("attn_implementation", "prompt.kind"),
+_OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
+    *("layers", "head_function", "lora", "frozen", "attn_implementation", "prompt.kind"),
 )
 _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 

@@ -22,6 +22,7 @@ from vapo.functional.logprobs import rows_of_logits, token_logprobs
 from vapo.functional.value_heads import sampling_features
 from vapo.networks.lora import adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
+from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
 from vapo.system.distributed import reshard
@@ -117,15 +118,13 @@ class Actor(nn.Module):
         found = torch.stack(states, dim=1) if states else None
         if temperature is None:
             return ActorOutput(None, None, found)
-        lm_head_weight = self.model.get_output_embeddings().weight
+        last, lm_head_weight = by_layer[-1], self.model.get_output_embeddings().weight
         logprobs, entropy = token_logprobs(
-            by_layer[-1][places],
+            last[places],
             lm_head_weight,
             inputs.targets,
             temperature=temperature,
-            chunk_size=rows_of_logits(
-                lm_head_weight.shape[0], on_cpu=computes_on_cpu(by_layer[-1])
-            ),
+            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(last)),
         )
         return ActorOutput(logprobs, entropy, found)
 
@@ -223,7 +222,7 @@ class Probe(Critic):
 
 def critic_of(model: PreTrainedModel) -> Critic:
     """The critic whose model this is."""
-    return Critic(model) if head_in(model.config).layers is None else Probe(model)
+    return Probe(model) if isinstance(model, ProbeForSequenceClassification) else Critic(model)
 
 
 class CriticEnsemble(Critic):

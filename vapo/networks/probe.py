@@ -66,6 +66,7 @@ class ProbeForSequenceClassification(PreTrainedModel):
 
     config_class = ProbeModelConfig
     base_model_prefix = "model"
+    supports_gradient_checkpointing = True
 
     def __init__(self, config: ProbeModelConfig) -> None:
         super().__init__(config)
@@ -76,6 +77,9 @@ class ProbeForSequenceClassification(PreTrainedModel):
     def get_input_embeddings(self) -> nn.Module:
         """Of no tokens, which it does not read."""
         return nn.Embedding(0, self.config.state_size)
+
+    def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
+        """It has no layers whose inputs would be less than what they keep."""
 
     def empty_states(self, num: int) -> Float[Tensor, "n L H"]:
         """States without values, as many as of `num` tokens, where memory is counted."""
