@@ -82,11 +82,13 @@ def test_vapo_and_ppo_do_not_lean_on_the_base() -> None:
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
     base, over = values(default()), values(system_config(system))
-    changed = {key for key in base if base[key] != over[key] and key.startswith(LEFT_TO_THE_TASK)}
+    changed = {
+        key for key in base if base[key] != over.get(key) and key.startswith(LEFT_TO_THE_TASK)
+    }
     one_step = {"rloo", "remax", "easyppo"}
     assert changed == ({"training.minibatch_size"} if system in one_step else set())
     rates = {"actor.optimizer.lr", "critic.optimizer.lr", "components.value_pretraining.lr"}
-    assert not rates & {key for key in base if base[key] != over[key]}
+    assert not rates & {key for key in base if base[key] != over.get(key)}
 
 
 @pytest.mark.parametrize("system", SYSTEMS)

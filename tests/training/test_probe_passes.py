@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -16,7 +18,7 @@ def test_its_states_come_with_the_old_logprobs() -> None:
     network, _ = fitted(PAGES_OFF, SEVERAL)
     probe, logged = fitted(PAGES_OFF, SEVERAL, *PROBE, "critic.epochs=2")
     assert 0 < probe.num_passes == network.num_passes
-    assert {"critic/value_loss", "critic/explained_variance"} <= logged[-1].keys()
+    assert "critic/explained_variance" in logged[-1]
     assert probe.critic is not None
     assert probe.critic.get_parameter("model.score.weight").any()
 
@@ -25,7 +27,7 @@ def test_where_nothing_reads_logprobs_none_are_computed(monkeypatch: pytest.Monk
     temperatures: list[float | None] = []
     real = Actor.forward
 
-    def noted(self: Actor, *args: object, **options: object) -> object:
+    def noted(self: Actor, *args: Any, **options: Any) -> Any:
         if not torch.is_grad_enabled():
             temperatures.append(options["temperature"])
         return real(self, *args, **options)

@@ -71,7 +71,7 @@ class ProbeForSequenceClassification(PreTrainedModel):
     def __init__(self, config: ProbeModelConfig) -> None:
         super().__init__(config)
         self.model = ProbeFeatures(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels, bias=False)
+        self.score = nn.Linear(config.hidden_size, config.num_labels or 1, bias=False)
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:

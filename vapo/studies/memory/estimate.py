@@ -199,8 +199,9 @@ def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:
     """The actor's layers whose states the critic reads."""
-    is_probe = isinstance(config.critic, ProbeCritic) and config.algorithm.has_critic
-    return tuple(config.critic.probe.layers) if is_probe else ()
+    if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
+        return ()
+    return tuple(config.critic.probe.layers)
 
 
 def _states(

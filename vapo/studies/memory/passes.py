@@ -7,7 +7,7 @@ Activation checkpointing, attention kernels and the chunked log-probs count as t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -166,7 +166,7 @@ class FakeNetwork:
     def update(self, **lengths: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
         with self._tracked() as tracker, self._autocast():
-            total = self._forward(**lengths)
+            total = self._forward(lengths)
             kept = tracker.live
             total.backward()
         return PassMemory(kept, tracker.peak)
@@ -176,7 +176,7 @@ class FakeNetwork:
         # of a network that is cut to few layers any one stands for those between
         layers = [-1 if layer == -1 else 0 for layer in self.shape.read_layers]
         with self._tracked() as tracker, torch.no_grad(), self._autocast():
-            self._forward(layers, **lengths)
+            self._forward(lengths, layers)
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
@@ -230,7 +230,7 @@ class FakeNetwork:
             yield
         self.network.train()
 
-    def _forward(self, layers: Sequence[int] = (), **lengths: int) -> Tensor:
+    def _forward(self, lengths: Mapping[str, int], layers: Sequence[int] = ()) -> Tensor:
         inputs = self._inputs(**lengths)
         if isinstance(self.network, Critic):
             return self._value_loss(inputs)
