@@ -59,7 +59,7 @@ def test_a_probe_learns_and_comes_to_know_something(tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr[-4000:]
         (known[name],) = re.findall(r"critic/explained_variance: (\S+)", result.stdout)
     assert abs(float(known["start"])) < 0.01
-    assert float(known["pretrained"]) >= 0.1
+    assert float(known["pretrained"]) >= 0.25
 
 
 def test_shuffled_rewards_teach_nothing(tmp_path: Path) -> None:
