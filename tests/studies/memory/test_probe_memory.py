@@ -50,11 +50,15 @@ def test_it_has_a_head_and_no_network(folder: Path) -> None:
 
 def test_the_actors_pass_for_the_states_counts(folder: Path) -> None:
     """Where one step an iteration reads no log-probs, and no value page shows them."""
-    one_step = ("training.minibatch_size=null", "value_pages.every_n_iterations=null")
-    last = (*PROBE[:2], *one_step)
-    probe = sum(estimate(folder, *last).stages["log-probs"].values())
-    all_layers = sum(estimate(folder, *PROBE, *one_step).stages["log-probs"].values())
-    assert all_layers > probe > sum(estimate(folder, *one_step).stages["log-probs"].values()) / 2
+    no_pages = "value_pages.every_n_iterations=null"
+
+    def forward(*overrides: str) -> float:
+        stages = estimate(folder, "critic.kind=probe", "critic.init=policy", no_pages, *overrides)
+        return stages.stages["log-probs"]["logits, temporaries"]
+
+    one_step = "training.minibatch_size=null"
+    assert forward(one_step) == forward("training.minibatch_size=4")
+    assert forward(one_step, "critic.probe.layers=[-1,1]") > forward(one_step)
 
 
 @pytest.mark.slow
