@@ -57,6 +57,7 @@ PRESETS = (
     "easyppo",
     "justrl2",
     "sp3o",
+    "probe",
 )
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)

@@ -5,6 +5,7 @@
     S  prompt + response tokens
     V  vocabulary
     H  hidden size
+    L  layers whose hidden states are read
     K  bins of a categorical value head
     M  critics of an ensemble
     N  prompts
@@ -211,7 +212,9 @@ class RolloutBatch:
     `step_values` has, on every token, what continuations from the start of its step earned. Of
     stored rollouts whose prefixes were continued, `measured_values` has
     the mean return of the continuations at the first token after such a prefix, and
-    `measured_draws` how many of them count for the row; 0 elsewhere.
+    `measured_draws` how many of them count for the row; 0 elsewhere. `actor_states` are what a
+    critic without a network reads: of each row [num sampled tokens, L, H], the actor's states
+    before these tokens, without padding.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -236,6 +239,7 @@ class RolloutBatch:
     step_values: Float[Tensor, "B T"] | None = None
     measured_values: Float[Tensor, "B T"] | None = None
     measured_draws: Float[Tensor, "B T"] | None = None
+    actor_states: list[Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.rollouts)

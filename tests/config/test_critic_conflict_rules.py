@@ -20,6 +20,7 @@ NO_CLIP = "components.clip_higher.enabled=false"
 SINGLE = "components.group_sampling.enabled=false"
 CATEGORICAL = "critic.head.kind=categorical"
 OPTIONS = {  # one value of each option that a critic-free system would ignore, and the mend
+    "critic.kind=probe critic.probe.layers=[1]": "critic.kind=network",
     "critic.frozen=[self_attn.]": "critic.frozen=[]",
     "critic.lora.rank=4": "critic.lora=null",
     "critic.head.kind=bounded": "critic.head.kind=scalar",
@@ -64,6 +65,34 @@ def test_every_option_of_the_critic_is_refused_or_named_as_harmless() -> None:
     refused = {option.split("=")[0].split(".")[1] for option in OPTIONS if "critic." in option}
     assert refused | NOT_A_METHOD == set(vars(CriticConfig()))
     assert not refused & NOT_A_METHOD
+
+
+OF_A_NETWORK = {
+    "critic.layers=2": "critic.layers=null",
+    "critic.head_function=mine:head": "critic.head_function=null",
+    "critic.lora.rank=4": "critic.lora=null",
+    "critic.frozen=[self_attn.]": "critic.frozen=[]",
+    "critic.attn_implementation=eager": "critic.attn_implementation=auto",
+    "critic.prompt.kind=privileged critic.prompt.template='{answer}{prompt}'": (
+        "critic.prompt.kind=policy"
+    ),
+}
+
+
+@pytest.mark.parametrize("option", OF_A_NETWORK)
+def test_a_probe_has_no_network(tmp_path: Path, option: str) -> None:
+    message = problem(tmp_path, "critic.kind=probe", "critic.init=policy", *option.split())
+    assert "is of a critic with a network, and critic.kind probe reads the actor's" in message
+    assert message.endswith(f"set {OF_A_NETWORK[option]}, or critic.kind=network")
+    fit_config(tmp_path, "critic.kind=probe", "critic.init=policy", *OF_A_NETWORK.values())
+
+
+def test_a_probe_starts_from_no_reward_model_and_reads_some_layer(tmp_path: Path) -> None:
+    message = problem(tmp_path, "critic.kind=probe", "critic.init=reward_model")
+    assert message.endswith("set critic.init=policy, or to the folder of a saved probe")
+    for layers in ("[]", "[1,1]"):
+        options = ("critic.kind=probe", "critic.init=policy", f"critic.probe.layers={layers}")
+        assert "must name one layer of the actor or more, each once" in problem(tmp_path, *options)
 
 
 def test_each_rule_is_there_once() -> None:

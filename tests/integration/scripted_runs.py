@@ -22,7 +22,7 @@ from tests.rollouts.playing import InstantScorer
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.config.algorithm import AlgorithmConfig, BaselineConfig
-from vapo.config.critic import CriticPromptConfig, HeadConfig
+from vapo.config.critic import CriticConfig, CriticPromptConfig, HeadConfig
 from vapo.config.kinds import make, own_type
 from vapo.environments.contract import Verdict
 from vapo.networks.build import check_frozen
@@ -38,7 +38,7 @@ from vapo.training.parts import Inputs, Sampling, training_parts
 from vapo.training.trainer import make_trainer
 from vapo.types import FinishReason, Prompt, Rollout
 
-BY_KIND = (HeadConfig, CriticPromptConfig, BaselineConfig, AlgorithmConfig)
+BY_KIND = (HeadConfig, CriticPromptConfig, CriticConfig, BaselineConfig, AlgorithmConfig)
 NUM_TOKENS = 30  # of the tiny vocabulary, special tokens left out
 
 

@@ -66,6 +66,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
         "critic.prompt.template": "{answer}{prompt}",
     },
     "two_critics": {"critic.count": 2},
+    "probe": {"critic.kind": "probe"},
     "agreement": {"critic.count": 2, "algorithm.agreement_mask_share": 0.2},
     "disagreement": {
         "critic.count": 2,
@@ -134,6 +135,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "critic_lora",
         "privileged",
         "two_critics",
+        "probe",
         "agreement",
         "disagreement",
         "value_clip",
@@ -142,6 +144,9 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "clips a value's step": pairs("value_clip", "hl_gauss", "two_bins", "bins_squared_error"),
     "replaces a truncated response's reward": pairs(
         "bootstrap", "noise_weights", "unshaped", "linear_mix", "tether", "evpo", "evpo_group"
+    ),
+    "is of a critic with a network, and critic.kind probe reads the actor's states": pairs(
+        "probe", "frozen", "critic_lora", "privileged"
     ),
     "would take adapters from it": pairs("critic_lora", "frozen"),
     "responses scatter, and there is one response per prompt": pairs(
@@ -242,7 +247,16 @@ def test_the_loop_is_deterministic(
     assert all(torch.equal(again[name], value) for name, value in plain.items())
 
 
-IN_CHECK = ("two_bins", "mean_reward", "bootstrap", "epochs", "critic_lora", "two_critics", "evpo")
+IN_CHECK = (
+    "two_bins",
+    "mean_reward",
+    "bootstrap",
+    "epochs",
+    "critic_lora",
+    "two_critics",
+    "probe",
+    "evpo",
+)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ HEADS = {
     ),
     "expectation": ("critic.head.kind=categorical",),
     "log-probs": ("critic.sampled_logprobs={}",),
+    "probe": (
+        *("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]"),
+        *("critic.probe.hidden_size=8", "critic.sampled_logprobs={}"),
+    ),
 }
 SLOW = ("two_hot", "expectation")
 FIRST_BATCH = "critic.head.start=first_batch"
@@ -81,7 +85,7 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["bounded", "log-probs"])
+@pytest.mark.parametrize("head", ["bounded", "log-probs", "probe"])
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], two_ranks: Ranks) -> None:
     whole = whole_of(trained)
     assert_same(whole, two_ranks.run(compute, 2, MANY, *trained)[0])

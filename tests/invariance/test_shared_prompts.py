@@ -372,7 +372,7 @@ def test_with_adapters_too(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     for layout in ("padded", "shared_prompts"):
         assert choose_layout(layout, [actor.model]) == layout
         inputs = token_inputs(PAIRS, pad_id=0, layout=layout)
-        logprobs, entropy = actor(inputs, temperature=1.0)
+        logprobs, entropy, _ = actor(inputs, temperature=1.0)
         actor.zero_grad()
         (weights * torch.stack([logprobs, entropy])).sum().backward()
         gradients = [p.grad for p in actor.parameters() if p.requires_grad]

@@ -14,6 +14,7 @@ from vapo.commands.estimate import hours_lines, run
 from vapo.config import FitConfig, resolve
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
+from vapo.networks.model_configs import as_critic
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)
@@ -37,6 +38,28 @@ def test_several_critics_cost_their_values_and_one_update() -> None:
     assert ratio == pytest.approx((3 + 3 * epochs) / (1 + 3 * epochs))
     assert three["policy"].networks > one["policy"].networks
     assert three["policy"].sampling == one["policy"].sampling
+
+
+def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> None:
+    """And in value pretraining that pass alone, but with rollouts of a file."""
+    probe = ("critic.kind=probe", "critic.init=policy")
+    several, one_step = "training.minibatch_size=8", "training.minibatch_size=null"
+
+    def of(*overrides: str) -> dict[str, float]:
+        config = system_config("vapo", *overrides)
+        actor, read = (
+            AutoConfig.from_pretrained(ROOT / "models/state_tracking/policy") for _ in range(2)
+        )
+        critic = as_critic(read, config.actor.path, config.critic)
+        phases = run_hours(config, HARDWARE, actor=actor, critic=critic)
+        return {name: hours.networks / hours.iterations for name, hours in phases.items()}
+
+    # a forward of the actor for its log-probs, or its states, and an update, which is three
+    assert of(*probe, one_step)["policy"] == pytest.approx(of(*probe, several)["policy"])
+    found = of(*probe, several)
+    assert found["policy"] == pytest.approx(4 * found["value pretraining"], rel=1e-3)
+    stored = of(*probe, several, "components.value_pretraining.data=x.parquet")
+    assert stored["value pretraining"] < 0.01 * found["value pretraining"]
 
 
 def test_a_shared_prompt_is_computed_once_in_each_pass() -> None:

@@ -19,7 +19,7 @@ from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
-from vapo.networks.model_configs import check_supported, keep_first_layers, read_model_config
+from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
@@ -97,7 +97,7 @@ def estimated(
     critic = None
     if config.algorithm.has_critic:
         critic = _read(folder := path or critic_path(config))
-        keep_first_layers(critic, folder, config.critic)
+        critic = as_critic(critic, folder, config.critic)
     return config, estimate_memory(config, actor=actor, critic=critic), actor, critic
 
 

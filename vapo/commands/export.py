@@ -39,9 +39,10 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
             options = {"dtype": config.actor.dtype, "attn_implementation": "auto"}
             model = load_causal_lm(config.actor.path, **options)
         else:
-            options = {"dtype": config.critic.dtype, "attn_implementation": "auto"}
-            path = critic_path(config, member)
-            model = load_value_model(path, **options, critic=config.critic)
+            path, dtype = critic_path(config, member), config.critic.dtype
+            model = load_value_model(
+                path, dtype=dtype, attn_implementation="auto", critic=config.critic
+            )
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
         save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)

@@ -170,5 +170,5 @@ def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> Supervi
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:
     """Negative log-likelihood of the demonstrations' tokens, summed, in nats."""
-    logprobs, _ = actor(inputs, temperature=1.0)
+    logprobs = actor(inputs, temperature=1.0).logprobs
     return -cast(Tensor, logprobs).sum()

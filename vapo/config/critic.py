@@ -95,7 +95,38 @@ class SampledLogprobs:
 
 
 @dataclass
+class ProbeConfig:
+    layers: list[int] = option(
+        [-1],
+        "whose states the head reads, one after another: 0 is the embedding, n the n-th decoder "
+        "layer, -1 the last one, after the model's last norm",
+    )
+    hidden_size: int | None = option(
+        None, "units of a hidden layer before the head; null: the head is linear", ge=1
+    )
+    lr: float = option(
+        1e-2,
+        "learning rate, in place of critic.optimizer.lr and components.value_pretraining.lr, which "
+        "are a network's",
+        gt=0,
+    )
+
+
+@dataclass
+class ProbeCritic:
+    """A value head on the actor's hidden states, whose gradients stop there."""
+
+    probe: ProbeConfig = section(ProbeConfig, "what the head reads of the actor")
+
+
+@dataclass
 class CriticConfig:
+    kind: Literal["network", "probe"] = choice(
+        "network",
+        "a network of its own, or a head on the actor's hidden states, which costs next to nothing "
+        "(docs/critics.md)",
+        probe=ProbeCritic,
+    )
     init: str = option(
         "reward_model",
         "where the critic starts: `reward_model` (paper), `policy` (backbone of actor.path, "
@@ -184,3 +215,8 @@ class CriticConfig:
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
         "auto", "attention kernel; auto takes what transformers chooses"
     )
+
+    @property
+    def reads_actor(self) -> bool:
+        """Whether it values what the actor's forward passes say, and reads no tokens itself."""
+        return isinstance(self, ProbeCritic)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
+from vapo.config.critic import (
+    BoundedHead,
+    CategoricalHead,
+    CriticConfig,
+    GivenMeanReward,
+    ProbeCritic,
+)
 from vapo.config.data import sources_of
 from vapo.config.hyperparameters import resolve
 from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
@@ -13,6 +19,9 @@ from vapo.config.schema import FitConfig
 _ESTIMATOR = "algorithm.advantage_estimator"
 _HEAD = "critic.head"
 _KIND = f"{_HEAD}.kind"
+_OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
+    *("layers", "head_function", "lora", "frozen", "attn_implementation", "prompt.kind"),
+)
 _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 # What a config of any system may say: where a critic starts, how large and fast it is, and whether
@@ -72,7 +81,8 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
             f"{_ESTIMATOR} {estimator} has no critic, which these components work on: set "
             f"{off}{also}"
         )
-    names = [name for name in vars(config.critic) if name not in NOT_A_METHOD | {"head", "prompt"}]
+    no_keys = NOT_A_METHOD | {"head", "prompt", "probe"}
+    names = [name for name in vars(config.critic) if name not in no_keys]
     keys = [f"critic.{name}" for name in (*names, "head.kind", "head.start", "prompt.kind")]
     of_values = ("value_clip", "agreement_mask_share", "disagreement_mask_share")
     keys += [f"algorithm.{name}" for name in of_values]
@@ -83,6 +93,7 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
     """A head of the user's own is made untrained, and takes the place of every other one."""
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
+    is_missing &= not critic.reads_actor  # another rule says more
     if config.algorithm.has_critic and is_missing:
         yield Problem(
             "critic.init reward_model needs critic.reward_model_path, the reward model's folder; "
@@ -100,6 +111,30 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
             "critic.head_function makes the whole head, which outputs the value, and "
             f"{key} {value if isinstance(value, str) else 'on'} is of the linear one: set "
             f"{key}={plain}, or critic.head_function=null"
+        )
+
+
+def probe_has_no_network(config: FitConfig) -> Problems:
+    """What is of a network of the critic's own would be ignored by a head on the actor's states."""
+    critic = config.critic
+    if not isinstance(critic, ProbeCritic) or not config.algorithm.has_critic:
+        return
+    if critic.init == "reward_model":
+        yield Problem(
+            "critic.init reward_model is a network, and critic.kind probe has none: set "
+            "critic.init=policy, or to the folder of a saved probe"
+        )
+    layers = critic.probe.layers
+    if not layers or len(set(layers)) < len(layers):
+        yield Problem(
+            f"critic.probe.layers {layers} must name one layer of the actor or more, each once"
+        )
+    keys = [f"critic.{name}" for name in _OF_A_NETWORK]
+    for key, value, plain in changed(config, keys):
+        is_on = f" {value}" if isinstance(value, str | int) and value is not True else ""
+        yield Problem(
+            f"{key}{is_on} is of a critic with a network, and critic.kind probe reads the actor's "
+            f"states: set {key}={plain}, or critic.kind=network"
         )
 
 
@@ -200,6 +235,7 @@ def critic_is_punished(config: FitConfig) -> bool:
 CRITIC_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
     critic_has_a_start_and_a_head,
+    probe_has_no_network,
     head_fits_its_loss,
     range_holds_the_targets,
 )

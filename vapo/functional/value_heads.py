@@ -67,6 +67,23 @@ def categorical_centers(
     return _centers(low, high, num_bins, support).float()
 
 
+def probe_features(states: Float[Tensor, "n L H"]) -> Float[Tensor, "n L*H"]:
+    """What a head on another network's hidden states reads: each layer's normed, side by side.
+
+        z_l = (h_l - mean(h_l)) / sqrt(var(h_l) + 1e-5)        z = [z_1, ..., z_L]
+
+    Source: ours; token-level kin of POISE (arXiv 2605.07579), whose probe values prompts. Layers
+    grow in norm from the first to the last, and one learning rate has to do for all. Side by side
+    they are one linear layer, of which every weighted mean of the layers is a case.
+    Units: none. The mean and variance are over the H channels of a layer, in float32.
+
+    >>> probe_features(torch.tensor([[[0.0, 2.0], [5.0, 5.0]]]))
+    tensor([[-1.0000,  1.0000,  0.0000,  0.0000]])
+    """
+    states = at_least_float32(states)
+    return torch.nn.functional.layer_norm(states, states.shape[-1:]).flatten(start_dim=1)
+
+
 @torch.no_grad()
 def hl_gauss_targets(
     value_targets: Float[Tensor, " *shape"],

@@ -21,7 +21,8 @@ from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprobs import rows_of_logits, token_logprobs
 from vapo.functional.value_heads import sampling_features
 from vapo.networks.lora import adapters_off
-from vapo.networks.packed_attention import computes_on_cpu, last_hidden_states
+from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
+from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
 from vapo.system.distributed import reshard
@@ -83,6 +84,15 @@ def _num(parameters: Iterable[nn.Parameter]) -> int:
     return sum(p.numel() for p in parameters)
 
 
+class ActorOutput(NamedTuple):
+    """Log-probs and entropies (nats) of n response tokens, None where they were not asked for, and
+    the states before the tokens, of the layers that were."""
+
+    logprobs: Float[Tensor, " n"] | None
+    entropy: Float[Tensor, " n"] | None
+    states: Float[Tensor, "n L H"] | None = None
+
+
 class Actor(nn.Module):
     """A causal language model, called through one entry that sharding can wrap."""
 
@@ -92,22 +102,31 @@ class Actor(nn.Module):
         self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
 
     def forward(
-        self, inputs: TokenInputs, *, temperature: float
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+        self, inputs: TokenInputs, *, temperature: float | None, layers: Sequence[int] = ()
+    ) -> ActorOutput:
         """Log-prob and entropy (nats) of the policy at every response token, flattened.
 
         The hidden state before a token predicts it. The policy is the distribution at the
-        sampling temperature, without top-p and top-k.
+        sampling temperature, without top-p and top-k; None: of the states alone.
+
+        Args:
+            layers: whose states are returned, too; 0 is the embedding, -1 what predicts the token.
         """
-        states = last_hidden_states(self.model, inputs)
-        lm_head_weight = self.model.get_output_embeddings().weight
-        return token_logprobs(
-            states[inputs.state_rows, inputs.state_columns],
+        places = inputs.state_rows, inputs.state_columns
+        by_layer = hidden_states(self.model, inputs, layers)
+        states = [by_layer[layer][places] for layer in layers]
+        found = torch.stack(states, dim=1) if states else None
+        if temperature is None:
+            return ActorOutput(None, None, found)
+        last, lm_head_weight = by_layer[-1], self.model.get_output_embeddings().weight
+        logprobs, entropy = token_logprobs(
+            last[places],
             lm_head_weight,
             inputs.targets,
             temperature=temperature,
-            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(states)),
+            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(last)),
         )
+        return ActorOutput(logprobs, entropy, found)
 
 
 class FrozenBase(nn.Module):
@@ -121,13 +140,11 @@ class FrozenBase(nn.Module):
     def model(self) -> PreTrainedModel:
         return self.actor.model
 
-    def forward(
-        self, inputs: TokenInputs, *, temperature: float
-    ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
+    def forward(self, inputs: TokenInputs, *, temperature: float) -> ActorOutput:
         """Run the actor's forward pass with the adapters off."""
         with adapters_off(self.actor):
-            logprobs, entropy = self.actor(inputs, temperature=temperature)
-        return logprobs, entropy
+            output: ActorOutput = self.actor(inputs, temperature=temperature)
+        return output
 
 
 class CriticOutput(NamedTuple):
@@ -153,13 +170,24 @@ class Critic(nn.Module):
         super().__init__()
         self.model = model
         self.head = head_in(model.config)
-        self.forward_flops = ForwardFlops.of(model, model.get_submodule("score"))
+        self.forward_flops = self._flops()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Those of the actor whose states it reads; none: it reads tokens."""
+        return self.head.layers or ()
+
+    def _flops(self) -> ForwardFlops:
+        return ForwardFlops.of(self.model, self.model.get_submodule("score"))
+
+    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
+        """What the head reads of the state before each response token."""
+        states = last_hidden_states(self.model, inputs)
+        return states[inputs.state_rows, inputs.state_columns]
 
     def forward(self, inputs: TokenInputs) -> CriticOutput:
         """V(s_t) for every response token t, flattened; s_t is the state before the token."""
-        states = last_hidden_states(self.model, inputs)
-        score = self.model.get_submodule("score")
-        outputs = score(states[inputs.state_rows, inputs.state_columns])
+        outputs = self.model.get_submodule("score")(self.states(inputs))
         if self.head.num_logprob_columns is not None:
             if inputs.sampled_logprobs is None:
                 raise ValueError(
@@ -173,6 +201,28 @@ class Critic(nn.Module):
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
+
+
+class Probe(Critic):
+    """A head on the states that the actor has computed before the update (`vapo.networks.probe`).
+
+    It has no part of the actor, so no gradient reaches it.
+    """
+
+    def _flops(self) -> ForwardFlops:
+        return ForwardFlops(0, 2 * _num(self.model.parameters()), 0)
+
+    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
+        if inputs.actor_states is None:
+            raise ValueError("a probe reads the actor's states, which these inputs lack")
+        dtype = self.model.get_submodule("score").get_parameter("weight").dtype
+        states: Tensor = self.model.get_submodule("model")(inputs.actor_states, dtype)
+        return states
+
+
+def critic_of(model: PreTrainedModel) -> Critic:
+    """The critic whose model this is."""
+    return Probe(model) if isinstance(model, ProbeForSequenceClassification) else Critic(model)
 
 
 class CriticEnsemble(Critic):

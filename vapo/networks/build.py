@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,13 +13,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase, critic_of
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.model_configs import read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
+from vapo.networks.probe import ProbeModelConfig
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
@@ -47,7 +48,20 @@ def check_value_head(config: FitConfig) -> None:
     if config.algorithm.has_critic:
         for member in range(config.critic.count):
             path = critic_path(config, member)
-            plan_head(read_value_config(path, config.critic), path, config.critic)
+            model = read_value_config(path, config.critic)
+            plan_head(model, path, config.critic)
+            if isinstance(model, ProbeModelConfig):
+                _check_width(model, path, config.actor.path)
+
+
+def _check_width(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
+    """Raises: UserError: the probe reads states of another number of channels than the actor's."""
+    actor: Any = read_model_config(actor_path).get_text_config(decoder=True)
+    if probe.state_size != actor.hidden_size:
+        raise UserError(
+            f"critic.init {path}: its probe reads hidden states of {probe.state_size} channels, "
+            f"and those of actor.path {actor_path} have {actor.hidden_size}: set critic.init=policy"
+        )
 
 
 def check_head_is_kept(config: FitConfig) -> None:
@@ -120,24 +134,27 @@ def make_critic(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = T
 
     Sharded over `mesh` if there is one.
     """
-    paths = [critic_path(config, member) for member in range(config.critic.count)]
-    members = [_make_member(config, path, mesh, trained=trained) for path in paths]
+    count = config.critic.count
+    members = [_make_member(config, member, mesh, trained=trained) for member in range(count)]
     return members[0] if len(members) == 1 else CriticEnsemble(members)
 
 
-def _make_member(config: FitConfig, path: str, mesh: DeviceMesh | None, *, trained: bool) -> Critic:
-    options = config.critic
+def _make_member(
+    config: FitConfig, member: int, mesh: DeviceMesh | None, *, trained: bool
+) -> Critic:
+    options, path = config.critic, critic_path(config, member)
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def load() -> Critic:
-        model = load_value_model(path, **kernels, critic=options)
+        seed = derive_seed(config.seed, "probe", member) % 2**32
+        model = load_value_model(path, **kernels, critic=options, seed=seed)
         put_own_head(model, config)
         return prepared(model)
 
     def prepared(model: PreTrainedModel) -> Critic:
         if trained:
             choose_trained(model, config)
-        return Critic(model)
+        return critic_of(model)
 
     critic = _made(load, lambda: prepared(empty_value_model(path, options)), mesh)
     if options.gradient_checkpointing:

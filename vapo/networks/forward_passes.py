@@ -7,7 +7,7 @@ import bisect
 import heapq
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,16 @@ from vapo.networks.token_inputs import (
 from vapo.system.distributed import max_over_ranks, reshard
 from vapo.types import EvaluatedBatch, RolloutBatch
 
+_STATES = "actor_states"
 _MEMBERS = "values of each member of an ensemble"
 
 
 @dataclass(frozen=True)
 class ForwardNetworks:
-    """The networks whose forward passes a batch needs, and their settings; None: not needed."""
+    """The networks whose forward passes a batch needs, and their settings; None: not needed.
+
+    `wants_logprobs`: the actor's, of which a critic may need the states alone.
+    """
 
     actor: Actor | None
     reference: Actor | FrozenBase | None
@@ -39,6 +43,7 @@ class ForwardNetworks:
     pad_id: int
     layout: Layout
     device: torch.device
+    wants_logprobs: bool = True
 
 
 @torch.no_grad()
@@ -51,13 +56,22 @@ def evaluate_rollouts(
     log-probs; they are kept `with_entropy`. Every rank must call this.
     """
 
+    layers = () if networks.critic is None else networks.critic.layers
+    reads_states = batch.actor_states is None and bool(layers)
+
     def of_policy(inputs: TokenInputs) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        if networks.actor is not None:
-            found["old_logprobs"], entropy = networks.actor(inputs, temperature=temperature)
-            found |= {"old_entropy": entropy} if with_entropy else {}
+        if networks.actor is not None and (networks.wants_logprobs or reads_states):
+            output = networks.actor(
+                inputs,
+                temperature=temperature if networks.wants_logprobs else None,
+                layers=layers if reads_states else (),
+            )
+            named = {"old_logprobs": output.logprobs, _STATES: output.states}
+            named |= {"old_entropy": output.entropy} if with_entropy else {}
+            found = {name: column for name, column in named.items() if column is not None}
         if networks.reference is not None:
-            found["ref_logprobs"], _ = networks.reference(inputs, temperature=temperature)
+            found["ref_logprobs"] = networks.reference(inputs, temperature=temperature).logprobs
         return found
 
     def of_critic(inputs: TokenInputs) -> dict[str, Tensor]:
@@ -72,11 +86,12 @@ def evaluate_rollouts(
 
     columns: dict[str, Any] = {}
     temperature = networks.temperature
-    if networks.critic is None or not has_critic_prompts(batch):
+    if not layers and (networks.critic is None or not has_critic_prompts(batch)):
         _fill(columns, batch, networks, of_both, for_critic=False)
     else:
         if networks.actor is not None or networks.reference is not None:
             _fill(columns, batch, networks, of_policy, for_critic=False)
+        batch = replace(batch, actor_states=columns.pop(_STATES, batch.actor_states))
         _fill(columns, batch, networks, of_critic, for_critic=True)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
         if network is not None:  # else its root stays whole beside the updates that come next
@@ -87,7 +102,7 @@ def evaluate_rollouts(
 
 
 def _fill(
-    columns: dict[str, Tensor],
+    columns: dict[str, Any],
     batch: RolloutBatch,
     networks: ForwardNetworks,
     forward: Callable[[TokenInputs], dict[str, Tensor]],
@@ -102,6 +117,12 @@ def _fill(
         inputs = inputs.to(networks.device)
         width = inputs.response_mask.shape[1]
         for name, found in forward(inputs).items():
+            if name == _STATES:  # without padding: they are the largest of all columns
+                parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
+                of_rows = columns.setdefault(name, [found] * len(batch))
+                for row, part in zip(rows, parts, strict=True):
+                    of_rows[row] = part
+                continue
             if name not in columns:
                 columns[name] = torch.zeros(*batch.response_mask.shape, *found.shape[1:])
             columns[name][rows, :width] = inputs.scatter(found).cpu()

@@ -28,6 +28,7 @@ from vapo.networks.model_configs import (
     refusals,
 )
 from vapo.networks.model_folders import check_model_folder
+from vapo.networks.probe import ProbeModelConfig, new_probe
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.networks.value_head import (
     LOGPROB_SCORE,
@@ -105,7 +106,12 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
 
 
 def load_value_model(
-    path: str, *, dtype: str, attn_implementation: str, critic: CriticConfig | None = None
+    path: str,
+    *,
+    dtype: str,
+    attn_implementation: str,
+    critic: CriticConfig | None = None,
+    seed: int = 0,
 ) -> PreTrainedModel:
     """Load a backbone with a head `score`, from a reward model, critic or causal-LM folder.
 
@@ -114,6 +120,7 @@ def load_value_model(
 
     Args:
         critic: asks for a head, and how it starts; None: the folder's, else a scalar one.
+        seed: of what starts at random, the hidden layer of a probe.
 
     Raises:
         UserError: the folder cannot be loaded, or its head is not the one that is asked for.
@@ -121,6 +128,10 @@ def load_value_model(
     config = read_value_config(path, critic)
     architecture = _architecture(config)
     has_head = has_classifier(config)
+    if isinstance(config, ProbeModelConfig) and not has_head:
+        model = new_probe(config, dtype=dtype, seed=seed)
+        begin_head(model, plan_head(config, path, critic))
+        return model
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):
         raise UserError(
             f"{path}: a value model starts from a sequence classifier or a causal language "

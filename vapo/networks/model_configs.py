@@ -18,6 +18,7 @@ from transformers.utils import logging as transformers_logging
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
 from vapo.networks.model_folders import folder_with_config, local_folder
+from vapo.networks.probe import of_the_critic
 from vapo.networks.value_head import has_classifier
 
 logger = logging.getLogger(__name__)
@@ -42,10 +43,17 @@ def read_model_config(path: str) -> PreTrainedConfig:
 
 
 def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """The config of a value model's folder, cut as the critic's options say."""
-    config = read_model_config(path)
+    """The config of a value model's folder, as the critic's options change it (`as_critic`)."""
+    return as_critic(read_model_config(path), path, critic)
+
+
+def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> PreTrainedConfig:
+    """A folder's config with the critic's first layers alone, or a probe's in its place.
+
+    Raises: UserError: it does not have what the critic's options ask for.
+    """
     keep_first_layers(config, path, critic)
-    return config
+    return of_the_critic(config, path, critic)
 
 
 def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:

@@ -12,7 +12,7 @@ response beside its prompt to that prompt and itself (`vapo.networks.token_input
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property, partial
@@ -40,13 +40,27 @@ _counts_for_gpu = ContextVar("counts_for_gpu", default=False)
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:
     """The backbone's hidden states. Padded rows need no mask: later tokens do not affect one."""
+    return hidden_states(model, inputs)[-1]
+
+
+def hidden_states(
+    model: PreTrainedModel, inputs: TokenInputs, layers: Sequence[int] = ()
+) -> Mapping[int, Float[Tensor, "rows S H"]]:
+    """The states after these layers of the backbone, and under -1 those after its last norm.
+
+    Those of all layers are kept meanwhile, unless none but -1 is asked for.
+    """
     options: dict[str, Any] = {"attention_mask": None}
     if inputs.is_packed:
         options = _packed_options(model, inputs)
-    states: Tensor = model.base_model(
-        input_ids=inputs.input_ids, use_cache=False, **options
-    ).last_hidden_state
-    return states
+    others = set(layers) - {-1}
+    output = model.base_model(
+        input_ids=inputs.input_ids,
+        use_cache=False,
+        output_hidden_states=True if others else None,
+        **options,
+    )
+    return {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in others}
 
 
 def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class TokenInputs:
     (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a shared
     prompt's last token precedes the first token of each of its responses. `sampled_logprobs` are
     those of the rollouts, which a value head may read; None: these tokens were not sampled.
+    `actor_states` are the states before the targets that the actor has computed, for a critic
+    without a network.
     """
 
     input_ids: Int[Tensor, "rows S"]
@@ -59,6 +61,7 @@ class TokenInputs:
     state_columns: Int[Tensor, " n"]
     targets: Int[Tensor, " n"]
     sampled_logprobs: Float[Tensor, "b T"] | None = None
+    actor_states: Float[Tensor, "n L H"] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -188,7 +191,8 @@ def rollout_inputs(
     """Make the network inputs of some rows of a rollout batch, cut to their longest response.
 
     Args:
-        for_critic: behind the prompts that the critic reads; never those of another network.
+        for_critic: behind the prompts that the critic reads, with the actor's states if the batch
+            has them; never those of another network.
     """
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(1, *(len(rollout.response_ids) for rollout in rollouts))
@@ -201,7 +205,12 @@ def rollout_inputs(
         layout=layout,
         response_mask=batch.response_mask[list(rows), :longest],
     )
-    return replace(inputs, sampled_logprobs=batch.rollout_logprobs[list(rows), :longest])
+    states = batch.actor_states if for_critic else None
+    return replace(
+        inputs,
+        sampled_logprobs=batch.rollout_logprobs[list(rows), :longest],
+        actor_states=None if states is None else torch.cat([states[row] for row in rows]),
+    )
 
 
 def critic_prompt(prompt: Prompt) -> tuple[int, ...]:

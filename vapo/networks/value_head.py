@@ -16,7 +16,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vapo.config.critic import BoundedHead, CategoricalHead, CriticConfig, GivenMeanReward
+from vapo.config.critic import (
+    BoundedHead,
+    CategoricalHead,
+    CriticConfig,
+    GivenMeanReward,
+    ProbeCritic,
+)
 from vapo.errors import UserError
 from vapo.functional.value_heads import (
     NUM_SAMPLING_FEATURES,
@@ -39,7 +45,8 @@ class ValueHead:
     """What a head's outputs mean, and what it reads beside the hidden state.
 
     `low` and `high` are the scalar head's no more than its bins. `num_logprob_columns` are those of
-    `sampling_features`, None where the head reads none.
+    `sampling_features`, None where the head reads none. `layers` are those of the actor whose
+    states it reads; None: the last one's of a network of the critic's own.
     """
 
     kind: Literal["scalar", "bounded", "categorical"] = "scalar"
@@ -49,6 +56,11 @@ class ValueHead:
     support: Support | None = None
     num_logprob_columns: int | None = None
     has_bias: bool = False
+    layers: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.layers is not None:  # a JSON file has a list
+            object.__setattr__(self, "layers", tuple(self.layers))
 
     @property
     def num_outputs(self) -> int:
@@ -102,7 +114,9 @@ class ValueHead:
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.options.items()
         )
-        return f"{self.kind} ({options})" if options else self.kind
+        text = f"{self.kind} ({options})" if options else self.kind
+        where = self.layers and ", ".join(map(str, self.layers))
+        return f"{text} on the actor's layers {where}" if where else text
 
 
 @dataclass(frozen=True)
@@ -121,14 +135,16 @@ class HeadPlan:
 def head_of(critic: CriticConfig) -> ValueHead:
     """The head that a config asks for. With a given start it needs a bias, whatever it is."""
     options, has_bias = critic.head, critic.head.start != "as_loaded"
-    columns = None if critic.sampled_logprobs is None else NUM_SAMPLING_FEATURES
+    reads: dict[str, Any] = {
+        "num_logprob_columns": None if critic.sampled_logprobs is None else NUM_SAMPLING_FEATURES,
+        "layers": tuple(critic.probe.layers) if isinstance(critic, ProbeCritic) else None,
+    }
     if isinstance(options, CategoricalHead):
         low, high, bins, support = options.low, options.high, options.num_bins, options.support
-        return ValueHead("categorical", low, high, bins, support, columns, has_bias=True)
+        return ValueHead("categorical", low, high, bins, support, has_bias=True, **reads)
     if isinstance(options, BoundedHead):
-        low, high = options.low, options.high
-        return ValueHead("bounded", low, high, num_logprob_columns=columns, has_bias=True)
-    return ValueHead(num_logprob_columns=columns, has_bias=has_bias)
+        return ValueHead("bounded", options.low, options.high, has_bias=True, **reads)
+    return ValueHead(has_bias=has_bias, **reads)
 
 
 def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -> HeadPlan:
@@ -146,6 +162,11 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
             "critic.sampled_logprobs), which a text alone does not have: no reward model"
         )
+    if critic is None and saved is not None and saved.layers is not None:
+        raise UserError(
+            f"{path}: its value head reads the hidden states of an actor (critic.kind probe), and "
+            "no text: no reward model"
+        )
     wanted = (saved or ValueHead()) if critic is None else head_of(critic)
     if saved is None or (critic is not None and critic.head.start != "as_loaded"):
         given = critic is not None and isinstance(critic.head, GivenMeanReward)
@@ -156,6 +177,11 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
         raise UserError(
             f"{path}: its value head reads the log-probs of sampled tokens, and "
             "critic.sampled_logprobs is null: set critic.sampled_logprobs={}"
+        )
+    if saved.layers != wanted.layers:
+        raise UserError(
+            f"{path}: its probe is {saved.describe()}, and critic.probe.layers is "
+            f"{list(wanted.layers or ())}: set it as the folder has it, or critic.init=policy"
         )
     if replace(saved, has_bias=False) != replace(wanted, has_bias=False):
         raise UserError(
@@ -200,6 +226,8 @@ def _parsed(found: Any) -> ValueHead | None:
         if head.kind not in ("scalar", "bounded", "categorical"):
             return None
         if head.num_logprob_columns not in (None, NUM_SAMPLING_FEATURES):
+            return None
+        if not all(isinstance(layer, int) for layer in head.layers or ()):
             return None
         if head.kind != "scalar":
             head.bias_at(head.within((head.low or 0.0) / 2 + (head.high or 0.0) / 2))

@@ -68,7 +68,8 @@ def make_rollout_batch(
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,
         value_mask=value_masks[critic_truncated],
-        **turns,
+        turn_rewards=turns["turn_rewards"],
+        turn_starts=turns["turn_starts"],
     )
 
 

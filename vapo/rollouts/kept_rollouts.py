@@ -142,11 +142,13 @@ class KeptRollouts:
             )
             for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
         ]
+        names = {f.name for f in fields(RolloutBatch)}
+        columns: dict[str, Any] = {n: tensors[n] for n in tensors.keys() & names}
         batch = RolloutBatch(
             rollouts=rollouts,
             group_size=contents["group_size"],
             max_response_tokens=contents["max_response_tokens"],
-            **{f.name: tensors[f.name] for f in fields(RolloutBatch) if f.name in tensors},
+            **columns,
         )
         return SampledRollouts(Phase(contents["phase"]), batch, contents["metrics"])
 

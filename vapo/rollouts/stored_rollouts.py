@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
@@ -77,6 +78,21 @@ class StoredRollouts:
                 f"{KEY.rpartition('.')[0]}.heldout_share {share} leaves none to train on"
             )
         self._order = lru_cache(maxsize=4)(self._permutation)
+        self._states: dict[int, Tensor] = {}  # by the row's identity
+
+    def compute_states(self, states_of: Callable[[RolloutBatch], list[Tensor]]) -> None:
+        """Let every batch have `actor_states`, which are computed here, once.
+
+        In the file's order, whatever iteration comes next, so that a resumed run has the same bits.
+        They stay in the host's memory.
+        """
+        units, known = [*self.training, *self.heldout], dict[int, Tensor]()
+        for first in range(0, len(units), self.num_prompts):
+            part = units[first : first + self.num_prompts]
+            found = states_of(self.batch_of(part))
+            rows = (row for unit in part for row in unit)
+            known |= {id(row): states for row, states in zip(rows, found, strict=True)}
+        self._states = known
 
     def _units(self, rows: Sequence[StoredRollout]) -> list[list[StoredRollout]]:
         if self.group_size == 1:
@@ -121,6 +137,8 @@ class StoredRollouts:
             max_response_tokens=self.config.rollouts.max_response_tokens,
             critic_truncated=self.config.critic.truncated,
         )
+        if self._states:
+            batch = replace(batch, actor_states=[self._states[id(row)] for row in rows])
         is_taught = self.config.components.value_pretraining.targets == "truth"
         return with_truth(batch, [row.truth for row in rows]) if is_taught else batch
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.networks.actor_critic import Actor, Critic, ForwardFlops
+from vapo.networks.actor_critic import Actor, ForwardFlops, critic_of
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 
@@ -78,7 +78,10 @@ def run_hours(
     if critic is not None and numbers.value_pretraining_iterations:
         count = numbers.value_pretraining_iterations
         stored = config.components.value_pretraining.data is not None
-        phases["value pretraining"] = phase(count, 0 if stored else sampled, costs["critic"])
+        states = 0.0 if stored else costs["states"]
+        phases["value pretraining"] = phase(
+            count, 0 if stored else sampled, states + costs["critic"]
+        )
     iterations = config.training.num_iterations
     phases["policy"] = phase(iterations, sampled + more, costs["actor"] + costs["critic"])
     return phases
@@ -91,9 +94,10 @@ def _response_flops(
     critic: PreTrainedConfig | None,
     shares_prompts: bool,
 ) -> dict[str, float]:
-    """FLOPs that one response costs each network in an iteration.
+    """FLOPs that one response costs each network in an iteration, and the actor's states alone.
 
-    Forward passes: the actor's log-probs where they are read, a reference's, each critic's values.
+    Forward passes: the actor's log-probs where they are read, or its states where a probe reads
+    these, a reference's, each critic's values.
     Updates: three forwards, four where activations are computed again; of several critics one is
     updated.
     """
@@ -115,8 +119,9 @@ def _response_flops(
             + one.per_squared_length * squares
         )
 
-    of_actor = int(reads_old_logprobs(config)) + int(config.algorithm.kl.coef > 0)
-    costs = {"actor": 0.0, "critic": 0.0}
+    reads_actor = critic is not None and config.critic.reads_actor
+    of_actor = int(reads_old_logprobs(config) or reads_actor) + int(config.algorithm.kl.coef > 0)
+    costs = {"actor": 0.0, "critic": 0.0, "states": 0.0}
     for name, model, options, num_forwards, num_passes in (
         ("actor", actor, config.actor, of_actor, 1),
         ("critic", critic, config.critic, config.critic.count, config.critic.epochs),
@@ -125,9 +130,10 @@ def _response_flops(
             continue
         kind: Kind = "causal_lm" if name == "actor" else "value_model"
         empty = model_of_config(kind, model, path="", dtype="float32", attn_implementation="auto")
-        one = (Actor(empty) if name == "actor" else Critic(empty)).forward_flops
+        one = (Actor(empty) if name == "actor" else critic_of(empty)).forward_flops
         minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
         costs[name] = num_forwards * flops(one, num_responses)
         costs[name] += update * num_passes * flops(one, minibatch)
+        costs["states"] += flops(one, num_responses) if name == "actor" and reads_actor else 0.0
     return costs

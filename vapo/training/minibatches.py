@@ -221,6 +221,7 @@ def make_minibatches(
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
     has_own = has_critic_prompts(batch) or batch.critic_members is not None
+    has_own |= batch.actor_states is not None
     cut = partial(cut_microbatches, batch, max_tokens=max_tokens, pad_id=pad_id, layout=layout)
     return [
         Minibatch(

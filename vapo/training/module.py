@@ -24,6 +24,7 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
 from vapo.system.stage_times import timed
 from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
@@ -137,8 +138,9 @@ class VapoModule(L.LightningModule):
         old policy's as `reads_old_logprobs` has it, and where a page shows them."""
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
+        reads_states = self.config.critic.reads_actor and batch.actor_states is None
         networks = ForwardNetworks(
-            actor=self.actor if wants_old else None,
+            actor=self.actor if wants_old or reads_states else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
             critic=self.critic,
             temperature=self.config.rollouts.temperature,
@@ -146,9 +148,23 @@ class VapoModule(L.LightningModule):
             pad_id=self.pad_id,
             layout=self.layout,
             device=self.device,
+            wants_logprobs=wants_old,
         )
         with self.trainer.precision_plugin.forward_context():
             return evaluate_rollouts(batch, networks, with_entropy=with_entropy)
+
+    def compute_states(self, stored: StoredRollouts) -> None:
+        """The actor's states of stored rollouts, if the critic reads them; the actor is at its
+        start."""
+        if not self.config.critic.reads_actor:
+            return
+
+        def states_of(batch: RolloutBatch) -> list[Tensor]:
+            evaluated = self.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+            assert evaluated.actor_states is not None
+            return evaluated.actor_states
+
+        stored.compute_states(states_of)
 
     # ---- losses and update -------------------------------------------------------------------
 
@@ -222,8 +238,9 @@ class VapoModule(L.LightningModule):
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
-        logprobs, entropy = self.actor(inputs, temperature=self.config.rollouts.temperature)
-        return {"logprobs": inputs.scatter(logprobs), "entropy": inputs.scatter(entropy)}
+        output = self.actor(inputs, temperature=self.config.rollouts.temperature)
+        logprobs, entropy = map(inputs.scatter, output[:2])
+        return {"logprobs": logprobs, "entropy": entropy}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None

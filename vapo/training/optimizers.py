@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -14,7 +15,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.config import FitConfig
-from vapo.config.critic import CriticConfig
+from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.networks.value_head import LOGPROB_SCORE
 from vapo.types import Phase
@@ -84,10 +85,11 @@ def make_optimizers(
     for name, network in options.items():
         own = network.sampled_logprobs if isinstance(network, CriticConfig) else None
         lr_of_modules = None if own is None else {LOGPROB_SCORE: own.lr}
+        settings = network.optimizer
+        if isinstance(network, ProbeCritic):
+            settings = replace(settings, lr=network.probe.lr)
         optimizers.append(
-            make_optimizer(
-                module.get_submodule(name), network.optimizer, lr_of_modules=lr_of_modules
-            )
+            make_optimizer(module.get_submodule(name), settings, lr_of_modules=lr_of_modules)
         )
         schedulers.append(make_scheduler(optimizers[-1], network.optimizer.warmup_steps))
     return optimizers, schedulers
@@ -118,7 +120,7 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
 def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
     """The learning rate after warmup, where it depends on the phase; None: it does not."""
     own = config.components.value_pretraining.lr
-    if network != "critic" or own is None:
+    if network != "critic" or own is None or config.critic.reads_actor:
         return None
     return own if phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.networks.actor_critic import members_of
-from vapo.networks.build import make_critic
+from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
 from vapo.networks.meta_device import empty_model
 from vapo.rollouts.stored_rollouts import StoredRollouts
@@ -59,7 +59,8 @@ class FileAlone:
 
 
 class CriticModule(VapoModule):
-    """A run's module with its critic alone: stored rollouts train it without the policy.
+    """A run's module with its critic alone: stored rollouts train it without the policy, whose
+    states a probe reads.
 
     Whether rows are packed depends on the policy's architecture, too, so that a critic learns the
     same here as in a run, to the last bit.
@@ -69,12 +70,16 @@ class CriticModule(VapoModule):
         if hasattr(self, "layout"):
             return
         self.critic, actor = make_critic(self.config, None), self.config.actor
-        policy = empty_model(  # of config.json, without weights
-            "causal_lm",
-            actor.path,
-            dtype=actor.dtype,
-            attn_implementation=actor.attn_implementation,
-        )
+        if self.config.critic.reads_actor:
+            self.actor = make_actor(self.config, None, trained=False)
+            policy = self.actor.model
+        else:
+            policy = empty_model(  # of config.json, without weights
+                "causal_lm",
+                actor.path,
+                dtype=actor.dtype,
+                attn_implementation=actor.attn_implementation,
+            )
         models = [policy, *(member.model for member in members_of(self.critic))]
         self.layout = choose_layout(self.config.training.packing, models)
 
@@ -93,6 +98,8 @@ class CriticCurve(Callback):
         self.tokens, self.seconds = 0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        pl_module.compute_states(self.stored)
         self.measure(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
+from vapo.config.critic import ProbeCritic
 from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
@@ -90,6 +91,7 @@ class _Network:
                 has_entropy_bonus=config.algorithm.entropy_coef > 0,
                 lora=options.lora,
                 casts_adapters=is_mixed and self.is_sharded,
+                read_layers=read_layers(config) if name == "actor" else (),
             )
         )
         count, ranks = self.passes.parameters, num_processes(config)
@@ -148,6 +150,8 @@ def estimate_memory(
         host, resting = resting | {"gradients": sum(n.trained for n in networks)}, {}
     if config.checkpoints.save_in_background:
         host |= _checkpoint_copy(networks, config)
+    if layers := read_layers(config):
+        host["actor's states"] = _states(networks[0], len(layers), actor, config)
     if isinstance(config.rollouts, VllmEngine):
         options = config.rollouts.vllm
         sampling = _vllm(networks[0], options, config)
@@ -191,6 +195,22 @@ def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -
     trained = [p for p in empty.parameters() if p.requires_grad]
     adapters = sum(p.numel() for p in trained if id(p) not in own)
     return sum(p.numel() for p in trained) - adapters, adapters
+
+
+def read_layers(config: FitConfig) -> tuple[int, ...]:
+    """The actor's layers whose states the critic reads."""
+    if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
+        return ()
+    return tuple(config.critic.probe.layers)
+
+
+def _states(
+    network: _Network, num_layers: int, actor: PreTrainedConfig, config: FitConfig
+) -> float:
+    """Of the responses of an iteration, as they are computed."""
+    tokens = local_rollouts(config) * config.rollouts.max_response_tokens
+    channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
+    return float(tokens * channels * network.compute_bytes)
 
 
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
@@ -270,7 +290,8 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
     lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
     roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
     has_pages = config.value_pages.every_n_iterations is not None
-    own = networks if has_reference or has_pages or reads_old_logprobs(config) else networks[1:]
+    reads_actor = has_pages or reads_old_logprobs(config) or bool(read_layers(config))
+    own = networks if has_reference or reads_actor else networks[1:]
     peaks = [n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in own]
     layers = max((n.layers_gathered for n in own), default=0.0)
     forward = max([layers, *peaks])

@@ -7,7 +7,7 @@ Activation checkpointing, attention kernels and the chunked log-probs count as t
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -20,12 +20,13 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from vapo.config import FitConfig
 from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
-from vapo.networks.actor_critic import Actor, Critic
+from vapo.networks.actor_critic import Actor, Critic, critic_of
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.layouts import choose_layout
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
+from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.studies.memory.tracking import MemoryTracker
@@ -46,6 +47,7 @@ class NetworkShape:
     has_entropy_bonus: bool = False
     lora: LoraConfig | None = None
     casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
+    read_layers: tuple[int, ...] = ()  # of an actor, whose states a critic reads
 
 
 class Parameters(NamedTuple):
@@ -85,7 +87,7 @@ class NetworkPasses:
             attn_implementation="auto",
         )
         modules = model.get_submodule("model.layers").children()
-        layers = [sum(p.numel() for p in layer.parameters()) for layer in modules]
+        layers = [sum(p.numel() for p in layer.parameters()) for layer in modules] or [0]
         total = sum(p.numel() for p in model.parameters())
         root = total - sum(layers)
         table = model.get_input_embeddings().get_parameter("weight")
@@ -151,7 +153,7 @@ class FakeNetwork:
                 model.to(getattr(torch, shape.dtype))
         with self.mode:
             fill_with_fakes(model)
-        self.network = Actor(model) if shape.kind == "causal_lm" else Critic(model)
+        self.network = Actor(model) if shape.kind == "causal_lm" else critic_of(model)
         if is_flash:  # it runs on no CPU; like SDPA without a mask, it keeps no scores
             model.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
         if shape.gradient_checkpointing:
@@ -164,15 +166,17 @@ class FakeNetwork:
     def update(self, **lengths: int) -> PassMemory:
         """Forward and backward of one micro-batch; gradients are not counted once they are done."""
         with self._tracked() as tracker, self._autocast():
-            total = self._forward(**lengths)
+            total = self._forward(lengths)
             kept = tracker.live
             total.backward()
         return PassMemory(kept, tracker.peak)
 
     def evaluation(self, **lengths: int) -> PassMemory:
         """A forward without gradients, as for old log-probs and values."""
+        # of a network that is cut to few layers any one stands for those between
+        layers = [-1 if layer == -1 else 0 for layer in self.shape.read_layers]
         with self._tracked() as tracker, torch.no_grad(), self._autocast():
-            self._forward(**lengths)
+            self._forward(lengths, layers)
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
@@ -226,11 +230,11 @@ class FakeNetwork:
             yield
         self.network.train()
 
-    def _forward(self, **lengths: int) -> Tensor:
+    def _forward(self, lengths: Mapping[str, int], layers: Sequence[int] = ()) -> Tensor:
         inputs = self._inputs(**lengths)
         if isinstance(self.network, Critic):
             return self._value_loss(inputs)
-        logprobs, entropy = self.network(inputs, temperature=1.0)
+        logprobs, entropy, _ = self.network(inputs, temperature=1.0, layers=layers)
         return logprobs.sum() + entropy.sum() if self.shape.has_entropy_bonus else logprobs.sum()
 
     def _value_loss(self, inputs: TokenInputs) -> Tensor:
@@ -259,6 +263,8 @@ class FakeNetwork:
             for f in fields(real)
             if isinstance(value := getattr(real, f.name), Tensor)
         }
+        if isinstance(model := self.network.model, ProbeForSequenceClassification):
+            fakes["actor_states"] = model.empty_states(len(real.targets))
         return replace(real, **fakes)
 
     def _run(

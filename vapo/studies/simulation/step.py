@@ -21,7 +21,9 @@ from torch.utils._pytree import tree_iter
 from torch.utils.data import DataLoader
 
 from vapo.config import FitConfig
+from vapo.networks.actor_critic import members_of
 from vapo.networks.packed_attention import counts_for_gpu
+from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import token_inputs
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
 from vapo.studies.simulation.cutting import Cut, cut_of, made_up_rows
@@ -222,6 +224,10 @@ class _SimulatedModule(VapoModule):
             for f in fields(real)
             if isinstance(value := getattr(real, f.name), Tensor)
         }
+        if name == "critic" and isinstance(
+            model := members_of(self.critic)[0].model, ProbeForSequenceClassification
+        ):
+            tensors["actor_states"] = model.empty_states(len(real.targets))
         has_kl = self.config.algorithm.kl.coef > 0
         members = torch.full((size.rows,), member) if self.config.critic.count > 1 else None
         rows = made_up_rows(size.rows, size.response_tokens, has_kl=has_kl, critic_members=members)

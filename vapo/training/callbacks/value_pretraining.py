@@ -58,8 +58,11 @@ class ValuePretraining(Callback):
         self.best.load_state_dict(state_dict)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
         if self.stored is not None:
             self.best.begin(self.stored)
+            if pl_module.phase is Phase.VALUE_PRETRAINING:
+                pl_module.compute_states(self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with its own phase."""

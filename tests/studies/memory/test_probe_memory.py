@@ -1,0 +1,76 @@
+"""What a critic without a network needs, in the arithmetic and in the simulated step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from tests.studies.memory.memory_measurement import mid_size_config, save_mid_size_model
+from tests.systems import CONF
+from vapo.commands.estimate import run
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.networks.model_configs import as_critic
+from vapo.studies.memory.estimate import Estimate, estimate_memory
+
+PROBE = ("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model", num_hidden_layers=2)
+
+
+def estimate(folder: Path, *overrides: str) -> Estimate:
+    config = mid_size_config(folder, *overrides)
+    actor, read = (AutoConfig.from_pretrained(config.actor.path) for _ in range(2))
+    critic = as_critic(read, config.actor.path, config.critic)
+    return estimate_memory(config, actor=actor, critic=critic)
+
+
+def test_it_has_a_head_and_no_network(folder: Path) -> None:
+    network, probe = estimate(folder), estimate(folder, *PROBE)
+    config = mid_size_config(folder)
+    hidden = AutoConfig.from_pretrained(config.actor.path).hidden_size
+    assert probe.parameters["critic"] == 2 * hidden
+    assert probe.parameters["actor"] == network.parameters["actor"]
+    stages = probe.stages["actor update"], network.stages["actor update"]
+    mine, theirs = (stage["optimizer states"] for stage in stages)
+    gone = network.parameters["critic"] - 2 * hidden
+    assert theirs - mine == 2 * 4 * gone
+    assert stages[0]["critic weights"] == 4 * 2 * hidden
+    tokens = config.rollouts.max_response_tokens
+    group = config.components.group_sampling
+    rows = group.num_prompts * group.group_size
+    assert probe.host == {"actor's states": 4 * rows * tokens * 2 * hidden}
+    assert "actor's states" not in network.host
+
+
+def test_the_actors_pass_for_the_states_counts(folder: Path) -> None:
+    """Where one step an iteration reads no log-probs, and no value page shows them."""
+    no_pages = "value_pages.every_n_iterations=null"
+
+    def forward(*overrides: str) -> float:
+        stages = estimate(folder, "critic.kind=probe", "critic.init=policy", no_pages, *overrides)
+        return stages.stages["log-probs"]["logits, temporaries"]
+
+    one_step = "training.minibatch_size=null"
+    assert forward(one_step) == forward("training.minibatch_size=4")
+    assert forward(one_step, "critic.probe.layers=[-1,1]") > forward(one_step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_simulated_step(folder: Path, capsys: pytest.CaptureFixture[str], ranks: int) -> None:
+    strategy = f"trainer.strategy={'fsdp' if ranks > 1 else 'auto'}"
+    config = mid_size_config(folder, *PROBE, "critic.probe.hidden_size=16", strategy)
+    run(config, simulate_ranks=ranks)
+    said = capsys.readouterr().out
+    assert "critic update" in said
+
+
+def test_the_preset_is_a_config_of_its_own() -> None:
+    config = load_config(FitConfig, [CONF / "vapo.yaml", CONF / "algorithm/probe.yaml"], [])
+    assert config.critic.reads_actor

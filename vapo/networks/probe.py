@@ -1,0 +1,146 @@
+"""A critic without a backbone: a value head on hidden states that the actor has computed.
+
+It is a Hugging Face model of its own kind, so that a probe is made, saved, sharded and loaded as a
+critic with a network is. Importing this module lets Transformers' Auto classes know it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from vapo.config.critic import CriticConfig, ProbeCritic
+from vapo.errors import UserError
+from vapo.functional.value_heads import probe_features
+
+
+class ProbeModelConfig(PreTrainedConfig):
+    """`num_states` layers of an actor are read, of `state_size` channels each.
+
+    `hidden_size` is what the head reads: all of these, or a hidden layer (`num_hidden_layers` 1).
+    """
+
+    model_type = "vapo_probe"
+
+    def __init__(
+        self,
+        *,
+        num_states: int = 1,
+        state_size: int = 1,
+        hidden_size: int = 1,
+        num_hidden_layers: int = 0,
+        **options: Any,
+    ) -> None:
+        self.num_states, self.state_size = num_states, state_size
+        self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
+        super().__init__(**options)
+
+
+class ProbeFeatures(nn.Module):
+    """The place of a backbone. Its one hidden layer, if there is one, is sharded as a decoder's."""
+
+    def __init__(self, config: ProbeModelConfig) -> None:
+        super().__init__()
+        size = config.num_states * config.state_size
+        hidden = (nn.Linear(size, config.hidden_size) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(hidden)
+
+    def forward(self, states: Float[Tensor, "n L H"], dtype: torch.dtype) -> Float[Tensor, "n F"]:
+        features = probe_features(states).to(dtype)
+        for layer in self.layers:
+            features = nn.functional.gelu(layer(features))
+        return features
+
+
+class ProbeForSequenceClassification(PreTrainedModel):
+    """A head `score` on an actor's states."""
+
+    config_class = ProbeModelConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+
+    def __init__(self, config: ProbeModelConfig) -> None:
+        super().__init__(config)
+        self.model = ProbeFeatures(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels or 1, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of no tokens, which it does not read."""
+        return nn.Embedding(0, self.config.state_size)
+
+    def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
+        """It has no layers whose inputs would be less than what they keep."""
+
+    def empty_states(self, num: int) -> Float[Tensor, "n L H"]:
+        """States without values, as many as of `num` tokens, where memory is counted."""
+        shape = num, self.config.num_states, self.config.state_size
+        return torch.empty(shape, dtype=self.dtype)
+
+
+AutoConfig.register(ProbeModelConfig.model_type, ProbeModelConfig)
+AutoModelForSequenceClassification.register(ProbeModelConfig, ProbeForSequenceClassification)
+
+
+def of_the_critic(
+    model: PreTrainedConfig, path: str, critic: CriticConfig | None
+) -> PreTrainedConfig:
+    """The config of a critic that starts from a folder: the folder's, or of a probe on its states.
+
+    Raises: UserError: the folder's kind of critic, or the states that it reads, are not the
+        config's.
+    """
+    if critic is None or not isinstance(critic, ProbeCritic):
+        if isinstance(model, ProbeModelConfig) and critic is not None:
+            raise UserError(
+                f"{path}: its critic is a probe of an actor's states, and critic.kind is network: "
+                "set critic.kind=probe"
+            )
+        return model
+    probe = critic.probe
+    if isinstance(model, ProbeModelConfig):
+        size = model.hidden_size if model.num_hidden_layers else None
+        if size != probe.hidden_size:
+            has = f"a hidden layer of {size}" if size else "no hidden layer"
+            raise UserError(
+                f"{path}: its probe has {has}: set critic.probe.hidden_size={size or 'null'}, or "
+                "critic.init=policy"
+            )
+        return model
+    if any(name.endswith("ForSequenceClassification") for name in model.architectures or []):
+        raise UserError(
+            f"{path}: its critic is a network, and critic.kind is probe: set critic.kind=network, "
+            "or critic.init=policy"
+        )
+    text: Any = model.get_text_config(decoder=True)
+    num_layers = text.num_hidden_layers
+    far = [layer for layer in probe.layers if not -num_layers - 1 <= layer <= num_layers]
+    if far:
+        raise UserError(
+            f"critic.probe.layers: {far[0]} is none of {path}, which has the layers 0 (its "
+            f"embedding) to {num_layers}"
+        )
+    return ProbeModelConfig(
+        num_states=len(probe.layers),
+        state_size=text.hidden_size,
+        hidden_size=probe.hidden_size or len(probe.layers) * text.hidden_size,
+        num_hidden_layers=int(probe.hidden_size is not None),
+        num_labels=1,
+        name_or_path=path,
+    )
+
+
+def new_probe(config: ProbeModelConfig, *, dtype: str, seed: int) -> PreTrainedModel:
+    """A probe that nothing has been loaded into: a hidden layer starts at random, by the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return ProbeForSequenceClassification(config).to(getattr(torch, dtype))
