@@ -90,7 +90,6 @@ types: install ## mypy over package and tests
 docs: install ## build the documentation as a site, into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The server that shows it is no part of .venv otherwise; the versions of constraints.txt stay.
 # Tag and upload are a person's (docs/releasing.md).
 release: install ## build wheel and sdist into dist/, check them, and run the wheel in an environment of its own
 	rm -rf dist build/release
@@ -104,6 +103,7 @@ release: install ## build wheel and sdist into dist/, check them, and run the wh
 		../venv/bin/vapo rollouts --config conf/vapo.yaml --num 64 --format plain --output some.jsonl && \
 		../venv/bin/vapo inspect some.jsonl
 
+# The server that shows it is no part of .venv otherwise; the versions of constraints.txt stay.
 notebook: install ## open the tutorial, docs/tutorial.ipynb, in Jupyter
 	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt 'notebook>=7.5,<8'
 	$(BIN)/python -m notebook docs/tutorial.ipynb $(ARGS)

@@ -18,6 +18,7 @@ from vapo.commands.early_checks import checked
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
+from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def fit(
 
         own = as_overrides(overrides)
         chosen = own_model(os.fspath(model), dataset, reward, heldout=heldout, overrides=own)
-        if not quiet:
+        if not quiet and is_main_process():
             say(f"vapo fit: {chosen.line}", file=sys.stderr)
         config = loading.load_config(FitConfig, chosen.files, chosen.overrides)
     elif any(given is not None for given in (model, dataset, reward, heldout)) or overrides:

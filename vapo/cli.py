@@ -116,11 +116,12 @@ def _with_own_model(options: dict[str, Any], overrides: list[str]) -> list[str]:
         raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
     if missing := [flag for flag in own if flag not in given]:
         raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo fit --help`")
-    _tell("fit", "loading torch and transformers, to look at the model ...")
+    tell = (lambda *_: None) if options["quiet"] else _tell
+    tell("fit", "loading torch and transformers, to look at the model ...")
     from vapo.commands.own_model import own_model
 
     chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides)
-    _tell("fit", chosen.line)
+    tell("fit", chosen.line)
     options["config"] = chosen.files
     return chosen.overrides
 
@@ -151,15 +152,19 @@ def _run_configured(
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
     with checked(name, composed.config, options):
-        _load_command(name, command, about)(composed.config, **options)
+        run = _load_command(name, command, about, quiet=options.get("quiet", False))
+        run(composed.config, **options)
 
 
-def _load_command(name: str, command: Command, about: str = "") -> Callable[..., object]:
+def _load_command(
+    name: str, command: Command, about: str = "", *, quiet: bool = False
+) -> Callable[..., object]:
     """A command's function; before each library that takes seconds, say so on stderr.
 
     Args:
         about: what the command is about to do, for the first line.
     """
+    tell = (lambda *_: None) if quiet else _tell
     module, started, said = f"vapo.commands.{command.module}", time.monotonic(), about
     if module not in sys.modules:
         was_enabled = gc.isenabled()
@@ -169,7 +174,7 @@ def _load_command(name: str, command: Command, about: str = "") -> Callable[...,
         try:
             for library in command.loads:
                 if library not in sys.modules:
-                    _tell(name, f"{said}{'; ' if said else ''}loading {library} ...")
+                    tell(name, f"{said}{'; ' if said else ''}loading {library} ...")
                     said = ""
                     importlib.import_module(library)
             importlib.import_module(module)
@@ -178,7 +183,7 @@ def _load_command(name: str, command: Command, about: str = "") -> Callable[...,
             if was_enabled:
                 gc.enable()
         if command.loads:
-            _tell(name, f"loaded in {time.monotonic() - started:.1f} s")
+            tell(name, f"loaded in {time.monotonic() - started:.1f} s")
     run: Callable[..., object] = sys.modules[module].run
     return run
 

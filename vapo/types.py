@@ -17,7 +17,7 @@ Dtypes: token ids int64, masks bool, everything else float32.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -73,7 +73,7 @@ class Prompt:
     `demonstration` is a worked response, or the policy's turns of an episode.
     `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
     `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
-    `messages` are what the chat template rendered as `text`; None: no template did.
+    `problem` is the row's own text or messages, before any template; empty: not known.
     """
 
     prompt_id: str
@@ -86,7 +86,12 @@ class Prompt:
     record: Mapping[str, Any] = field(default_factory=dict)
     critic_prompt_ids: tuple[int, ...] | None = None
     max_response_tokens: int | None = None
-    messages: tuple[Mapping[str, str], ...] | None = None
+    problem: str | Sequence[Mapping[str, str]] = ""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What a verifier gets as metadata: the row, with its problem under `prompt`."""
+        return {"prompt": self.problem or self.text, **self.record, **self.metadata}
 
     def budget(self, most: int) -> int:
         """How many tokens its responses may have where the run allows `most`."""

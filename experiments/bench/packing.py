@@ -84,7 +84,7 @@ def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.d
         for chunk in chunks:
             inputs = chunk.to(device)
             if isinstance(network, Actor):
-                logprobs, entropy = network(inputs, temperature=1.0)
+                logprobs, entropy, _ = network(inputs, temperature=1.0)
                 loss = (logprobs - 0.01 * entropy).sum()
             else:
                 loss = (network(inputs).values - 1.0).square().sum()

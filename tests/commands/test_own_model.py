@@ -11,6 +11,7 @@ import datasets
 import pandas as pd  # type: ignore[import-untyped]
 import psutil
 import pytest
+import torch
 
 import vapo
 from tests.integration.commands import store
@@ -57,7 +58,7 @@ def test_columns_and_held_out_prompts_are_chosen(model: str, file: str):
     assert (config.rewards.verifier, config.actor.path) == ("exact", model)
     assert config.output_dir == "runs/tiny"
     assert "own_model_cpu.yaml" in chosen.line
-    assert "'question', answers from 'solution', no chat template" in chosen.line
+    assert "'question', answers from 'solution' (the first is '2'); no chat template" in chosen.line
 
 
 def test_the_users_own_keys_win(model: str, file: str, tmp_path: Path):
@@ -76,9 +77,12 @@ def test_the_users_own_keys_win(model: str, file: str, tmp_path: Path):
 )
 def test_rows_of_a_program_are_written_once(model: str, rows: Any, tmp_path: Path):
     own = [f"output_dir={tmp_path / 'runs'}"]
-    for _ in range(2):
-        config = config_of(model, rows, "exact", overrides=own)
+    config_of(model, rows, "exact", overrides=own)
     (written,) = (tmp_path / "runs/data").iterdir()
+    before = written.stat().st_mtime_ns
+    config = config_of(model, rows, "exact", overrides=own)
+    assert [*(tmp_path / "runs/data").iterdir()] == [written]
+    assert written.stat().st_mtime_ns == before  # another process may be reading it
     train: Any = config.data.train
     assert train.path == str(written)
     assert [json.loads(line) for line in written.read_text().splitlines()] == ROWS
@@ -92,7 +96,6 @@ def test_rows_of_a_program_are_written_once(model: str, rows: Any, tmp_path: Pat
          r"prompt, question, .*; its columns are text, answer: set data.train.prompt_column="),
         ([{"prompt": "1"}], r"data.train.answer_column: .* its columns are prompt: set"),
         ([{"prompt": "1", "answer": "1"}, {"prompt": b"1"}], r"data.train: row 2 is no object of"),
-        ([{"prompt": "1", "answer": float("nan")}], r"data.train: row 1 is no object of JSON"),
         ([], r"data.train: .* has no rows"),
         (7, r"data.train: a path, a hub id, or rows, not int"),
     ],
@@ -102,14 +105,50 @@ def test_data_that_does_not_do_is_one_error(model: str, data: Any, said: str, tm
         own_model(model, data, "exact", overrides=[f"output_dir={tmp_path}"])
 
 
-def test_adapters_are_taken_where_memory_is_short(
-    model: str, file: str, monkeypatch: pytest.MonkeyPatch
-):
+def test_too_little_memory_is_said(model: str, file: str, monkeypatch: pytest.MonkeyPatch):
     few = SimpleNamespace(total=1000)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: few)
+    line = own_model(model, file, "exact").line
+    assert "by arithmetic it needs 0.1 GiB, and there are 0.0" in line
+
+
+@pytest.mark.parametrize(("there", "rank"), [(10**3, 32), (10**12, None)])
+def test_adapters_are_taken_where_a_gpus_memory_is_short(
+    model: str, file: str, monkeypatch: pytest.MonkeyPatch, there: int, rank: int | None
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (there, there))
     config = config_of(model, file, "exact")
-    assert config.critic.lora is not None
-    assert config.critic.lora.rank == 32
+    for lora in (config.actor.lora, config.critic.lora):
+        assert (lora and lora.rank) == rank
+
+
+def test_the_end_of_a_worked_solution_is_the_answer(model: str, tmp_path: Path):
+    rows = [{"question": "6*7", "label": "easy", "answer": "6 times 7 is 42\n#### 42"}] * 20
+    config = config_of(model, rows, "math", overrides=[f"output_dir={tmp_path}"])
+    train: Any = config.data.train
+    assert (train.answer_column, train.answer_pattern) == ("answer", "#### *(.+)")
+
+
+def test_a_heldout_set_of_the_overrides_and_fewer_rows(model: str, file: str):
+    own = ["data.heldout.kind=jsonl", f"data.heldout.path={file}"]
+    own += ["data.heldout.prompt_column=question", "data.heldout.answer_column=solution"]
+    assert config_of(model, Path(file), "exact", overrides=own).data.heldout is not None
+    few = config_of(model, file, "exact", overrides=["data.train.num_examples=20"])
+    assert few.data.heldout_size == 2
+
+
+def test_rows_go_where_the_run_goes(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PLACE", str(tmp_path))
+    own = ["output_dir=${oc.env:PLACE}/runs"]
+    train: Any = config_of(model, ROWS, "exact", overrides=own).data.train
+    assert Path(train.path).parent == tmp_path / "runs/data"
+
+
+def test_a_password_in_an_address_is_not_shown(model: str):
+    with pytest.raises(UserError) as error:
+        own_model(model, "https://me:pa55word@host/x.jsonl", "exact")
+    assert "pa55word" not in str(error.value)
 
 
 def test_a_function_of_trl_trains_a_policy_and_prints_nothing(
@@ -136,7 +175,9 @@ def test_a_function_of_trl_trains_a_policy_and_prints_nothing(
     rewards = [value for _, value in run.metrics()["rollout/reward_mean"]]
     assert len(rewards) == 2
     assert all(0 < reward < 1 for reward in rewards)
-    assert capfd.readouterr().out == ""
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert "vapo" not in said.err
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,7 @@ def test_with_adapters_too(tmp_path: Path, overrides: tuple[str, ...]) -> None:
         gradients = [p.grad for p in actor.parameters() if p.requires_grad]
         flat = torch.cat([g.flatten() for g in gradients if g is not None])
         with torch.no_grad():
-            frozen, _ = reference(inputs, temperature=1.0)
+            frozen = reference(inputs, temperature=1.0).logprobs
         found[layout] = [logprobs, entropy, flat, frozen]
     for padded, shared in zip(*found.values(), strict=True):
         assert relative(shared, padded) < 1e-5

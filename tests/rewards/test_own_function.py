@@ -140,7 +140,7 @@ def test_what_no_list_of_one_number_is_is_an_error(tmp_path: Path, result: str):
     ("result", "expected"),
     [
         ("0.5", Judgement(False, 0.5)),
-        ("True", Judgement(True)),
+        ("True", Judgement(True, 1.0)),
         ("{'score': 1.0}", Judgement(True, 1.0)),
         ("{'score': 0.9, 'acc': True}", Judgement(True, 0.9)),
         ("{'score': 1.0, 'acc': 0}", Judgement(False, 1.0)),

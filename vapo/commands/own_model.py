@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -27,10 +29,13 @@ from vapo.errors import UserError, about
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
+from vapo.studies.memory.estimate import GIB
 from vapo.system.installation import root
+from vapo.system.shown_text import redacted, visible
 
 PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
-ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label", "final_answer")
+ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
+_AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
 _ADAPTERS = {
@@ -71,6 +76,16 @@ def own_model(
 
     Raises: UserError: no such model, data or column.
     """
+    try:
+        return _chosen(model, data, reward, heldout, list(overrides))
+    except UserError as error:
+        error.args = (redacted(str(error)),)
+        raise
+
+
+def _chosen(
+    model: str, data: Any, reward: str | Callable[..., Any], heldout: Any, overrides: list[str]
+) -> OwnModel:
     with about("the model"):
         check_model_folder(model, has_tokenizer=True)
     has_gpu = torch.cuda.is_available()
@@ -79,24 +94,32 @@ def own_model(
     values: dict[str, Any] = {
         "actor.path": model,
         "data.chat_template": has_template,
-        "output_dir": _given("output_dir", overrides) or f"runs/{Path(model).name}",
+        "output_dir": f"runs/{Path(model).name}",
         **_reward(reward),
     }
     if find_spec("vllm") is not None:
         values["rollouts.engine"] = "vllm"
-    columns, num_rows = _put_source(values, "train", data, overrides)
+    any_data = {"data.train.kind": "huggingface", "data.train.path": model}
+    folder = load_config(FitConfig, [base], [*as_overrides(values | any_data), *overrides])
+    rows_dir = Path(folder.output_dir).expanduser() / "data"
+    told, num_rows = _put_source(values, "train", data, overrides, rows_dir)
     if heldout is not None:
-        _put_source(values, "heldout", heldout, overrides)
-    else:
+        _put_source(values, "heldout", heldout, overrides, rows_dir)
+    elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
-    adapters = {} if _fits(base, [*as_overrides(values), *overrides]) else _ADAPTERS
-    line = (
-        f"{'a GPU' if has_gpu else 'no GPU'}: begins with conf/scale/{base.name}"
-        f"{', with low-rank adapters to fit its memory' if adapters else ''}; prompts from column "
-        f"{columns[0]!r}, answers from {columns[1]!r}, {'the' if has_template else 'no'} chat "
-        "template; KEY=VALUE changes any key that --print_config shows"
-    )
-    return OwnModel([base], [*as_overrides(values | adapters), *overrides], line)
+    memory = _memory(base, [*as_overrides(values), *overrides])
+    if memory.is_short and has_gpu:
+        values |= _ADAPTERS
+        memory = _memory(base, [*as_overrides(values), *overrides])
+    parts = [f"begins with conf/scale/{base.name}"]
+    if "critic.lora.rank" in values:
+        parts.append("low-rank adapters for want of memory")
+    parts += [told, f"{'the' if has_template else 'no'} chat template"]
+    if memory.is_short:
+        parts.append(f"by arithmetic it needs {memory}")
+    parts.append("KEY=VALUE changes any key that --print_config shows")
+    line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
+    return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
@@ -111,14 +134,15 @@ def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
 
 
 def _put_source(
-    values: dict[str, Any], name: str, data: Any, overrides: Sequence[str]
-) -> tuple[list[str], int]:
-    """Put a source into the config's values; returns its two columns and the number of rows.
+    values: dict[str, Any], name: str, data: Any, overrides: Sequence[str], rows_dir: Path
+) -> tuple[str, int]:
+    """Put a source into the config's values; returns what to say of it, and the number of rows.
 
     Raises: UserError: no rows, or no column with a known name, nor one among the overrides.
     """
     key = f"data.{name}"
-    path = data if isinstance(data, str) else os.fspath(_written(data, key, values["output_dir"]))
+    is_path = isinstance(data, str | os.PathLike)
+    path = os.fspath(data if is_path else _written(data, key, rows_dir))
     source = HuggingfaceSource(path=path, **_options_given(key, overrides))
     records = [record for _, record in read_records(source, key=key)]
     if not records or not isinstance(records[0], Mapping):
@@ -136,7 +160,16 @@ def _put_source(
                 )
             values[f"{key}.{option}"] = column
         columns.append(column)
-    return columns, len(records)
+    answer = str(records[0].get(columns[1], ""))
+    if "####" in answer and _given(f"{key}.answer_pattern", overrides) is None:
+        values[f"{key}.answer_pattern"] = _AFTER_HASHES
+        answer = answer.rpartition("####")[2].strip()
+    told = (
+        f"prompts from column {columns[0]!r}, answers from {columns[1]!r} (the first is "
+        f"{visible(answer)!r:.40})"
+    )
+    most = _given(f"{key}.num_examples", overrides)
+    return told, len(records) if most is None else min(len(records), int(most))
 
 
 def _options_given(key: str, overrides: Sequence[str]) -> dict[str, Any]:
@@ -144,7 +177,7 @@ def _options_given(key: str, overrides: Sequence[str]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _written(rows: Any, key: str, output_dir: str) -> Path:
+def _written(rows: Any, key: str, folder: Path) -> Path:
     """Rows of a program in a file of their own, by their content, so that a run can resume.
 
     Raises: UserError: a row that is no JSON object; names it.
@@ -156,20 +189,51 @@ def _written(rows: Any, key: str, output_dir: str) -> Path:
     lines = []
     for number, row in enumerate(rows, start=1):
         try:
-            lines.append(json.dumps(dict(row), ensure_ascii=False, allow_nan=False))
+            plain = {name: None if _is_nan(entry) else entry for name, entry in dict(row).items()}
+            lines.append(json.dumps(plain, ensure_ascii=False, default=_plain))
         except (TypeError, ValueError) as error:
             raise UserError(f"{key}: row {number} is no object of JSON: {error}") from None
-    text = "".join(f"{line}\n" for line in lines).encode()
-    path = Path(output_dir, "data", f"{hashlib.blake2b(text, digest_size=6).hexdigest()}.jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(text)
+    text = "".join(f"{line}\n" for line in lines)
+    path = folder / f"{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.jsonl"
+    if not path.exists():  # another process may be reading it
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as aside:
+            aside.write(text)
+        os.replace(aside.name, path)
     return path
 
 
-def _fits(base: Path, overrides: Sequence[str]) -> bool:
-    """Whether training fits the memory of the first GPU, or of this machine, by arithmetic."""
+def _is_nan(entry: Any) -> bool:
+    """What tables write for null."""
+    return isinstance(entry, float) and math.isnan(entry)
+
+
+def _plain(entry: Any) -> Any:
+    """Scalars of numpy and times as JSON has them."""
+    if hasattr(entry, "isoformat"):
+        return entry.isoformat()
+    if getattr(entry, "ndim", None) == 0 and hasattr(entry, "item"):
+        return entry.item()
+    raise TypeError(f"{type(entry).__name__} is no type of JSON")
+
+
+class _Memory(NamedTuple):
+    """Bytes, by the arithmetic of `vapo estimate`, and what the first GPU, or the machine, has."""
+
+    needed: float
+    there: float
+
+    @property
+    def is_short(self) -> bool:
+        return self.needed > _ROOM * self.there
+
+    def __str__(self) -> str:
+        return f"{self.needed / GIB:.1f} GiB, and there are {self.there / GIB:.1f}"
+
+
+def _memory(base: Path, overrides: Sequence[str]) -> _Memory:
     config = load_config(FitConfig, [base], overrides)
     _, estimate, *_ = estimated(config, tell=lambda line: None)
     is_on_gpu = torch.cuda.is_available()
     there = torch.cuda.mem_get_info()[1] if is_on_gpu else psutil.virtual_memory().total
-    return estimate.peak <= _ROOM * there
+    return _Memory(estimate.peak, there)

@@ -163,7 +163,7 @@ def given_trials(
     """Judge one response after the other."""
     for given, (source, row) in zip(responses, asked, strict=True):
         judge, problem = judges[source], row.problem
-        reply = judge.reply((given.response, row.answer, row.metadata))
+        reply = judge.reply((given.response, row.answer, row.columns))
         if not isinstance(problem, str):
             problem = "\n".join(f"{message['role']}: {message['content']}" for message in problem)
         yield Trial(

@@ -1,7 +1,7 @@
 """Keys that name a folder or file to read: beside the YAML file first, then in the current folder.
 
-Functions have the same rule (`vapo.config.functions`). What is found beside its file becomes an
-absolute path, so that the config that a run records names it from any folder.
+Functions have the same rule (`vapo.config.functions`). What is found beside its file is then named
+from the current folder, as all other paths are: so a config is the same run's on every machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _NO_PATHS = {"critic.init": ("reward_model", "policy")}
 
 
 def place_paths(tree: Tree, origins: Origins) -> None:
-    """Make absolute what lies beside the YAML file that names it; the rest is left as it is.
+    """Name what lies beside the YAML file from the current folder; the rest is left as it is.
 
     A run's own `config.yaml` names what it named when it began, not what lies in the run's folder.
     """
@@ -41,4 +41,4 @@ def _beside(layer: Layer, path: str) -> str | None:
     if layer.folder is None or os.path.exists(os.path.join(layer.folder, "run.json")):
         return None
     here, found = os.path.abspath(path), os.path.abspath(os.path.join(layer.folder, path))
-    return found if found != here and os.path.exists(found) else None
+    return os.path.relpath(found) if found != here and os.path.exists(found) else None

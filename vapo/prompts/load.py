@@ -19,7 +19,7 @@ from vapo.networks.saved_tokenizers import start_ids
 from vapo.prompts.characters import LostCharacters, lost_characters
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.heldout import interleaved, split_off, without
-from vapo.prompts.rows import LeftOut, Message
+from vapo.prompts.rows import LeftOut
 from vapo.prompts.sources import Row, read_rows
 from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import Prompt
@@ -157,8 +157,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         where = source.path if isinstance(source, FileSource) else source.task
         raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
-    asked = [_asked(row, data, template) for row in rows]
-    texts = [_render(a, tokenizer, row.place) for a, row in zip(asked, rows, strict=True)]
+    texts = [_render(row, data, template, tokenizer) for row in rows]
     # a text of so many characters has more tokens than fit: tokenizing it could take hours
     longest_token = max(map(len, tokenizer.get_vocab()), default=1)
     max_chars = data.max_prompt_tokens * longest_token
@@ -166,9 +165,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         f"{key}: none of {len(rows)} prompts fits data.max_prompt_tokens = "
         f"{data.max_prompt_tokens}; the shortest has"
     )
-    shown = [
-        (row, a, t) for row, a, t in zip(rows, asked, texts, strict=True) if len(t) <= max_chars
-    ]
+    shown = [(row, t) for row, t in zip(rows, texts, strict=True) if len(t) <= max_chars]
     if not shown:
         raise UserError(f"{none_fits} {min(map(len, texts))} characters")
     # A chat template writes its own special tokens; else the tokenizer's start token is added,
@@ -184,9 +181,9 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
             metadata=row.metadata,
             source=name,
             record=row.record,
-            messages=None if isinstance(asks, str) else asks,
+            problem=row.problem,
         )
-        for row, asks, text in shown
+        for row, text in shown
     ]
     fitting = [p for p in prompts if len(p.prompt_ids) <= data.max_prompt_tokens]
     if not fitting:
@@ -203,38 +200,25 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
     return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"
 
 
-def _asked(row: Row, data: DataConfig, template: str) -> str | tuple[Message, ...]:
-    """What the policy is asked: text, or messages for the chat template.
-
-    The template of the config is for plain text, not for messages.
-    """
+def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Make the policy's input text. The template is for plain text, not for messages."""
     if isinstance(row.problem, str):
         text = template.replace("{prompt}", row.problem)  # problems contain braces
         if not data.chat_template:
             return text
-        messages: list[Message] = [{"role": "user", "content": text}]
+        messages: list[Any] = [{"role": "user", "content": text}]
     elif not data.chat_template:
         raise UserError(f"{row.place}: the prompt is a list of messages; set data.chat_template")
     else:
         messages = list(row.problem)
     if data.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": data.system_prompt}, *messages]
-    return tuple(messages)
-
-
-def _render(
-    asked: str | tuple[Message, ...], tokenizer: PreTrainedTokenizerBase, place: str
-) -> str:
-    """The policy's input text."""
-    if isinstance(asked, str):
-        return asked
-    messages: list[Any] = list(asked)
     try:
         rendered = tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
     except Exception as error:  # templates raise what their authors chose
-        raise UserError(f"{place}: the tokenizer's chat template says: {error}") from None
+        raise UserError(f"{row.place}: the tokenizer's chat template says: {error}") from None
     return str(rendered)
 
 

@@ -26,6 +26,12 @@ class Row:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)  # by columns, as a file has it
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """See `Prompt.columns`."""
+        problem = {"prompt": self.problem} if self.problem else {}
+        return {**problem, **self.record, **self.metadata}
+
 
 @dataclass
 class LeftOut:

@@ -9,7 +9,7 @@ extra_info=...)` on one response and gets a number or a dict with `score`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vapo.errors import UserError
@@ -21,6 +21,8 @@ _ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label")
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_GIVEN = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL gives beside columns: of its tokens and its trainer."""
+_TEXTS = ("prompt", "completion")
+"""Columns that TRL does not hand on."""
 
 
 def as_called_elsewhere(function: Callable[..., Any], what: str) -> Called | None:
@@ -39,42 +41,48 @@ def as_called_elsewhere(function: Callable[..., Any], what: str) -> Called | Non
         return None
     if "completions" in parameters:
         return _of_trl(function, parameters, what)
-    if "solution_str" in parameters:
-        return _of_verl(function, parameters, what)
-    return None
+    if "solution_strs" in parameters:
+        raise UserError(f"{what} takes verl's batches: write one that takes solution_str")
+    return _of_verl(function, parameters, what) if "solution_str" in parameters else None
 
 
 def _of_trl(
     function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], what: str
 ) -> Called:
-    if inspect.iscoroutinefunction(function):
-        raise UserError(f"{what} is a coroutine function: write one that waits for it")
     if missing := [name for name in _needed(parameters) if name in _NOT_GIVEN]:
         raise UserError(
             f"{what} needs {', '.join(missing)}, which TRL's trainer has and vapo does not: write "
             "one without"
         )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    needed = _needed(parameters)
+    # a name with a default has its own meaning where no column has the name
+    aliases = [
+        name for name in _ANSWERS if name in needed or (takes_all and name not in parameters)
+    ]
 
     def called(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
         prompt = metadata.get("prompt", "")
         is_chat = not isinstance(prompt, str)
         completion = [{"role": "assistant", "content": response_text}] if is_chat else response_text
-        columns = {name: value for name, value in metadata.items() if name != "prompt"}
+        columns = {str(name): v for name, v in metadata.items() if name not in _TEXTS}
         given = {
-            **dict.fromkeys(_ANSWERS, answer),
+            **dict.fromkeys(aliases, answer),
             **columns,
             "prompts": prompt,
             "completions": completion,
         }
-        if absent := [name for name in _needed(parameters) if name not in given]:
+        if absent := [name for name in needed if name not in given]:
             raise TypeError(f"the rows have no column {', '.join(map(repr, absent))}")
         result = function(
             **{name: [v] for name, v in given.items() if takes_all or name in parameters}
         )
-        if not isinstance(result, list | tuple) or len(result) != 1:
+        scores = list(result) if isinstance(result, Iterable) else []
+        if len(scores) != 1 or isinstance(result, str | Mapping):
             raise TypeError(f"returned {result!r:.80} for one completion, not a list of one number")
-        return result[0]
+        if scores[0] is None:
+            raise TypeError("returned None for its completion: every one needs a reward here")
+        return _number(scores[0])
 
     return called
 
@@ -94,16 +102,22 @@ def _of_verl(
             "data_source": metadata.get("data_source"),
             "solution_str": response_text,
             "ground_truth": answer,
-            "extra_info": metadata.get("extra_info"),
+            "extra_info": metadata.get("extra_info") or {},
         }
         result = function(**{n: v for n, v in given.items() if takes_all or n in parameters})
         if not isinstance(result, dict):
-            return result
+            return _number(result)
         if "score" not in result:
             raise TypeError(f"returned a dict without 'score': {result!r:.80}")
-        return (bool(result["acc"]), result["score"]) if "acc" in result else result["score"]
+        score = _number(result["score"])
+        return (float(result["acc"]) >= 1, score) if "acc" in result else score
 
     return called
+
+
+def _number(score: Any) -> Any:
+    """True and false are 1 and 0 to both, and no verdicts."""
+    return float(score) if isinstance(score, bool) else score
 
 
 def _needed(parameters: Mapping[str, inspect.Parameter]) -> list[str]:

@@ -105,9 +105,7 @@ class Scorer(AbstractContextManager["Scorer"]):
         on_reply = partial(_hand_out, judge.config, on_verdict)
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
-        asked = prompt.messages or prompt.text
-        metadata = {**prompt.record, **prompt.metadata, "prompt": asked}
-        return judge.submit((rollout.response_text, prompt.answer, metadata), on_reply)
+        return judge.submit((rollout.response_text, prompt.answer, prompt.columns), on_reply)
 
     def pump(self, timeout_s: float) -> None:
         """Hand out the verdicts that have come; waits at most so long for the first."""

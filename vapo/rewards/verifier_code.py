@@ -5,6 +5,7 @@ Of a user's own function: how it must be called, and what it may return.
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from vapo.errors import UserError
 from vapo.rewards.foreign_functions import as_called_elsewhere
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import (
@@ -48,6 +50,8 @@ def make_python(
     """
     function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"
+    if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+        raise UserError(f"{what} is a coroutine function: write one that waits for it")
     called = as_called_elsewhere(function, what)
     if called is None:
         check_arguments(function, what, "response_text", "answer", "metadata")
