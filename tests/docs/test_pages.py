@@ -60,7 +60,7 @@ def test_a_command_is_understood(
     monkeypatch.chdir(tmp_path)
     ran: list[str] = []
 
-    def load(name: str, *_: object) -> Callable[..., object]:
+    def load(name: str, *_: object, **__: object) -> Callable[..., object]:
         return lambda *args, **kwargs: ran.append(name)
 
     monkeypatch.setattr(cli, "_load_command", load)
