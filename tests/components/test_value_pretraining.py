@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
+from tests.config.fits import fit_config
 from vapo.config import FitConfig, resolve
 from vapo.config.components import Components
 from vapo.config.components import ValuePretraining as Settings
@@ -23,6 +24,7 @@ from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
 from vapo.networks.actor_critic import Critic
 from vapo.rollouts.bad_rows import CheckedBatch
+from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining as value_pretraining_module
 from vapo.training.callbacks.value_pretraining import ValuePretraining
@@ -95,6 +97,34 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         lambda network, tokenizer, folder, lora: folders.append(folder),
     )
     return folders
+
+
+def test_a_probes_states_of_a_file_have_the_engines_memory_and_are_freed(
+    tmp_path: Path, saved: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the saved probe says whose they were."""
+    callback, module = make_callback(Settings(data="f"), 1, tmp_path), make_module()
+    module.config = fit_config(tmp_path, "critic.kind=probe")
+    callback.stored = stored = MagicMock(spec=StoredRollouts, digest="abc")
+    trainer, events = fake_trainer(), list[str]()
+    trainer.datamodule = MagicMock(spec=RolloutDataModule)
+    trainer.datamodule.runner.sleep = lambda: events.append("sleep")
+    patched: list[tuple[str, Any]] = [
+        ("compute_states", lambda *_: events.append("states")),
+        ("fingerprint", lambda path: f"of {path}"),
+    ]
+    for name, value in patched:
+        monkeypatch.setattr(value_pretraining_module, name, value)
+    monkeypatch.setattr(callback, "measure_passes", lambda *_, **__: False)
+    callback.setup(trainer, module, "fit")
+    callback.on_train_start(trainer, module)
+    assert events == ["sleep", "states"]
+    stored.free_states.assert_not_called()
+    run_iteration(callback, module, 0.9, 0.1)
+    stored.free_states.assert_called_once()
+    assert saved
+    assert module.critic is not None
+    assert module.critic.model.config.actor_fingerprint == "of some/policy"
 
 
 def test_on_the_phase_lasts_its_iterations_then_the_critic_is_saved(

@@ -69,6 +69,13 @@ def test_with_rates_of_their_own_large_models_are_fine(small: Path) -> None:
     check(small, model, "critic.init=policy", *rates)
 
 
+def test_a_probe_does_not_read_the_networks_rate(small: Path) -> None:
+    large = (f"actor.path={small.parent}/large", "actor.optimizer.lr=1e-6", "critic.init=policy")
+    with pytest.raises(UserError, match=r"critic\.optimizer\.lr"):
+        check(small, *large)
+    check(small, *large, "critic.kind=probe")
+
+
 def test_a_rate_above_the_model_in_the_layers_is_for_that_model(small: Path) -> None:
     over = write(small.parent, "extends: small.yaml\nactor: {optimizer: {lr: 2.0e-4}}\n", "o.yaml")
     check(over)

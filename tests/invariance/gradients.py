@@ -25,7 +25,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.environments.contract import Verdict
-from vapo.networks.actor_critic import start_head
+from vapo.networks.head_layers import start_head
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
 from vapo.training.datamodule import RolloutDataModule

@@ -25,12 +25,12 @@ from vapo.networks.actor_critic import (
     CriticEnsemble,
     member_of_prompt,
     members_of,
-    start_head,
 )
 from vapo.networks.build import check_value_head, make_critic
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_network
 from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.head_layers import start_head
 from vapo.networks.token_inputs import token_inputs
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch

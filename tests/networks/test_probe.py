@@ -21,15 +21,18 @@ from tests.networks.test_value_head import (
     randomized,
     reward_model,
 )
+from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
+from vapo.diagnostics.probe_notes import probe_notes
 from vapo.errors import UserError
 from vapo.functional.value_heads import probe_features
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, Probe, members_of
-from vapo.networks.build import check_value_head, make_actor, make_critic
+from vapo.networks.build import check_head_is_kept, check_value_head, make_actor, make_critic
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.token_inputs import TokenInputs, token_inputs
+from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import parameters_of
 from vapo.training.optimizers import lr_of_phase, make_optimizers
 from vapo.types import Phase
@@ -148,11 +151,62 @@ def test_what_does_not_fit_is_one_error(tmp_path: Path, policy: str, reward_mode
         make_critic(probe_config(tmp_path, policy, init=reward_model), None)
     with pytest.raises(UserError, match=r"critic\.probe\.layers: 3 is none of .* 0 .* to 2"):
         check_value_head(probe_config(tmp_path, policy, "critic.probe.layers=[3]"))
-    with pytest.raises(UserError, match=r"states of 32 channels, and those of actor\.path .* 96"):
+    with pytest.raises(UserError, match=r"states of 32 channels in an actor of 2 .* has 96 .* and"):
         check_value_head(probe_config(tmp_path, "models/state_tracking/policy", init=folder))
+    deep = str(save_tiny_folder(tmp_path / "deep", tiny_model(num_hidden_layers=3)))
+    with pytest.raises(UserError, match=r"of 2 layers, and actor\.path .* 3 layers"):
+        check_value_head(probe_config(tmp_path, deep, init=folder))
+    begun = probe_config(tmp_path, policy, "critic.head.start=first_batch", init=folder)
+    with pytest.raises(UserError, match=r"or begin a new probe: critic\.init=policy$"):
+        check_head_is_kept(begun)
     critic = make_critic(probe_config(tmp_path, policy), None)
     with pytest.raises(ValueError, match="reads the actor's states, which these inputs lack"):
         critic(INPUTS)
+
+
+def test_a_layer_has_one_name(tmp_path: Path, policy: str) -> None:
+    """The actor has layers 0 (its embedding), 1 and 2, the last, which is -1."""
+    for layers in ("[2,-1]", "[1,-2]", "[-3,0]"):
+        with pytest.raises(
+            UserError, match=r"a layer of .* twice: the actor's layer 2 is -1, 1 is"
+        ):
+            check_value_head(probe_config(tmp_path, policy, f"critic.probe.layers={layers}"))
+    critic = make_critic(probe_config(tmp_path, policy, "critic.probe.layers=[2,-2,-3]"), None)
+    assert critic.layers == (-1, 1, 0)
+    save_network(critic, policy, tmp_path / "critic")
+    folder = str(tmp_path / "critic")
+    for layers in ("[2,-2,-3]", "[-1,1,0]"):
+        check_value_head(
+            probe_config(tmp_path, policy, f"critic.probe.layers={layers}", init=folder)
+        )
+    for layers in ("[2,4,0]", "[-1,1,-6]"):
+        with pytest.raises(UserError, match=r"set it as the folder has it"):
+            check_value_head(
+                probe_config(tmp_path, policy, f"critic.probe.layers={layers}", init=folder)
+            )
+
+
+def test_another_actors_probe_and_an_unread_rate_are_said(tmp_path: Path, policy: str) -> None:
+    off, lr = "components.value_pretraining.enabled=false", "components.value_pretraining.lr=0.1"
+    assert list(probe_notes(probe_config(tmp_path, policy, off, lr))) == []
+    assert list(probe_notes(probe_config(tmp_path, policy))) == []
+    assert list(probe_notes(config_of(tmp_path, policy, lr))) == []
+    assert list(probe_notes(probe_config(tmp_path, policy, lr))) == [
+        "critic.kind probe reads critic.probe.lr, not components.value_pretraining.lr"
+    ]
+    critic = make_critic(probe_config(tmp_path, policy), None)
+    critic.model.config.actor_fingerprint = fingerprint(policy)
+    save_network(critic, policy, tmp_path / "critic")
+    config = probe_config(tmp_path, policy, init=str(tmp_path / "critic"))
+    assert list(probe_notes(config)) == []
+    again = make_critic(config, None)  # trained on with an actor that is trained, too
+    save_tiny_folder(tmp_path / "policy", tiny_model(num_key_value_heads=4))
+    (other,) = probe_notes(config)
+    assert "a probe fits the actor that it was trained on, whose fingerprint is " in other
+    assert "and actor.path's is " in other
+    save_network(again, policy, tmp_path / "critic")
+    (unknown,) = probe_notes(config)
+    assert unknown.endswith("whose fingerprint is not in its folder")
 
 
 def test_several_probes_are_one_network(tmp_path: Path, policy: str) -> None:

@@ -19,9 +19,10 @@ from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.errors import UserError
-from vapo.networks.actor_critic import Critic, start_head
+from vapo.networks.actor_critic import Critic
 from vapo.networks.build import check_head_is_kept, check_value_head, make_critic
 from vapo.networks.export import save_network
+from vapo.networks.head_layers import start_head
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.value_head import KEY

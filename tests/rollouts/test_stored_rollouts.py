@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import torch
+from torch import Tensor
 
 from tests.config.fits import fit_config
 from tests.judged import judged
@@ -24,7 +25,7 @@ from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.rollout_file import METADATA_KEY, read_table, rollout_table, write_table
 from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
-from vapo.types import FinishReason
+from vapo.types import FinishReason, RolloutBatch
 
 TOKENIZER = tiny_tokenizer()
 A, B, END = 12, 13, 1  # ids of "a" and "b", and of the end token
@@ -242,6 +243,22 @@ def stored_of(folder: Path, policy: Path, rows: list[dict[str, Any]], *more: str
     stored = open_stored(config, TOKENIZER)
     assert stored is not None
     return stored
+
+
+def test_states_are_computed_anew_and_freed(tmp_path: Path, policy: Path) -> None:
+    stored, seen = stored_of(tmp_path, policy, rows_of(4)), []
+
+    def states_of(batch: RolloutBatch) -> list[Tensor]:
+        seen.append(batch.actor_states)
+        return [torch.zeros(1)] * len(batch)
+
+    for _ in range(2):  # the second is of another critic, which reads other layers
+        stored.compute_states(states_of)
+    assert seen
+    assert set(map(str, seen)) == {"None"}
+    assert stored.batch(0)[0].actor_states is not None
+    stored.free_states()
+    assert stored.batch(0)[0].actor_states is None
 
 
 def prompts_in(units: Sequence[Any]) -> set[tuple[int, ...]]:

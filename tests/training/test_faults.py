@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 from tests.forked import on_ranks
 from tests.poisoned import PLAN, run
 from tests.rollout_fixtures import make_rollouts
+from vapo.errors import StoppedRun
+from vapo.training.faults import Faults
 
 
 def check_the_plan(seen: dict[str, Any], *, rows: int) -> None:
@@ -113,6 +116,12 @@ def test_one_process(tmp_path: Path) -> None:
     assert "critic: update skipped at iteration 6, step 11: values not finite in " in told
     assert "old_values not finite in 16 of 16" in told
     assert told.count("iteration 9") == 1, "one line for a streak"
+
+
+@pytest.mark.parametrize("key", ["critic.optimizer.lr", "critic.probe.lr"])
+def test_the_end_names_the_rate_of_either_kind_of_critic(key: str) -> None:
+    with pytest.raises(StoppedRun, match=re.escape(key)):
+        Faults(max_bad_updates=1, max_saved_rollouts=0).skipped("critic", "step 1", "nan")
 
 
 @pytest.mark.slow

@@ -194,8 +194,11 @@ def test_unshaped_rewards_are_what_oracle_and_critic_are_measured_on(tmp_path: P
         module = MagicMock(
             spec=VapoModule, config=stored.config, hyperparameters=resolve(stored.config)
         )
-        module.evaluate_rollouts = lambda batch, phase, with_entropy: EvaluatedBatch(**vars(batch))
-        _, made = heldout_critic.evaluated_returns(module, stored.heldout_batch())
+        module.evaluate_rollouts = lambda batch, phase, with_entropy: EvaluatedBatch(
+            **{**vars(batch), "actor_states": [torch.zeros(1)] * len(batch)}
+        )
+        batch, made = heldout_critic.evaluated_returns(module, stored.heldout_batch())
+        assert batch.actor_states is None, "no update follows"
         returns[kind] = made.tolist()
     assert returns["unshaped"] == [[1.0] * 3, [0.0] * 3, [1.0, 0.0, 0.0]]
     assert returns["shaped"] == [[0.5] * 3, [-0.5] * 3, [1.0, 0.0, 0.0]]

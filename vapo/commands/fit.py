@@ -16,6 +16,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
 from vapo.config.written import config_hash, flatten, to_yaml
+from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
@@ -189,7 +190,7 @@ def begin_record(
     logger.log_config(to_yaml(config), params(config))
     logger.log_inputs(dataset_inputs(config, prompts))
     progress.note(prompts.report.describe())
-    for line in reward_weight_notes(config):
+    for line in (*reward_weight_notes(config), *probe_notes(config)):
         progress.note(line)
     per_iteration = resolve(config).num_prompts
     if len(prompts.train) < per_iteration:

@@ -99,7 +99,7 @@ class ProbeConfig:
     layers: list[int] = option(
         [-1],
         "whose states the head reads, one after another: 0 is the embedding, n the n-th decoder "
-        "layer, -1 the last one, after the model's last norm",
+        "layer, -1 the last one, after the model's last norm; each once",
     )
     hidden_size: int | None = option(
         None, "units of a hidden layer before the head; null: the head is linear", ge=1

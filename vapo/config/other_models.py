@@ -48,8 +48,8 @@ def check_learning_rates(config: Any) -> None:
         now = _model(rate.network, config.actor.path, critic.init, critic.reward_model_path)
         if now is None or _folder(now) == _folder(rate.model):
             continue
-        if rate.network == "critic" and not config.algorithm.has_critic:
-            continue
+        if rate.network == "critic" and (not config.algorithm.has_critic or critic.reads_actor):
+            continue  # a probe does not read it
         before, size = _weight_bytes(rate.model), _weight_bytes(now)
         if not before or 0 < size <= MOST_TIMES_LARGER * before:
             continue

@@ -51,7 +51,8 @@ SIGNS = {
         ("critic/explained_variance",),
         "the critic explains none of the returns",
         "it does not keep up with the policy, or rewards have nothing to do with responses",
-        "critic.optimizer.lr, more components.value_pretraining.num_iterations; check the rewards",
+        "critic.optimizer.lr (of a probe critic.probe.lr), more "
+        "components.value_pretraining.num_iterations; check the rewards",
         is_floor=True,
     ),
     "logprob_gap": Sign(

@@ -14,7 +14,6 @@ from typing import NamedTuple, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
@@ -24,8 +23,7 @@ from vapo.networks.lora import adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import TokenInputs
-from vapo.networks.value_head import LOGPROB_SCORE, head_in, start_values
-from vapo.system.distributed import reshard
+from vapo.networks.value_head import LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
 from vapo.types import RolloutBatch
 
@@ -258,25 +256,6 @@ def members_of(critic: Critic | None) -> list[Critic]:
     if isinstance(critic, CriticEnsemble):
         return cast(list[Critic], list(critic.members))
     return [critic]
-
-
-@torch.no_grad()
-def start_head(critic: Critic, mean_reward: float) -> float:
-    """Set the head's weight to 0 and its bias to that of a mean reward, and return its value.
-
-    In place, maybe sharded: every rank must call it. The value is the nearest one inside of the
-    head's range. The optimizer's state is left as it is. Several critics start alike.
-    """
-    value = critic.head.within(mean_reward)
-    for member in members_of(critic):
-        reshard(member)  # a whole copy of an earlier forward would stay as it was
-        start = start_values(member.model.get_submodule("score"), member.head, value)
-        set_model_state_dict(
-            member,
-            {f"model.score.{name}": values for name, values in start.items()},
-            options=StateDictOptions(full_state_dict=True, strict=False),
-        )
-    return value
 
 
 def member_of_prompt(prompt_ids: Sequence[int], count: int) -> int:

@@ -51,16 +51,19 @@ def check_value_head(config: FitConfig) -> None:
             model = read_value_config(path, config.critic)
             plan_head(model, path, config.critic)
             if isinstance(model, ProbeModelConfig):
-                _check_width(model, path, config.actor.path)
+                _check_actor(model, path, config.actor.path)
 
 
-def _check_width(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
-    """Raises: UserError: the probe reads states of another number of channels than the actor's."""
+def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
+    """Raises: UserError: the probe reads an actor of another width or depth."""
     actor: Any = read_model_config(actor_path).get_text_config(decoder=True)
-    if probe.state_size != actor.hidden_size:
+    read = probe.state_size, probe.num_actor_layers
+    own = actor.hidden_size, actor.num_hidden_layers
+    if read != own:
         raise UserError(
-            f"critic.init {path}: its probe reads hidden states of {probe.state_size} channels, "
-            f"and those of actor.path {actor_path} have {actor.hidden_size}: set critic.init=policy"
+            f"critic.init {path}: its probe reads hidden states of {read[0]} channels in an actor "
+            f"of {read[1]} layers, and actor.path {actor_path} has {own[0]} channels and {own[1]} "
+            "layers: set critic.init=policy"
         )
 
 
@@ -84,11 +87,13 @@ def check_head_is_kept(config: FitConfig) -> None:
         if not has_classifier(model):
             continue
         head = saved_head(model, path).describe()
+        anew = f"critic.init=reward_model critic.reward_model_path={init}"
+        backbone = f"take the backbone alone, as that of a reward model: {anew}"
+        is_probe = isinstance(model, ProbeModelConfig)
         raise UserError(
             f"critic.init {init} brings a trained value head, {head}, which critic.head.start "
-            f"{start} would throw away: set critic.head.start=as_loaded; or take the backbone "
-            "alone, as that of a reward model: critic.init=reward_model "
-            f"critic.reward_model_path={init}"
+            f"{start} would throw away: set critic.head.start=as_loaded; or "
+            + ("begin a new probe: critic.init=policy" if is_probe else backbone)
         )
 
 

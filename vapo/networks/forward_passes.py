@@ -119,7 +119,7 @@ def _fill(
         for name, found in forward(inputs).items():
             if name == _STATES:  # without padding: they are the largest of all columns
                 parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
-                of_rows = columns.setdefault(name, [found] * len(batch))
+                of_rows = columns.setdefault(name, [None] * len(batch))
                 for row, part in zip(rows, parts, strict=True):
                     of_rows[row] = part
                 continue

@@ -20,6 +20,7 @@ from transformers import (
 
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
+from vapo.networks.head_layers import begin_head, begin_logprob_score, class_with_head
 from vapo.networks.model_configs import (
     check_supported,
     quiet,
@@ -33,9 +34,6 @@ from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.networks.value_head import (
     LOGPROB_SCORE,
     ValueHead,
-    begin_head,
-    begin_logprob_score,
-    class_with_head,
     has_classifier,
     plan_head,
     write_head,

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from vapo.config.critic import CriticConfig
+from vapo.networks.head_layers import put_head
 from vapo.networks.loading import remove_dropout
 from vapo.networks.model_configs import (
     check_supported,
@@ -24,7 +25,7 @@ from vapo.networks.model_configs import (
     read_value_config,
     refusals,
 )
-from vapo.networks.value_head import head_in, plan_head, put_head, write_head
+from vapo.networks.value_head import head_in, plan_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
 

@@ -21,6 +21,12 @@ from vapo.system.shown_text import say
 LEAST_WIDTH = 256
 
 
+def computing_dtype(config: FitConfig, own: str) -> str:
+    """The dtype of a network's states: FSDP2's mixed precision makes it bfloat16; else its own."""
+    is_cast = config.trainer.strategy == "fsdp" and config.trainer.precision == "bf16-mixed"
+    return "bfloat16" if is_cast else own
+
+
 class Precision(NamedTuple):
     """Lightning's precision, and why it was taken."""
 

@@ -6,6 +6,7 @@ critic with a network is. Importing this module lets Transformers' Auto classes 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,8 +25,9 @@ from vapo.functional.value_heads import probe_features
 
 
 class ProbeModelConfig(PreTrainedConfig):
-    """`num_states` layers of an actor are read, of `state_size` channels each.
+    """`num_states` layers of an actor with `num_actor_layers` are read, of `state_size` channels.
 
+    `actor_fingerprint` says which actor a saved one was trained on; None: not known.
     `hidden_size` is what the head reads: all of these, or a hidden layer (`num_hidden_layers` 1).
     """
 
@@ -36,11 +38,14 @@ class ProbeModelConfig(PreTrainedConfig):
         *,
         num_states: int = 1,
         state_size: int = 1,
+        num_actor_layers: int = 0,
+        actor_fingerprint: str | None = None,
         hidden_size: int = 1,
         num_hidden_layers: int = 0,
         **options: Any,
     ) -> None:
         self.num_states, self.state_size = num_states, state_size
+        self.num_actor_layers, self.actor_fingerprint = num_actor_layers, actor_fingerprint
         self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
         super().__init__(**options)
 
@@ -81,10 +86,10 @@ class ProbeForSequenceClassification(PreTrainedModel):
     def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
         """It has no layers whose inputs would be less than what they keep."""
 
-    def empty_states(self, num: int) -> Float[Tensor, "n L H"]:
+    def empty_states(self, num: int, dtype: str) -> Float[Tensor, "n L H"]:
         """States without values, as many as of `num` tokens, where memory is counted."""
         shape = num, self.config.num_states, self.config.state_size
-        return torch.empty(shape, dtype=self.dtype)
+        return torch.empty(shape, dtype=getattr(torch, dtype))
 
 
 AutoConfig.register(ProbeModelConfig.model_type, ProbeModelConfig)
@@ -115,6 +120,7 @@ def of_the_critic(
                 f"{path}: its probe has {has}: set critic.probe.hidden_size={size or 'null'}, or "
                 "critic.init=policy"
             )
+        model.actor_fingerprint = None  # the run's own says what it trains on
         return model
     if any(name.endswith("ForSequenceClassification") for name in model.architectures or []):
         raise UserError(
@@ -129,7 +135,14 @@ def of_the_critic(
             f"critic.probe.layers: {far[0]} is none of {path}, which has the layers 0 (its "
             f"embedding) to {num_layers}"
         )
+    numbers = layer_numbers(probe.layers, num_layers)
+    if len(set(numbers)) < len(numbers):
+        raise UserError(
+            f"critic.probe.layers {probe.layers} names a layer of {path} twice: the actor's layer "
+            f"{num_layers} is -1, {num_layers - 1} is -2, and so on; give each once"
+        )
     return ProbeModelConfig(
+        num_actor_layers=num_layers,
         num_states=len(probe.layers),
         state_size=text.hidden_size,
         hidden_size=probe.hidden_size or len(probe.layers) * text.hidden_size,
@@ -137,6 +150,12 @@ def of_the_critic(
         num_labels=1,
         name_or_path=path,
     )
+
+
+def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
+    """Each layer's one name: the last layer's is -1, that of others their number from 0 on."""
+    counted = [n if n >= 0 else n + num_layers + 1 for n in layers]
+    return tuple(-1 if n == num_layers else n for n in counted)
 
 
 def new_probe(config: ProbeModelConfig, *, dtype: str, seed: int) -> PreTrainedModel:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor
+from transformers import PreTrainedConfig
 
 from vapo.config.critic import (
     BoundedHead,
@@ -33,6 +33,7 @@ from vapo.functional.value_heads import (
     categorical_centers,
     categorical_value,
 )
+from vapo.networks.probe import ProbeModelConfig, layer_numbers
 
 KEY = "vapo_value_head"  # of config.json
 LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `sampling_features`
@@ -168,6 +169,8 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             "no text: no reward model"
         )
     wanted = (saved or ValueHead()) if critic is None else head_of(critic)
+    if isinstance(model, ProbeModelConfig) and wanted.layers is not None:
+        wanted = replace(wanted, layers=layer_numbers(wanted.layers, model.num_actor_layers))
     if saved is None or (critic is not None and critic.head.start != "as_loaded"):
         given = critic is not None and isinstance(critic.head, GivenMeanReward)
         return HeadPlan(wanted, False, critic.head.mean_reward if given else None)  # type: ignore[union-attr]
@@ -249,59 +252,3 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
         setattr(model, KEY, {k: v for k, v in asdict(head).items() if v is not None})
     elif hasattr(model, KEY):
         delattr(model, KEY)
-
-
-def put_head(model: Any, head: ValueHead) -> None:
-    """Give the model a new linear head, of weights yet to be filled: the layer `score` on hidden
-    states, and the one on log-probs if the head reads them. A plain scalar one it has already."""
-    if head == ValueHead():
-        return
-    old = model.get_submodule("score")
-    assert isinstance(old, nn.Linear)
-    place: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
-    model.score = nn.Linear(old.in_features, head.num_outputs, bias=head.has_bias, **place)
-    if head.num_logprob_columns is not None:
-        layer = nn.Linear(head.num_logprob_columns, head.num_outputs, bias=False, **place)
-        model.add_module(LOGPROB_SCORE, layer)
-
-
-def class_with_head(plain: Any, head: ValueHead) -> Any:
-    """A sequence classifier's class with this head, for `from_pretrained` to fill.
-
-    Transformers makes the heads of decoders without a bias and would leave the folder's out.
-    """
-
-    def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
-        plain.__init__(self, config, *args, **options)
-        put_head(self, head)
-
-    return type(plain.__name__, (plain,), {"__init__": init, "__module__": plain.__module__})
-
-
-@torch.no_grad()
-def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
-    """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
-    write_head(model.config, plan.head)
-    put_head(model, plan.head)
-    score = model.get_submodule("score")
-    for name, values in start_values(score, plan.head, plan.mean_reward).items():
-        score.get_parameter(name).copy_(values)
-    begin_logprob_score(model)
-
-
-@torch.no_grad()
-def begin_logprob_score(model: PreTrainedModel) -> None:
-    """Weights of 0 for what the head reads of log-probs, if it reads them."""
-    if hasattr(model, LOGPROB_SCORE):
-        model.get_submodule(LOGPROB_SCORE).get_parameter("weight").zero_()
-
-
-def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:
-    """The parameters of a head of weight 0 whose bias is that of a mean reward, by name.
-
-    Source: JustRL-II.
-    """
-    values = {name: torch.zeros(p.shape, dtype=p.dtype) for name, p in score.named_parameters()}
-    if mean_reward is not None:
-        values["bias"].copy_(head.bias_at(mean_reward))
-    return values

@@ -84,8 +84,9 @@ class StoredRollouts:
         """Let every batch have `actor_states`, which are computed here, once.
 
         In the file's order, whatever iteration comes next, so that a resumed run has the same bits.
-        They stay in the host's memory.
+        They stay in the host's memory until `free_states`.
         """
+        self.free_states()  # of another critic: the batches below would have them
         units, known = [*self.training, *self.heldout], dict[int, Tensor]()
         for first in range(0, len(units), self.num_prompts):
             part = units[first : first + self.num_prompts]
@@ -93,6 +94,9 @@ class StoredRollouts:
             rows = (row for unit in part for row in unit)
             known |= {id(row): states for row, states in zip(rows, found, strict=True)}
         self._states = known
+
+    def free_states(self) -> None:
+        self._states = {}
 
     def _units(self, rows: Sequence[StoredRollout]) -> list[list[StoredRollout]]:
         if self.group_size == 1:

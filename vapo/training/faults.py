@@ -22,7 +22,8 @@ from vapo.types import Rollout
 _LOOK_AT = {
     "actor": "lower actor.optimizer.lr or actor.optimizer.max_grad_norm, or compute in "
     "trainer.precision=32-true",
-    "critic": "lower critic.optimizer.lr, check rewards.correct and rewards.incorrect for size, "
+    "critic": "lower critic.optimizer.lr (of a probe critic.probe.lr), check rewards.correct and "
+    "rewards.incorrect for size, "
     "or compute in trainer.precision=32-true",
 }
 # The engine's log-probs are in every record, as they came.

@@ -24,7 +24,6 @@ from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
-from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
 from vapo.system.stage_times import timed
 from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
@@ -152,19 +151,6 @@ class VapoModule(L.LightningModule):
         )
         with self.trainer.precision_plugin.forward_context():
             return evaluate_rollouts(batch, networks, with_entropy=with_entropy)
-
-    def compute_states(self, stored: StoredRollouts) -> None:
-        """The actor's states of stored rollouts, if the critic reads them; the actor is at its
-        start."""
-        if not self.config.critic.reads_actor:
-            return
-
-        def states_of(batch: RolloutBatch) -> list[Tensor]:
-            evaluated = self.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
-            assert evaluated.actor_states is not None
-            return evaluated.actor_states
-
-        stored.compute_states(states_of)
 
     # ---- losses and update -------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from vapo.diagnostics.value_truth.measure import (
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.networks.actor_critic import start_head
+from vapo.networks.head_layers import start_head
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
+import torch
+from torch import Tensor
 from transformers import AutoConfig
 
 from tests.studies.memory.memory_measurement import mid_size_config, save_mid_size_model
@@ -13,6 +18,7 @@ from vapo.commands.estimate import run
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.model_configs import as_critic
+from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.studies.memory.estimate import Estimate, estimate_memory
 
 PROBE = ("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]")
@@ -46,6 +52,35 @@ def test_it_has_a_head_and_no_network(folder: Path) -> None:
     rows = group.num_prompts * group.group_size
     assert probe.host == {"actor's states": 4 * rows * tokens * 2 * hidden}
     assert "actor's states" not in network.host
+
+
+def test_a_files_states_are_all_kept(folder: Path, tmp_path: Path) -> None:
+    """They are in the actor's dtype, whatever the probe's is."""
+    file = tmp_path / "f.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"group": list(range(50))}), file)
+    data, dtype = f"components.value_pretraining.data={file}", "actor.dtype=bfloat16"
+    hidden, tokens = 256, mid_size_config(folder).rollouts.max_response_tokens
+    found = estimate(folder, *PROBE, data, dtype)
+    assert found.host == {"actor's states": 2 * 50 * tokens * 2 * hidden}
+    file.unlink()
+    assert estimate(folder, *PROBE, data, dtype).host["actor's states"] < 2 * 50 * tokens * hidden
+
+
+def test_fake_states_have_the_actors_dtype(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes: set[torch.dtype] = set()
+    real = ProbeForSequenceClassification.empty_states
+
+    def noted(self: Any, *args: Any) -> Tensor:
+        made = real(self, *args)
+        dtypes.add(made.dtype)
+        return made
+
+    monkeypatch.setattr(ProbeForSequenceClassification, "empty_states", noted)
+    estimate(folder, *PROBE, "actor.dtype=bfloat16")
+    assert dtypes == {torch.bfloat16}
+    dtypes.clear()
+    run(mid_size_config(folder, *PROBE, "actor.dtype=bfloat16"), simulate_ranks=1)
+    assert dtypes == {torch.bfloat16}
 
 
 def test_the_actors_pass_for_the_states_counts(folder: Path) -> None:

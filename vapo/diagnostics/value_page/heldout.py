@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -131,6 +132,7 @@ def evaluated_heldout(
     is_mixed = config.trainer.precision == "bf16-mixed"
     with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
         evaluated = evaluate_rollouts(batch, networks, with_entropy=True)
+    evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )

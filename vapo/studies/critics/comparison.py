@@ -24,7 +24,7 @@ from vapo.networks.meta_device import empty_model
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
-from vapo.training.callbacks.value_pretraining import heldout_explained_variance
+from vapo.training.callbacks.value_pretraining import compute_states, heldout_explained_variance
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
@@ -99,7 +99,8 @@ class CriticCurve(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        pl_module.compute_states(self.stored)
+        if pl_module.config.critic.reads_actor:
+            compute_states(pl_module, self.stored)
         self.measure(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

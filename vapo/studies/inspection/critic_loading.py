@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from vapo.errors import UserError, about
+from vapo.networks.head_layers import class_with_head
 from vapo.networks.loading import load_value_model, load_weights, remove_dropout
 from vapo.networks.model_configs import read_model_config, refusals
 from vapo.networks.model_folders import check_critic_folder, weight_files
-from vapo.networks.value_head import ValueHead, class_with_head, has_classifier, write_head
+from vapo.networks.value_head import ValueHead, has_classifier, write_head
 from vapo.system.installation import install_command
 
 HEADS = ("score", "v_head.summary", "classifier", "value_head", "v_head")

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
 
+import pyarrow.parquet
 from transformers import PreTrainedConfig
 
-from vapo.config import FitConfig
+from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.critic import ProbeCritic
 from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
@@ -23,6 +25,7 @@ from vapo.errors import UserError
 from vapo.networks.build import choose_trained
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, model_of_config
+from vapo.networks.precision import computing_dtype
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape, shares_prompts
@@ -78,7 +81,7 @@ class _Network:
         self.name: str = name
         self.is_sharded = config.trainer.strategy == "fsdp"
         is_mixed = config.trainer.precision == "bf16-mixed"
-        dtype = "bfloat16" if self.is_sharded and is_mixed else options.dtype
+        dtype = computing_dtype(config, options.dtype)
         self.passes = NetworkPasses(
             NetworkShape(
                 kind="causal_lm" if name == "actor" else "value_model",
@@ -92,6 +95,7 @@ class _Network:
                 lora=options.lora,
                 casts_adapters=is_mixed and self.is_sharded,
                 read_layers=read_layers(config) if name == "actor" else (),
+                states_dtype=computing_dtype(config, config.actor.dtype),
             )
         )
         count, ranks = self.passes.parameters, num_processes(config)
@@ -207,8 +211,11 @@ def read_layers(config: FitConfig) -> tuple[int, ...]:
 def _states(
     network: _Network, num_layers: int, actor: PreTrainedConfig, config: FitConfig
 ) -> float:
-    """Of the responses of an iteration, as they are computed."""
-    tokens = local_rollouts(config) * config.rollouts.max_response_tokens
+    """Of the responses of an iteration, or of a file where there is one, as they are computed."""
+    rows, name = local_rollouts(config), config.components.value_pretraining.data
+    if name and resolve(config).value_pretraining_iterations and Path(name).is_file():
+        rows = max(rows, pyarrow.parquet.read_metadata(name).num_rows)  # each process has all
+    tokens = rows * config.rollouts.max_response_tokens
     channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
     return float(tokens * channels * network.compute_bytes)
 

@@ -48,6 +48,7 @@ class NetworkShape:
     lora: LoraConfig | None = None
     casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
     read_layers: tuple[int, ...] = ()  # of an actor, whose states a critic reads
+    states_dtype: str = "float32"  # of these
 
 
 class Parameters(NamedTuple):
@@ -264,7 +265,7 @@ class FakeNetwork:
             if isinstance(value := getattr(real, f.name), Tensor)
         }
         if isinstance(model := self.network.model, ProbeForSequenceClassification):
-            fakes["actor_states"] = model.empty_states(len(real.targets))
+            fakes["actor_states"] = model.empty_states(len(real.targets), self.shape.states_dtype)
         return replace(real, **fakes)
 
     def _run(

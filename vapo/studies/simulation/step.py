@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 from vapo.config import FitConfig
 from vapo.networks.actor_critic import members_of
 from vapo.networks.packed_attention import counts_for_gpu
+from vapo.networks.precision import computing_dtype
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import token_inputs
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
@@ -227,7 +228,8 @@ class _SimulatedModule(VapoModule):
         if name == "critic" and isinstance(
             model := members_of(self.critic)[0].model, ProbeForSequenceClassification
         ):
-            tensors["actor_states"] = model.empty_states(len(real.targets))
+            dtype = computing_dtype(self.config, self.config.actor.dtype)
+            tensors["actor_states"] = model.empty_states(len(real.targets), dtype)
         has_kl = self.config.algorithm.kl.coef > 0
         members = torch.full((size.rows,), member) if self.config.critic.count > 1 else None
         rows = made_up_rows(size.rows, size.response_tokens, has_kl=has_kl, critic_members=members)

@@ -4,7 +4,7 @@ policy phase."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,13 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import components
 from vapo.errors import UserError
 from vapo.functional.metrics import explained_variance
+from vapo.networks.actor_critic import members_of
 from vapo.networks.export import save_network
+from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.datamodule import iteration_of
+from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import copy_of_moments, put_moments, stepper
 from vapo.types import Phase, RolloutBatch, TrainingBatch
@@ -61,8 +63,9 @@ class ValuePretraining(Callback):
         assert isinstance(pl_module, VapoModule)
         if self.stored is not None:
             self.best.begin(self.stored)
-            if pl_module.phase is Phase.VALUE_PRETRAINING:
-                pl_module.compute_states(self.stored)
+            if pl_module.phase is Phase.VALUE_PRETRAINING and pl_module.config.critic.reads_actor:
+                datamodule_of(trainer).runner.sleep()  # the actor gets an engine's memory
+                compute_states(pl_module, self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Begin the phase. A restored checkpoint overwrites it with its own phase."""
@@ -85,6 +88,8 @@ class ValuePretraining(Callback):
         if not self.measure_passes(trainer, pl_module, finished, is_last=is_last) and not is_last:
             return
         pl_module.phase = Phase.POLICY_OPTIMIZATION
+        if self.stored is not None:
+            self.stored.free_states()
         critic = pl_module.critic
         assert critic is not None
         if self.best.weights:
@@ -92,6 +97,8 @@ class ValuePretraining(Callback):
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
             config = pl_module.config
+            for member in members_of(critic) if config.critic.reads_actor else ():
+                member.model.config.actor_fingerprint = fingerprint(config.actor.path)
             save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
@@ -129,10 +136,22 @@ class ValuePretraining(Callback):
         )
 
 
+def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
+    """Give stored rollouts the states of the actor, which is at its start."""
+
+    def states_of(batch: RolloutBatch) -> list[Tensor]:
+        evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+        assert evaluated.actor_states is not None
+        return evaluated.actor_states
+
+    stored.compute_states(states_of)
+
+
 def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
     """The batch with the critic's values, and the Monte-Carlo return of each token or turn [B, T],
     of the rewards that the value targets add up."""
     evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+    evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
     rewards = training.value_rewards
     return training, achieved_returns(batch, rewards, module.hyperparameters)
