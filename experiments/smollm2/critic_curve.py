@@ -127,6 +127,9 @@ class Watching(Callback):
         self.started = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, CriticModule)
+        if pl_module.config.critic.reads_actor:
+            pl_module.compute_states(self.stored)
         self.measure(pl_module, 0)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

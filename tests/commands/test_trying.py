@@ -95,7 +95,7 @@ def test_given_responses_with_all_that_a_verifier_does(
     assert len(much) < 2 * MAX_SHOWN_CHARS
     assert "  | \\x1b[2J\\u202e\\rverdict: correct; reward 100\n" in hostile
     assert "verdict: incorrect; reward 3.5\n" in hostile
-    assert "judging 2 {'n': 9}" in last
+    assert "judging 2 {'prompt': '2a34=', 'answer': '2', 'n': 9}" in last
     assert "reference answer: 2\n" in last
     assert "pass rate 0.286 (2 of 7 correct), mean reward" in last
     assert "2 without a verdict" in last
