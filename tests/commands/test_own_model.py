@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pandas as pd  # type: ignore[import-untyped]
-import psutil
 import pytest
 import torch
 
 import vapo
+from tests.commands.trl_reward import ends_in_a_digit
 from tests.integration.commands import store
 from tests.integration.commands import vapo as command
 from tests.tiny_model import save_tiny_folder
@@ -23,13 +22,6 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 
 ROWS = [{"question": f"{a}b{a}=", "solution": str(2 * a)} for a in range(1, 5)] * 10
-
-
-def ends_in_a_digit(completions: list[str], solution: list[str], **columns: Any) -> list[float]:
-    """As one writes it for TRL."""
-    assert all(columns["prompts"]), columns
-    assert set(solution) <= {"2", "4", "6", "8"}
-    return [float(text[-1:].isdigit()) for text in completions]
 
 
 @pytest.fixture(scope="module")
@@ -103,13 +95,6 @@ def test_rows_of_a_program_are_written_once(model: str, rows: Any, tmp_path: Pat
 def test_data_that_does_not_do_is_one_error(model: str, data: Any, said: str, tmp_path: Path):
     with pytest.raises(UserError, match=said):
         own_model(model, data, "exact", overrides=[f"output_dir={tmp_path}"])
-
-
-def test_too_little_memory_is_said(model: str, file: str, monkeypatch: pytest.MonkeyPatch):
-    few = SimpleNamespace(total=1000)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: few)
-    line = own_model(model, file, "exact").line
-    assert "by arithmetic it needs 0.1 GiB, and there are 0.0" in line
 
 
 @pytest.mark.parametrize(("there", "rank"), [(10**3, 32), (10**12, None)])

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, NamedTuple
+from typing import Any
 
-import psutil
 import torch
 
 from vapo.commands.estimate import estimated
@@ -29,7 +28,6 @@ from vapo.errors import UserError, about
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
-from vapo.studies.memory.estimate import GIB
 from vapo.system.installation import root
 from vapo.system.shown_text import redacted, visible
 
@@ -107,16 +105,12 @@ def _chosen(
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
-    memory = _memory(base, [*as_overrides(values), *overrides])
-    if memory.is_short and has_gpu:
+    if has_gpu and not _fits_gpu(base, [*as_overrides(values), *overrides]):
         values |= _ADAPTERS
-        memory = _memory(base, [*as_overrides(values), *overrides])
     parts = [f"begins with conf/scale/{base.name}"]
     if "critic.lora.rank" in values:
         parts.append("low-rank adapters for want of memory")
     parts += [told, f"{'the' if has_template else 'no'} chat template"]
-    if memory.is_short:
-        parts.append(f"by arithmetic it needs {memory}")
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
     return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))
@@ -217,23 +211,7 @@ def _plain(entry: Any) -> Any:
     raise TypeError(f"{type(entry).__name__} is no type of JSON")
 
 
-class _Memory(NamedTuple):
-    """Bytes, by the arithmetic of `vapo estimate`, and what the first GPU, or the machine, has."""
-
-    needed: float
-    there: float
-
-    @property
-    def is_short(self) -> bool:
-        return self.needed > _ROOM * self.there
-
-    def __str__(self) -> str:
-        return f"{self.needed / GIB:.1f} GiB, and there are {self.there / GIB:.1f}"
-
-
-def _memory(base: Path, overrides: Sequence[str]) -> _Memory:
-    config = load_config(FitConfig, [base], overrides)
-    _, estimate, *_ = estimated(config, tell=lambda line: None)
-    is_on_gpu = torch.cuda.is_available()
-    there = torch.cuda.mem_get_info()[1] if is_on_gpu else psutil.virtual_memory().total
-    return _Memory(estimate.peak, there)
+def _fits_gpu(base: Path, overrides: Sequence[str]) -> bool:
+    """Whether the training of all weights fits the first GPU, by arithmetic."""
+    _, estimate, *_ = estimated(load_config(FitConfig, [base], overrides), tell=lambda line: None)
+    return estimate.peak <= _ROOM * torch.cuda.mem_get_info()[1]
