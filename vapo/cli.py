@@ -116,12 +116,12 @@ def _with_own_model(options: dict[str, Any], overrides: list[str]) -> list[str]:
         raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
     if missing := [flag for flag in own if flag not in given]:
         raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo fit --help`")
-    tell = (lambda *_: None) if options["quiet"] else _tell
-    tell("fit", "loading torch and transformers, to look at the model ...")
+    quiet = options["quiet"]
+    _tell("fit", "loading torch and transformers, to look at the model ...", quiet=quiet)
     from vapo.commands.own_model import own_model
 
     chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides)
-    tell("fit", chosen.line)
+    _tell("fit", chosen.line, quiet=quiet)
     options["config"] = chosen.files
     return chosen.overrides
 
@@ -164,7 +164,6 @@ def _load_command(
     Args:
         about: what the command is about to do, for the first line.
     """
-    tell = (lambda *_: None) if quiet else _tell
     module, started, said = f"vapo.commands.{command.module}", time.monotonic(), about
     if module not in sys.modules:
         was_enabled = gc.isenabled()
@@ -174,7 +173,8 @@ def _load_command(
         try:
             for library in command.loads:
                 if library not in sys.modules:
-                    tell(name, f"{said}{'; ' if said else ''}loading {library} ...")
+                    text = f"{said}{'; ' if said else ''}loading {library} ..."
+                    _tell(name, text, quiet=quiet)
                     said = ""
                     importlib.import_module(library)
             importlib.import_module(module)
@@ -183,11 +183,11 @@ def _load_command(
             if was_enabled:
                 gc.enable()
         if command.loads:
-            tell(name, f"loaded in {time.monotonic() - started:.1f} s")
+            _tell(name, f"loaded in {time.monotonic() - started:.1f} s", quiet=quiet)
     run: Callable[..., object] = sys.modules[module].run
     return run
 
 
-def _tell(name: str, text: str) -> None:
-    if is_main_process():
+def _tell(name: str, text: str, *, quiet: bool = False) -> None:
+    if is_main_process() and not quiet:
         say(f"vapo {name}: {text}", file=sys.stderr)

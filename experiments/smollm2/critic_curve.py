@@ -35,7 +35,7 @@ from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_watched
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
-from vapo.training.callbacks.value_pretraining import evaluated_returns
+from vapo.training.callbacks.value_pretraining import compute_states, evaluated_returns
 from vapo.training.datamodule import iteration_of
 
 CRITICS = {
@@ -128,8 +128,7 @@ class Watching(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, CriticModule)
-        if pl_module.config.critic.reads_actor:
-            pl_module.compute_states(self.stored)
+        compute_states(pl_module, self.stored)
         self.measure(pl_module, 0)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

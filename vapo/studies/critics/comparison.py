@@ -99,8 +99,7 @@ class CriticCurve(Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        if pl_module.config.critic.reads_actor:
-            compute_states(pl_module, self.stored)
+        compute_states(pl_module, self.stored)
         self.measure(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

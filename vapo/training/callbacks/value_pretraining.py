@@ -137,7 +137,9 @@ class ValuePretraining(Callback):
 
 
 def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
-    """Give stored rollouts the states of the actor, which is at its start."""
+    """Give stored rollouts the states of the actor, if the critic reads any, at its start."""
+    if not module.config.critic.reads_actor:
+        return
 
     def states_of(batch: RolloutBatch) -> list[Tensor]:
         evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
