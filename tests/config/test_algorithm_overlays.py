@@ -61,7 +61,7 @@ def test_vapo_and_ppo_do_not_lean_on_the_base() -> None:
         "algorithm.whiten_advantages=false",
         "algorithm.entropy_coef=0.1",
         "algorithm.kl.coef=0.1",
-        "algorithm.value_clip=0.5",
+        "critic.value_clip=0.5",
         "components.clip_higher.eps_high=0.5",
         "components.positive_example_lm_loss.mu=0.7",
         "components.decoupled_gae.lambda_critic=0.5",
@@ -214,7 +214,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "algorithm.dppo_delta": 0.2,
         "algorithm.sequence_reduction": "sum",
         "algorithm.whiten_advantages": False,
-        "algorithm.value_clip": 0.5,
+        "critic.value_clip": 0.5,
     },
     "le_critique": {
         "critic.head.kind": "categorical",
@@ -251,7 +251,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "critic.head.start": "first_batch",
         "critic.reward": "unshaped",
         "algorithm.dynamic_sampling_attempts": 4,
-        "algorithm.value_clip": 0.2,
+        "critic.value_clip": 0.2,
     },
     "probe": {
         "critic.kind": "probe",
@@ -263,7 +263,7 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "critic.anchors": "[0.3, 0.6, 0.9]",
         "critic.late_anchor": 0.95,
         "algorithm.lambda_policy": 1.0,
-        "algorithm.value_clip": 0.5,
+        "critic.value_clip": 0.5,
     },
 }
 PROMPT = ("critic.prompt.kind", "critic.prompt.template")

@@ -96,7 +96,7 @@ def test_defaults_are_the_papers() -> None:
     evaluation = config.evaluation
     assert (evaluation.k, evaluation.temperature, evaluation.top_p) == (32, 1.0, 0.7)
     assert config.algorithm.kl.coef == config.algorithm.entropy_coef == 0.0
-    assert config.algorithm.value_clip is config.algorithm.dual_clip is None
+    assert config.critic.value_clip is config.algorithm.dual_clip is None
     assert config.critic.init == "reward_model"
 
 

@@ -41,7 +41,7 @@ OPTIONS = {  # one value of each option that a critic-free system would ignore, 
     ),
     "critic.count=2": "critic.count=1",
     "critic.head_function=mine:head": "critic.head_function=null",
-    "algorithm.value_clip=0.2": "algorithm.value_clip=null",
+    "critic.value_clip=0.2": "critic.value_clip=null",
     "algorithm.agreement_mask_share=0.1": "algorithm.agreement_mask_share=0.0",
     "algorithm.disagreement_mask_share=0.1": "algorithm.disagreement_mask_share=0.0",
 }
@@ -141,8 +141,8 @@ CONFLICTS = {  # of the methods' sheet: options that exclude each other, and a m
     ),
     "a range": (("critic.head.kind=bounded", "critic.head.low=0"), "lower critic.head.low"),
     "a value clip": (
-        ("algorithm.value_clip=0.2", CATEGORICAL, "critic.loss=cross_entropy"),
-        "algorithm.value_clip=null",
+        ("critic.value_clip=0.2", CATEGORICAL, "critic.loss=cross_entropy"),
+        "critic.value_clip=null",
     ),
     "noise of a cross-entropy": (
         ("critic.weights=prompt_noise", CATEGORICAL, "critic.loss=cross_entropy"),

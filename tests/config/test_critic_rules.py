@@ -24,7 +24,7 @@ MEAN = "critic.head.start=mean_reward"
     [
         ((CROSS_ENTROPY,), "a scalar head has none: set critic.head.kind=categorical"),
         ((CROSS_ENTROPY, BOUNDED), "a bounded head has none"),
-        ((CATEGORICAL, "algorithm.value_clip=0.2"), "a categorical head moves a distribution"),
+        ((CATEGORICAL, "critic.value_clip=0.2"), "a categorical head moves a distribution"),
         ((CATEGORICAL, "critic.head.targets=two_hot"), "targets two_hot has no effect: critic.los"),
         ((CATEGORICAL, "critic.head.sigma_ratio=1"), "sigma_ratio 1.0 has no effect: critic.loss"),
         (

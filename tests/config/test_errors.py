@@ -54,7 +54,7 @@ def test_dotted_key_in_a_file(tmp_path: Path) -> None:
         ("algorithm:\n  eps_low: abc", 2, "algorithm.eps_low", "float", "'abc'"),
         ("algorithm:\n  eps_low:", 2, "algorithm.eps_low", "float", "null"),
         ("algorithm:\n  eps_low: true", 2, "algorithm.eps_low", "float", "true"),
-        ("algorithm: {value_clip: x}", 1, "algorithm.value_clip", "float|null", "'x'"),
+        ("critic: {value_clip: x}", 1, "critic.value_clip", "float|null", "'x'"),
         ("seed: 1.5", 1, "seed", "int", "1.5"),
         ("seed: {a: 1}", 1, "seed", "int", "a block of keys"),
         ("seed: [1]", 1, "seed", "int", "[1]"),

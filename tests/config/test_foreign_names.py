@@ -59,6 +59,9 @@ def test_another_unit_is_said() -> None:
          "unknown key 'actor_rollout_ref'; did you mean 'actor.optimizer.lr'?"),
         ("trainer.total_epochs=3", "did you mean 'training.num_iterations'? (an iteration is"),
         ("num_iterations=3", "did you mean 'training.num_iterations'?"),
+        ("algorithm.value_clip=0.2", "did you mean 'critic.value_clip'?"),
+        ("trainer.checkpoint_every_n_iterations=2",
+         "did you mean 'checkpoints.every_n_iterations'?"),
         ("components.clip_higer.enabled=false", "did you mean 'components.clip_higher'?"),
     ],
 )  # fmt: skip

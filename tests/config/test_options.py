@@ -55,7 +55,7 @@ def test_table_and_flattened_config_have_the_same_keys() -> None:
 
 def test_entries_carry_type_default_and_range() -> None:
     entries = describe(FitConfig)
-    clip = entries["algorithm.value_clip"]
+    clip = entries["critic.value_clip"]
     assert isinstance(clip, Option)
     assert (clip.label, clip.default, clip.range) == ("float|null", None, "> 0")
     lr = entries["critic.optimizer.lr"]

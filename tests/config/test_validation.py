@@ -53,8 +53,8 @@ def test_critic_free_estimators_reject_components_of_the_critic(
     message = problem(tmp_path, chosen, *others)
     assert message.endswith(f"set {switched_off}")
     assert problem(tmp_path, chosen).endswith("set " + ", ".join(CRITIC_FREE))
-    message = problem(tmp_path, chosen, *CRITIC_FREE, "algorithm.value_clip=0.2")
-    assert "algorithm.value_clip has no effect" in message
+    message = problem(tmp_path, chosen, *CRITIC_FREE, "critic.value_clip=0.2")
+    assert "critic.value_clip has no effect" in message
 
 
 def test_critic_from_a_reward_model_needs_one(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def test_the_config_trains_more_than_a_moment_and_leaves_two_checkpoints_at_most
     assert config.training.num_iterations >= 20
     assert config.rollouts.max_response_tokens >= 128
     assert config.checkpoints.keep is None  # one of so large checkpoints, and the best
-    assert config.trainer.checkpoint_every_n_iterations > 1
+    assert config.checkpoints.every_n_iterations > 1
     assert config.data.heldout_size >= 32
 
 

@@ -83,7 +83,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
     "dis": {"algorithm.surrogate": "dis", **NO_CLIP_HIGHER},
     "dppo": {"algorithm.surrogate": "dppo_tv", **NO_CLIP_HIGHER},
     "k": {"components.length_adaptive_gae.k": 0.5},
-    "value_clip": {"algorithm.value_clip": 1e-4},
+    "value_clip": {"critic.value_clip": 1e-4},
     "importance_sampling": {"algorithm.mismatch.tis_cap": 2.0},
     "sequence_sum": {
         "components.token_level_loss.enabled": False,

@@ -22,7 +22,7 @@ from vapo.networks.export import save_network
 from vapo.networks.value_head import LOGPROB_SCORE
 
 HEADS = {
-    "bounded": ("critic.head.kind=bounded", "algorithm.value_clip=0.2"),
+    "bounded": ("critic.head.kind=bounded", "critic.value_clip=0.2"),
     "hl_gauss": ("critic.head.kind=categorical", "critic.loss=cross_entropy"),
     "two_hot": (
         *("critic.head.kind=categorical", "critic.head.support=inclusive"),

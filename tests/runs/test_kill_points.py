@@ -62,7 +62,7 @@ def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     "arguments",
-    [ONE_POLICY_AHEAD, DYNAMIC, ["trainer.checkpoint_every_n_iterations=3"]],
+    [ONE_POLICY_AHEAD, DYNAMIC, ["checkpoints.every_n_iterations=3"]],
     ids=["sampled ahead", "dynamic sampling and greedy baseline", "checkpoints now and then"],
 )
 def test_rollouts_are_kept_however_they_are_made(

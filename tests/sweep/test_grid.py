@@ -169,7 +169,7 @@ rows:
     paper_scores: [1, null]
   - list: [{algorithm.gamma: 0.9, algorithm.kl.placement: reward}]
     overrides: {algorithm.kl.coef: 0.1}
-  - {row: named, system: mine, configs: [over.yaml], overrides: {algorithm.value_clip: null}}
+  - {row: named, system: mine, configs: [over.yaml], overrides: {critic.value_clip: null}}
 """,
     )
     assert [(row.name, row.overrides, row.paper_score) for row in found.rows] == [
@@ -180,7 +180,7 @@ rows:
             ("algorithm.kl.coef=0.1", "algorithm.gamma=0.9", "algorithm.kl.placement=reward"),
             None,
         ),
-        ("named", ("algorithm.value_clip=null",), None),
+        ("named", ("critic.value_clip=null",), None),
     ]
     config = plan(found).row_configs
     assert config["named"].algorithm.gamma == 0.5

@@ -116,7 +116,7 @@ DEPENDENCE: list[tuple[str, object, bool]] = [
     ("evaluation.k", 3, True),
     ("components.token_level_loss.enabled", "false", True),
     ("algorithm.gamma", 0.9, False),
-    ("algorithm.value_clip", 0.2, False),
+    ("critic.value_clip", 0.2, False),
     ("critic.optimizer.lr", 1e-4, False),
     ("rollouts.temperature", 0.9, False),
     ("rewards.incorrect", 0.0, False),

@@ -69,7 +69,7 @@ def gradients(critic: Critic) -> list[Tensor | None]:
     [
         (),
         ("critic.head.kind=categorical", "critic.loss=cross_entropy"),
-        ("algorithm.value_clip=0.1",),
+        ("critic.value_clip=0.1",),
     ],
     ids=["squared error", "cross-entropy", "clipped"],
 )
@@ -146,7 +146,7 @@ def test_loss_shares_and_the_clip_by_hand(tmp_path: Path) -> None:
     The first member's old value is .2 and the mean's 0; with a clip of .1 its value .5 counts as
     .3, but the larger error is taken.
     """
-    config = fit_config(tmp_path, "algorithm.value_clip=0.1", "critic.count=2")
+    config = fit_config(tmp_path, "critic.value_clip=0.1", "critic.count=2")
     mask = torch.tensor([[True], [True]])
     batch = replace(
         rows_of(torch.tensor([[0.3], [1.0]]), mask),

@@ -228,9 +228,6 @@ class AlgorithmConfig:
     whiten_advantages: bool = option(
         True, "zero mean, unit variance over the rollout batch's tokens (paper: not stated)"
     )
-    value_clip: float | None = option(
-        None, "clip value updates to this range; null: off (paper: not stated)", gt=0
-    )
     dual_clip: float | None = option(
         None, "bound on the loss of negative advantages; null: off (paper: not stated)", gt=1
     )

@@ -12,8 +12,9 @@ from vapo.config.sources import is_under, values_hash
 
 @dataclass
 class CheckpointConfig:
-    """See docs/resuming.md; how often one is written is trainer.checkpoint_every_n_iterations."""
+    """See docs/resuming.md."""
 
+    every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
     resume: Literal["never", "auto"] = option(
         "never",
         "auto: resume the newest unfinished run of this config in output_dir, or start one if "
@@ -47,8 +48,8 @@ class CheckpointConfig:
 FREE_KEYS = (
     *("output_dir", "tracking", "checkpoints", "watch", "value_pages", "value_truth"),
     *("rollouts.vllm", "rollouts.servers", "trainer.accelerator", "trainer.devices"),
-    *("trainer.num_nodes", "trainer.num_threads", "trainer.checkpoint_every_n_iterations"),
-    *("trainer.sharded_checkpoints", "trainer.profile", "trainer.peak_tflops"),
+    *("trainer.num_nodes", "trainer.num_threads", "trainer.sharded_checkpoints"),
+    *("trainer.profile", "trainer.peak_tflops"),
 )
 
 

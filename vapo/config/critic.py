@@ -168,6 +168,9 @@ class CriticConfig:
         "squared_error",
         "of the value (half the squared error), or of the categorical head's distribution",
     )
+    value_clip: float | None = option(
+        None, "clip value updates to this range; null: off (paper: not stated)", gt=0
+    )
     weights: Literal["none", "prompt_noise"] = option(
         "none",
         "of the responses in the value loss; prompt_noise: one over the spread of the prompt's "

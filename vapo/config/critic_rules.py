@@ -84,7 +84,7 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
     no_keys = NOT_A_METHOD | {"head", "prompt", "probe"}
     names = [name for name in vars(config.critic) if name not in no_keys]
     keys = [f"critic.{name}" for name in (*names, "head.kind", "head.start", "prompt.kind")]
-    of_values = ("value_clip", "agreement_mask_share", "disagreement_mask_share")
+    of_values = ("agreement_mask_share", "disagreement_mask_share")
     keys += [f"algorithm.{name}" for name in of_values]
     yield from without_effect(config, keys, f"{_ESTIMATOR} {estimator} has no critic")
 
@@ -139,7 +139,7 @@ def probe_has_no_network(config: FitConfig) -> Problems:
 
 
 def head_fits_its_loss(config: FitConfig) -> Problems:
-    critic, head, clip = config.critic, config.critic.head, config.algorithm.value_clip
+    critic, head, clip = config.critic, config.critic.head, config.critic.value_clip
     if isinstance(head, BoundedHead | CategoricalHead) and head.low >= head.high:
         yield Problem(f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be ascending")
     if critic.loss == "cross_entropy" and head.kind != "categorical":
@@ -149,8 +149,8 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
         )
     if clip is not None and head.kind == "categorical":
         yield Problem(
-            f"algorithm.value_clip {clip:g} clips a value's step, and a categorical head moves a "
-            f"distribution: set algorithm.value_clip=null, or {_KIND}=scalar or bounded"
+            f"critic.value_clip {clip:g} clips a value's step, and a categorical head moves a "
+            f"distribution: set critic.value_clip=null, or {_KIND}=scalar or bounded"
         )
     if isinstance(head, CategoricalHead):
         for name in ("targets", "sigma_ratio"):

@@ -35,7 +35,7 @@ _NAMES = {
     "algorithm.eps_low": "epsilon cliprange clip_ratio clip_ratio_low eps_clip",
     "components.clip_higher.eps_high": "epsilon_high clip_ratio_high eps_clip_high",
     "algorithm.dual_clip": "delta clip_ratio_c",
-    "algorithm.value_clip": "cliprange_value",
+    "critic.value_clip": "cliprange_value value_clip",
     "algorithm.gamma": "gamma",
     "algorithm.lambda_policy": "gae_lambda lam lambd",
     "algorithm.advantage_estimator": "adv_estimator advantage_estimator",
@@ -54,7 +54,7 @@ _NAMES = {
     ),
     _ITERATIONS: "max_steps num_train_epochs num_episodes total_epochs total_training_steps",
     "evaluation.every_n_iterations": "eval_steps test_freq",
-    "trainer.checkpoint_every_n_iterations": "save_steps save_freq",
+    "checkpoints.every_n_iterations": "save_steps save_freq checkpoint_every_n_iterations",
     # sampling
     "rollouts.max_response_tokens": (
         "max_completion_length max_new_tokens max_response_length response_length generate_max_len"

@@ -147,7 +147,6 @@ class TrainerConfig:
     num_threads: int | None = option(
         None, "torch threads of each process; null: cores / processes", ge=1
     )
-    checkpoint_every_n_iterations: int = option(1, "how often last.ckpt is written", ge=1)
     profile: bool = option(
         False, "write a trace of one iteration, for Perfetto, into the run's folder"
     )

@@ -246,7 +246,7 @@ def value_objective(
         rows.value_mask,
         denominator=minibatch.num_value_draws,
         old_values=rows.old_values if old_values is None else old_values,
-        value_clip=config.algorithm.value_clip,
+        value_clip=config.critic.value_clip,
         token_weights=rows.value_weights[:, None] * rows.value_draws,
     )
     if config.critic.loss == "cross_entropy":

@@ -48,7 +48,7 @@ class RunCallbacks:
         self.checkpointing = Checkpointing(
             run_dir,
             logger,
-            every_n_iterations=config.trainer.checkpoint_every_n_iterations,
+            every_n_iterations=config.checkpoints.every_n_iterations,
             keep=config.checkpoints.keep,
             in_background=config.checkpoints.save_in_background,
             held=lambda: self.watch.holds_checkpoint,
