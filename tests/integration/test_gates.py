@@ -1,4 +1,4 @@
-"""`vapo gates` on the small policy: the whole command, and the networks that a probe freezes."""
+"""`vapo gates` on the small policy: the whole command, and the networks that a trial run freezes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.prompts.load import load_prompts
 from vapo.rewards.scorer import make_scorer
 from vapo.studies.gates import measuring
-from vapo.studies.gates.measuring import run_probe
+from vapo.studies.gates.measuring import trial_run
 from vapo.system.progress import Progress
 from vapo.tracking.metric_groups import documented
 from vapo.training.parts import Inputs, Sampling
@@ -96,18 +96,18 @@ def test_without_a_guess_and_without_pretraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is trained for what cannot be said, and the output says so."""
-    probes: list[Sequence[str]] = []
-    real = measuring.run_probe
+    trials: list[Sequence[str]] = []
+    real = measuring.trial_run
 
     def counted(*args: Any, **kwargs: Any) -> Any:
-        probes.append(kwargs.get("trained", ["actor", "critic"]))
+        trials.append(kwargs.get("trained", ["actor", "critic"]))
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(measuring, "run_probe", counted)
+    monkeypatch.setattr(measuring, "trial_run", counted)
     off = "components.value_pretraining.enabled=false"
     result = vapo(*BASE, *where(tmp_path), off, "--num_iterations", "1")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
-    assert probes == [["actor", "critic"], ["actor"]]
+    assert trials == [["actor", "critic"], ["actor"]]
     assert result.stdout.count("not measured: no --answer_now") == 2
     found = json.loads((tmp_path / "runs/gates/gates.json").read_text())
     assert found["figures"]["explained_variance_pretrained"] is None
@@ -133,11 +133,11 @@ def test_what_it_cannot_do_is_said_at_once(
     assert not (tmp_path / "runs").exists()
 
 
-# ---- the probes ------------------------------------------------------------------------------
+# ---- the trial runs -------------------------------------------------------------------------
 
 
 class Start(Callback):
-    """Keeps the networks' weights as the probe begins."""
+    """Keeps the networks' weights as the trial run begins."""
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         state = pl_module.state_dict()
@@ -176,14 +176,14 @@ def test_what_is_not_trained_does_not_move(
     setting: Sampling, trained: list[str], moved: dict[str, bool]
 ) -> None:
     start = Start()
-    module = run_probe(setting, start, num_policy_iterations=2, trained=trained)
+    module = trial_run(setting, start, num_policy_iterations=2, trained=trained)
     assert start.moved(module) == moved
     assert int(module.policy_iterations) == 2  # more than the config's own number may be
 
 
 @pytest.mark.slow
-def test_a_probe_may_sample_ahead(setting: Sampling) -> None:
+def test_a_trial_run_may_sample_ahead(setting: Sampling) -> None:
     own = replace(setting.config.training, max_staleness=1)
     ahead = replace(setting, config=replace(setting.config, training=own))
-    module = run_probe(ahead, Start(), num_policy_iterations=2)
+    module = trial_run(ahead, Start(), num_policy_iterations=2)
     assert int(module.policy_iterations) == 2

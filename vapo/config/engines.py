@@ -21,8 +21,8 @@ class EngineOptions:
     )
     max_logprob_gap: float | None = option(
         None,
-        "after each sync, the largest mean gap in nats between what engine and trainer say of a "
-        "probe; null: 0.001 in float32, 0.1 in bfloat16",
+        "after each sync, the largest mean gap in nats between what engine and trainer say of "
+        "fixed prompts; null: 0.001 in float32, 0.1 in bfloat16",
         gt=0,
     )
     timeout_s: float = option(

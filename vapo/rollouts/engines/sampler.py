@@ -171,7 +171,7 @@ class SyncCheck:
 
     1. the mean gap of the log-probs must be within rounding: else weights are missing, went to
        wrong places, or are older than a cached prefix;
-    2. if the weights have changed since the last push, so must some log-prob of the probe, in any
+    2. if the weights have changed since the last push, so must some log-prob of these tokens, in any
        bit: else the push did not reach the engine, which a small update in bfloat16 would hide from
        the first test.
     """
@@ -203,7 +203,7 @@ class SyncCheck:
             [(r.prompt_ids, g.ids) for r, g in zip(self._requests, written, strict=True)]
         )
         if not all(math.isfinite(score) for row in scores for score in row):
-            raise NonFiniteLogitsError("of the sync's probe")
+            raise NonFiniteLogitsError("of the check after a sync")
         gap = statistics.fmean(
             abs(mine - theirs)
             for generated, row in zip(written, scores, strict=True)

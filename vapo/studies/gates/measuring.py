@@ -13,7 +13,7 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import resolve
-from vapo.studies.gates.probe_watchers import (
+from vapo.studies.gates.trial_runs import (
     Beginning,
     Collapse,
     StateReturns,
@@ -43,18 +43,18 @@ def measure(
     num_iterations: int,
     folder: Path,
 ) -> tuple[GateFigures, GateCurves]:
-    """Run the probes one after the other, from the config's start each.
+    """Make the trial runs one after the other, from the config's start each.
 
     Args:
         states_of: the hidden state before each token of a rollout, for the oracle.
-        num_iterations: the most that the probes of one network alone take.
+        num_iterations: the most that the trial runs of one network alone take.
         folder: gets the pretrained critic.
     """
     config, progress, batch = setting.config, setting.progress, start.batch
     states = StateReturns(config, states_of)
     progress.note("a run's beginning: value pretraining as configured, then the policy")
     beginning = Beginning(progress, batch, states)
-    run_probe(
+    trial_run(
         setting,
         beginning,
         num_policy_iterations=policy_iterations(num_iterations),
@@ -66,7 +66,7 @@ def measure(
         # where there is value pretraining, these are the rollouts that it began with
         new = None if states.states else states
         unlearning = Unlearning(progress, batch, new, start.guess)
-        run_probe(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
+        trial_run(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
     # a file's rollouts may be another policy's
     known = beginning.start_lengths if setting.inputs.stored is None else []
@@ -74,7 +74,7 @@ def measure(
         known = unlearning.start_lengths
     collapse = Collapse(progress, known)
     behind = 1 + config.training.max_staleness  # so many iterations later a policy is seen
-    run_probe(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
+    trial_run(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
     curves = GateCurves(
         explained_variance=tuple(point.explained_variance for point in beginning.pretraining),
         value_pretraining=tuple(point.middle for point in beginning.pretraining),
@@ -87,7 +87,7 @@ def measure(
     return figures, curves
 
 
-def run_probe(
+def trial_run(
     setting: Sampling,
     watcher: Callback,
     *,
@@ -130,7 +130,7 @@ def figures_of(
     oracle: float | None,
     num_iterations: int,
 ) -> GateFigures:
-    """What the rules are about, once the probes have run; `oracle` is its explained variance."""
+    """What the rules are about, once the trial runs are over; `oracle` is its explained variance."""
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)
     first, last = beginning.pretraining[0], beginning.pretraining[-1]
     is_pretrained = numbers.value_pretraining_iterations > 0

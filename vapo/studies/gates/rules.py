@@ -72,7 +72,7 @@ class GateFigures:
     prompt_visits: float
 
     def shown(self, iterations: int | None) -> str:
-        """A number of iterations that a probe takes."""
+        """A number of iterations that a trial run takes."""
         return f"> {self.num_iterations}" if iterations is None else str(iterations)
 
 

@@ -1,4 +1,4 @@
-"""What is measured along each probe: a run's beginning, the critic alone, the policy alone."""
+"""What is measured along each trial run: a run's beginning, the critic alone, the policy alone."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
 
 
 @dataclass(eq=False, repr=False)
-class ProbeWatcher(Callback, ABC):
+class TrialWatcher(Callback, ABC):
     """Measures before the first update, when the critic's head has its start, and after each
     iteration; shows what it found."""
 
@@ -110,11 +110,11 @@ class ProbeWatcher(Callback, ABC):
 
     @abstractmethod
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
-        """Measure after an iteration; what is to be shown, and whether the probe is over."""
+        """Measure after an iteration; what is to be shown, and whether the trial run is over."""
 
 
 @dataclass(eq=False, repr=False)
-class CriticWatcher(ProbeWatcher):
+class CriticWatcher(TrialWatcher):
     """Measures the critic on held-out rollouts while the policy is the start's, and keeps the mean
     lengths of that policy's training batches and, with `state_returns`, their states."""
 
@@ -195,11 +195,11 @@ class Unlearning(CriticWatcher):
 
 
 @dataclass(eq=False, repr=False)
-class Collapse(ProbeWatcher):
+class Collapse(TrialWatcher):
     """The policy alone, until its responses have less than half of their mean length at the start.
 
     `start_lengths` are the mean lengths of the start policy's training batches so far, which this
-    probe's first joins: one batch alone may be far from the mean.
+    trial run's first joins: one batch alone may be far from the mean.
 
     An iteration's rollouts are of the policy before its update: the n-th has n - 1 behind it, and
     one fewer where they were sampled ahead.

@@ -1,4 +1,4 @@
-"""What the curves of the probes say, and how far the two lambdas see: by hand."""
+"""What the curves of the trial runs say, and how far the two lambdas see: by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.config.fits import PROCEDURAL, fit_config
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.studies.gates.probe_watchers import Beginning, Collapse, StateReturns, Unlearning
+from vapo.studies.gates.trial_runs import Beginning, Collapse, StateReturns, Unlearning
 from vapo.studies.gates.rules import Interval
 from vapo.studies.gates.start_policy import reach
 from vapo.system.progress import Progress
