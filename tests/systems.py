@@ -1,4 +1,4 @@
-"""The overlays of `conf/algorithm`, and the loss that a system's code gives made-up rollouts."""
+"""The presets of `conf/algorithm`, and the loss that a system's code gives made-up rollouts."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def mostly_slow(systems: Iterable[str]) -> list[Any]:
 
 
 def system_config(name: str, *overrides: str) -> FitConfig:
-    """The default with a system's overlay, as `vapo fit` composes them."""
+    """The default with a system's preset, as `vapo fit` composes them."""
     return copy.deepcopy(_loaded(name, *overrides))
 
 

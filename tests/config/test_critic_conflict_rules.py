@@ -112,7 +112,7 @@ def test_a_base_may_say_how_a_critic_starts_and_how_large_it_is(system: str) -> 
     assert list(critic_options_have_a_critic(system_config(system, *base))) == []
 
 
-def test_a_critic_free_overlay_over_a_preset_is_refused() -> None:
+def test_a_critic_free_preset_over_another_is_refused() -> None:
     """It would leave the preset's critic without effect, so it must not pass for it."""
     files = [CONF / "vapo.yaml", CONF / "algorithm/sao.yaml", CONF / "algorithm/grpo.yaml"]
     with pytest.raises(Exception, match=r"critic\.frozen has no effect"):

@@ -1,4 +1,4 @@
-"""Every overlay through the training loop, and those that sample otherwise through the real job."""
+"""Every preset through the training loop, and those that sample otherwise through the real job."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def check_metrics(
         for name in SYSTEMS
     ],
 )
-def test_overlay_trains(system: str, tmp_path: Path) -> None:
+def test_preset_trains(system: str, tmp_path: Path) -> None:
     """The whole loop, with responses and verdicts by chance."""
     policy = [f"actor.path={save_tiny_folder(tmp_path / 'policy')}", "critic.init=policy"]
     config = system_config(system, *TINY, *PRETRAINING, *SIZES.get(system, []), *policy)
@@ -146,7 +146,7 @@ def test_overlay_trains(system: str, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_overlay_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preset_runs(system: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder_of_run = tiny_fit(system, folder, monkeypatch)
     client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
     recorded = client.get_run(summary(folder_of_run)["mlflow_run_id"])

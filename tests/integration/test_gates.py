@@ -1,4 +1,4 @@
-"""`vapo gates` on the small policy: the whole command, and the networks that a trial run freezes."""
+"""`vapo gates` on the small policy: the whole command, and what a trial run freezes."""
 
 from __future__ import annotations
 

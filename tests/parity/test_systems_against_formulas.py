@@ -1,4 +1,4 @@
-"""Each overlay's loss and gradient against an independent reading of its paper's formula.
+"""Each preset's loss and gradient against an independent reading of its paper's formula.
 
 The readings are sums over responses and tokens in plain Python, with autograd on the current
 log-probs; they share nothing with the shipped code but the made-up rollouts.
@@ -231,7 +231,7 @@ def overrides(system: str) -> list[str]:
     return [budget, f"algorithm.kl.coef={BETA}"] if has_kl else [budget]
 
 
-def test_every_overlay_has_a_reading() -> None:
+def test_every_preset_has_a_reading() -> None:
     assert set(READINGS) == set(SYSTEMS)
 
 

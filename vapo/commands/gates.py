@@ -71,7 +71,7 @@ def run(
             f"{len(start.batch)} held-out responses of {config.actor.path}, critic from "
             f"{critic}, seed {config.seed}",
             f"answered at the middle with {answer_now!r}" if answer_now else "no --answer_now",
-            f"at most {num_iterations} iterations a trial run; {time.monotonic() - started:.0f} s in "
+            f"at most {num_iterations} iterations a trial; {time.monotonic() - started:.0f} s in "
             "all",
         ]
         record(folder, figures, curves, gates, about, logger)

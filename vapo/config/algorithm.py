@@ -1,6 +1,6 @@
 """The block `algorithm`: advantage estimator, surrogate and the objective's numbers.
 
-Every system of the critic-free family is a choice of these; `conf/algorithm/` has one overlay
+Every method of the critic-free family is a choice of these; `conf/algorithm/` has one preset
 for each. Nothing here imports torch.
 """
 

@@ -24,7 +24,7 @@ _OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
 )
 _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
-# What a config of any system may say: where a critic starts, how large and fast it is, and whether
+# What a config of any method may say: where a critic starts, how large and fast it is, and whether
 # it reads log-probs.
 NOT_A_METHOD = {
     "sampled_logprobs",

@@ -12,9 +12,9 @@ from tests.config.fits import PROCEDURAL, fit_config
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.studies.gates.trial_runs import Beginning, Collapse, StateReturns, Unlearning
 from vapo.studies.gates.rules import Interval
 from vapo.studies.gates.start_policy import reach
+from vapo.studies.gates.trial_runs import Beginning, Collapse, StateReturns, Unlearning
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule

@@ -171,7 +171,7 @@ class SyncCheck:
 
     1. the mean gap of the log-probs must be within rounding: else weights are missing, went to
        wrong places, or are older than a cached prefix;
-    2. if the weights have changed since the last push, so must some log-prob of these tokens, in any
+    2. if the weights have changed since the last push, so must some log-prob of them, in any
        bit: else the push did not reach the engine, which a small update in bfloat16 would hide from
        the first test.
     """

@@ -13,6 +13,8 @@ from pathlib import Path
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import resolve
+from vapo.studies.gates.rules import GateCurves, GateFigures
+from vapo.studies.gates.start_policy import StartPolicy, reach
 from vapo.studies.gates.trial_runs import (
     Beginning,
     Collapse,
@@ -20,8 +22,6 @@ from vapo.studies.gates.trial_runs import (
     StatesOf,
     Unlearning,
 )
-from vapo.studies.gates.rules import GateCurves, GateFigures
-from vapo.studies.gates.start_policy import StartPolicy, reach
 from vapo.studies.short_trainer import train_briefly
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
@@ -130,7 +130,7 @@ def figures_of(
     oracle: float | None,
     num_iterations: int,
 ) -> GateFigures:
-    """What the rules are about, once the trial runs are over; `oracle` is its explained variance."""
+    """What the rules are about, after the trial runs; `oracle` is its explained variance."""
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)
     first, last = beginning.pretraining[0], beginning.pretraining[-1]
     is_pretrained = numbers.value_pretraining_iterations > 0

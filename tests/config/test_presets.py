@@ -1,4 +1,4 @@
-"""What the overlays of `conf/algorithm` resolve to, and the rules between their keys."""
+"""What the presets of `conf/algorithm` resolve to, and the rules between their keys."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ def values(config: FitConfig) -> dict[str, Any]:
     return {k: v for k, v in flatten(config).items() if not k.startswith("tracking.")}
 
 
-def test_there_is_an_overlay_for_every_system() -> None:
+def test_there_is_a_preset_for_every_system() -> None:
     assert {path.stem for path in CONF.glob("algorithm/*.yaml")} == set(SYSTEMS)
 
 
-def test_all_on_is_the_vapo_overlay() -> None:
+def test_all_on_is_the_vapo_preset() -> None:
     all_on = default(*(f"{switch}=true" for switch in SWITCHES))
     assert values(system_config("vapo")) == values(all_on)
     assert resolve(system_config("vapo")) == resolve(all_on)
 
 
-def test_all_off_is_the_ppo_overlay() -> None:
+def test_all_off_is_the_ppo_preset() -> None:
     all_off = default(*(f"{switch}=false" for switch in SWITCHES))
     assert values(system_config("ppo")) == values(all_off)
     assert resolve(system_config("ppo")) == resolve(all_off)
@@ -80,7 +80,7 @@ def test_vapo_and_ppo_do_not_lean_on_the_base() -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_an_overlay_leaves_sizes_to_the_task(system: str) -> None:
+def test_a_preset_leaves_sizes_to_the_task(system: str) -> None:
     base, over = values(default()), values(system_config(system))
     changed = {
         key for key in base if base[key] != over.get(key) and key.startswith(LEFT_TO_THE_TASK)
@@ -293,7 +293,7 @@ def test_what_sets_a_preset_apart(preset: str) -> None:
 
 
 def written(system: str) -> dict[str, Any]:
-    """The keys that an overlay says, and their values."""
+    """The keys that a preset says, and their values."""
     tree = OmegaConf.load(CONF / "algorithm" / f"{system}.yaml")
     return flatten_mapping(OmegaConf.to_container(tree))
 
@@ -349,7 +349,7 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
 
 
 @pytest.mark.parametrize("system", WITH_CRITIC)
-def test_an_overlay_says_every_key_by_which_systems_with_a_critic_differ(system: str) -> None:
+def test_a_preset_says_every_key_by_which_systems_with_a_critic_differ(system: str) -> None:
     """So that it may come after any other. Only sizes of the task are left to what is under it."""
     own = written(system)
     left = {key for key in ALL_KEYS - set(own) if not key.startswith((".training.", ".tracking."))}
@@ -363,7 +363,7 @@ K = ".components.length_adaptive_gae.k"
 
 
 @pytest.mark.parametrize(("under", "system"), [("le_critique", "sao"), ("sao", "justrl2")])
-def test_an_overlay_over_another_is_the_overlay(under: str, system: str) -> None:
+def test_a_preset_over_another_is_the_preset(under: str, system: str) -> None:
     files = [*STATE_TRACKING, *(CONF / f"algorithm/{name}.yaml" for name in (under, system))]
     alone, over = values(system_config(system)), values(load_config(FitConfig, files, []))
     changed = {key for key in alone | over if alone.get(key) != over.get(key)}
