@@ -20,7 +20,7 @@ from critic_curve import Heldout, split
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.functional.value_heads import sampling_features
+from vapo.functional.value_heads import logprob_columns
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import read_rollouts
@@ -32,7 +32,7 @@ def features(row: StoredRollout) -> np.ndarray:
     """[tokens, features]: what a critic with `critic.sampled_logprobs` reads before each token."""
     logprobs = torch.tensor([row.rollout.rollout_logprobs])
     is_sampled = torch.tensor([row.rollout.is_sampled])
-    return sampling_features(logprobs, is_sampled)[0].double().numpy()
+    return logprob_columns(logprobs, is_sampled)[0].double().numpy()
 
 
 def fit_and_value(

@@ -22,7 +22,7 @@ from tests.networks.test_value_head import (
     reward_model,
 )
 from vapo.errors import UserError
-from vapo.functional.value_heads import NUM_SAMPLING_FEATURES, sampling_features
+from vapo.functional.value_heads import NUM_LOGPROB_COLUMNS, logprob_columns
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_critic
 from vapo.networks.export import save_network
@@ -52,10 +52,10 @@ def test_it_starts_as_without_and_then_adds_the_columns(tmp_path: Path, policy: 
     plain = randomized(make_critic(config_of(tmp_path, policy), None))
     critic = randomized(make_critic(config_of(tmp_path, policy, ON), None))
     assert torch.equal(values(critic), values(plain))
-    weight = torch.linspace(-1, 1, NUM_SAMPLING_FEATURES)[None]
+    weight = torch.linspace(-1, 1, NUM_LOGPROB_COLUMNS)[None]
     critic.get_parameter(WEIGHT).data = weight
     assert SAMPLED.sampled_logprobs is not None
-    columns = sampling_features(SAMPLED.sampled_logprobs, SAMPLED.response_mask)
+    columns = logprob_columns(SAMPLED.sampled_logprobs, SAMPLED.response_mask)
     added = (columns @ weight[0])[SAMPLED.response_mask]
     torch.testing.assert_close(values(critic), values(plain) + added)
 

@@ -87,7 +87,7 @@ class CriticPromptConfig:
 
 @dataclass
 class SampledLogprobs:
-    """Seven columns beside the hidden state, of the log-probs with which tokens were sampled."""
+    """Ten columns beside the hidden state, of the log-probs with which tokens were sampled."""
 
     lr: float = option(
         1e-2, "learning rate of the columns' own weights, which start at 0 and are few", gt=0

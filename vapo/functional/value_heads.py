@@ -21,7 +21,7 @@ Support = Literal["midpoint", "inclusive"]
 of which the first and the last are low and high, and whose outer bins have no end."""
 
 _BISECTIONS = 200  # of an interval of 2e7: down to float64's resolution
-NUM_SAMPLING_FEATURES = 10
+NUM_LOGPROB_COLUMNS = 10
 _LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
 _LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
 _START = 8.0  # tokens, over which the column of the start falls to 1/e
@@ -211,7 +211,7 @@ def categorical_bias(mean_reward: float | int, centers: Float[Tensor, " K"]) -> 
 
 
 @torch.no_grad()
-def sampling_features(
+def logprob_columns(
     logprobs: Float[Tensor, "B T"], is_sampled: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T 10"]:
     """Columns for the state before each token, of the tokens that the policy sampled before it.
@@ -231,7 +231,7 @@ def sampling_features(
     Units: `logprobs` in nats, of the distribution that was sampled from.
     Padding: columns of tokens that were not sampled are those of the tokens before them.
 
-    >>> found = sampling_features(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
+    >>> found = logprob_columns(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
     >>> found[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
     tensor([[1.0000, 1.0000, 0.0000],
             [0.2500, 0.2500, 0.3333],

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprobs import rows_of_logits, token_logprobs
-from vapo.functional.value_heads import sampling_features
+from vapo.functional.value_heads import logprob_columns
 from vapo.networks.lora import adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.probe import ProbeForSequenceClassification
@@ -191,7 +191,7 @@ class Critic(nn.Module):
                 raise ValueError(
                     "the value head reads log-probs, and these tokens were not sampled"
                 )
-            columns = sampling_features(inputs.sampled_logprobs, inputs.response_mask)
+            columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
             layer = self.model.get_submodule(LOGPROB_SCORE)
             dtype = layer.get_parameter("weight").dtype
             outputs = outputs + layer(columns[inputs.response_mask].to(dtype))

@@ -1,7 +1,7 @@
 """Make network inputs from sequences: padded to a rectangle, or packed into one row.
 
 All layouts give the same states at the same tokens; which one is faster depends on the device
-and on how unequal the lengths are (`vapo.networks.packed_attention` chooses).
+and on how unequal the lengths are (`vapo.networks.layouts` chooses).
 
     padded            a row for each sequence, right-padded
     packed            one row of all sequences, one after another

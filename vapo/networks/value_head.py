@@ -25,7 +25,7 @@ from vapo.config.critic import (
 )
 from vapo.errors import UserError
 from vapo.functional.value_heads import (
-    NUM_SAMPLING_FEATURES,
+    NUM_LOGPROB_COLUMNS,
     Support,
     bounded_bias,
     bounded_value,
@@ -36,7 +36,7 @@ from vapo.functional.value_heads import (
 from vapo.networks.probe import ProbeModelConfig, layer_numbers
 
 KEY = "vapo_value_head"  # of config.json
-LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `sampling_features`
+LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `logprob_columns`
 HEAD_LAYERS = ("score", LOGPROB_SCORE)
 _MARGIN = 0.01  # of the head's range, in which no head starts: its gradient would be next to 0
 
@@ -46,7 +46,7 @@ class ValueHead:
     """What a head's outputs mean, and what it reads beside the hidden state.
 
     `low` and `high` are the scalar head's no more than its bins. `num_logprob_columns` are those of
-    `sampling_features`, None where the head reads none. `layers` are those of the actor whose
+    `logprob_columns`, None where the head reads none. `layers` are those of the actor whose
     states it reads; None: the last one's of a network of the critic's own.
     """
 
@@ -137,7 +137,7 @@ def head_of(critic: CriticConfig) -> ValueHead:
     """The head that a config asks for. With a given start it needs a bias, whatever it is."""
     options, has_bias = critic.head, critic.head.start != "as_loaded"
     reads: dict[str, Any] = {
-        "num_logprob_columns": None if critic.sampled_logprobs is None else NUM_SAMPLING_FEATURES,
+        "num_logprob_columns": None if critic.sampled_logprobs is None else NUM_LOGPROB_COLUMNS,
         "layers": tuple(critic.probe.layers) if isinstance(critic, ProbeCritic) else None,
     }
     if isinstance(options, CategoricalHead):
@@ -228,7 +228,7 @@ def _parsed(found: Any) -> ValueHead | None:
         head = ValueHead(**found)
         if head.kind not in ("scalar", "bounded", "categorical"):
             return None
-        if head.num_logprob_columns not in (None, NUM_SAMPLING_FEATURES):
+        if head.num_logprob_columns not in (None, NUM_LOGPROB_COLUMNS):
             return None
         if not all(isinstance(layer, int) for layer in head.layers or ()):
             return None

@@ -7,15 +7,15 @@ import math
 import pytest
 import torch
 
-from vapo.functional.value_heads import NUM_SAMPLING_FEATURES, sampling_features
+from vapo.functional.value_heads import NUM_LOGPROB_COLUMNS, logprob_columns
 
 
 def test_by_hand() -> None:
     """Probabilities 0.9, 0.1, then an observation, then 0.4."""
     logprobs = torch.tensor([[0.9, 0.1, 1.0, 0.4, 1.0]]).log()
     is_sampled = torch.tensor([[True, True, False, True, True]])
-    found = sampling_features(logprobs, is_sampled)
-    assert found.shape == (1, 5, NUM_SAMPLING_FEATURES)
+    found = logprob_columns(logprobs, is_sampled)
+    assert found.shape == (1, 5, NUM_LOGPROB_COLUMNS)
     least, total = [1.0, 0.9, 0.1, 0.1, 0.1], [1.0, 0.9, 0.09, 0.09, 0.036]
     unlikely, number = [0, 0, 1, 1, 2], [0, 1, 2, 2, 3]
     expected = []
@@ -27,12 +27,12 @@ def test_by_hand() -> None:
 
 
 def test_columns_end_where_they_are_cut() -> None:
-    found = sampling_features(torch.full((1, 9), -50.0), torch.ones(1, 9, dtype=torch.bool))
+    found = logprob_columns(torch.full((1, 9), -50.0), torch.ones(1, 9, dtype=torch.bool))
     assert found[0, -1].tolist() == pytest.approx([0, -1, 0, -1, 1, 1, 0.2, 0, 0, math.exp(-1)])
 
 
 def test_no_length_leads_out_of_the_bounds() -> None:
-    found = sampling_features(torch.zeros(1, 20_000), torch.ones(1, 20_000, dtype=torch.bool))
+    found = logprob_columns(torch.zeros(1, 20_000), torch.ones(1, 20_000, dtype=torch.bool))
     assert found.abs().max() == 1
     assert found[0, -1, 6] > 0.99
 
@@ -40,9 +40,9 @@ def test_no_length_leads_out_of_the_bounds() -> None:
 def test_a_state_knows_no_token_from_itself_on() -> None:
     torch.manual_seed(0)
     logprobs, is_sampled = -torch.rand(3, 8), torch.rand(3, 8) < 0.8
-    before = sampling_features(logprobs, is_sampled)
+    before = logprob_columns(logprobs, is_sampled)
     logprobs[:, 5:] -= 3.0
-    after = sampling_features(logprobs, is_sampled)
+    after = logprob_columns(logprobs, is_sampled)
     assert torch.equal(before[:, :6], after[:, :6])
     assert not torch.equal(before[:, 6:], after[:, 6:])
 
@@ -51,5 +51,5 @@ def test_what_was_not_sampled_changes_nothing() -> None:
     torch.manual_seed(0)
     logprobs, is_sampled = -torch.rand(3, 8), torch.rand(3, 8) < 0.5
     noise = torch.where(is_sampled, logprobs, -9.0)
-    one, other = sampling_features(logprobs, is_sampled), sampling_features(noise, is_sampled)
+    one, other = logprob_columns(logprobs, is_sampled), logprob_columns(noise, is_sampled)
     assert torch.equal(one, other)
