@@ -208,7 +208,7 @@ class RolloutBatch:
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
     those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
-    and `turn_starts` marks the first sampled token of each turn; `is_failed` are episodes whose
+    and `turn_starts` marks the first sampled token of each turn; `is_lost` are episodes whose
     environment failed. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
     punishment in them, too.
 
@@ -236,7 +236,7 @@ class RolloutBatch:
     rewards: Float[Tensor, " B"]
     unshaped_rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
-    is_failed: Bool[Tensor, " B"]
+    is_lost: Bool[Tensor, " B"]
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None

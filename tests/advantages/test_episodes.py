@@ -322,3 +322,15 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     assert found.keys() <= documented_keys()
     plain = replace(two_turns(), turns=(), in_environment=False)
     assert episode_metrics(make_rollout_batch(judged([plain], verdicts[:1]), **options)) == {}
+
+
+def test_an_environments_failure_is_not_a_verifiers() -> None:
+    none = [Verdict(False, 1.5, failure="timeout"), Verdict(False, 0.0, failure="crash")]
+    plain = replace(two_turns(), turns=(), in_environment=False)
+    lost = replace(two_turns(), turns=(Turn(0, 6, 0.0),))
+    rewards = system_config("vapo").rewards
+    batch = make_rollout_batch(
+        judged([plain, lost], none), group_size=1, rewards=rewards, max_response_tokens=MOST
+    )
+    assert batch.is_lost.tolist() == [False, True]
+    assert response_metrics(batch)["rollout/verifier_failures"] == 1.0

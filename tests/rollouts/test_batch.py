@@ -49,14 +49,14 @@ def test_a_response_is_one_turn_which_has_the_verdicts_reward() -> None:
     assert batch.turn_rewards.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.5]]
     assert batch.rewards.tolist() == batch.unshaped_rewards.tolist() == [1.0, 0.5]
     assert batch.value_mask.equal(batch.response_mask)
-    assert batch.is_failed.tolist() == [False, False]
+    assert batch.is_lost.tolist() == [False, False]
 
 
 def test_a_failed_verifier_is_trained_on_and_a_failed_environment_is_not() -> None:
     incorrect = Verdict(False, -1.0, failure="timeout").on(SAMPLED)
     lost = replace(incorrect, in_environment=True, is_lost=True)
     batch = batch_of(incorrect, lost)
-    assert batch.is_failed.tolist() == [False, True]
+    assert batch.is_lost.tolist() == [False, True]
     assert batch.is_correct.tolist() == [False, False]
     assert batch.rewards[0] == -1.0
     assert without_failed(batch).rollouts == [incorrect]

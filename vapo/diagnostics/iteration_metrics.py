@@ -43,7 +43,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    failed = [rollout.failure is not None for rollout in batch.rollouts]
+    failed = [r.failure is not None and not r.is_lost for r in batch.rollouts]
     columns = torch.stack(
         [
             batch.rewards.double(),

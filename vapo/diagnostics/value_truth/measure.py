@@ -127,7 +127,7 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
         return [None] * len(batch)
     own = rewards.double()
     means = (own - leave_one_out_advantages(own, group_size=size)).tolist()
-    is_whole = ~batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    is_whole = ~batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 
 
