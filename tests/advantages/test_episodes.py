@@ -17,13 +17,12 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, mostly_slow, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.agreement import mask_agreement, mask_disagreement
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import (
+from vapo.advantages.mismatch_correction import (
     correct_mismatch,
     correction_metrics,
-    mask_agreement,
-    mask_disagreement,
 )
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import (

@@ -20,7 +20,7 @@ from tests.config.fits import STATE_TRACKING
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics

@@ -17,7 +17,7 @@ from tests.networks.test_ensemble import batch_of, config_of, networks, shaken
 from tests.systems import system_config, with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_value_objective import rows as rows_of
-from vapo.advantages.mismatch import mask_agreement
+from vapo.advantages.agreement import mask_agreement
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.networks import actor_critic as ensemble

@@ -18,7 +18,7 @@ from tests.training.test_ensemble import (
     training_batch,
     whole_minibatch,
 )
-from vapo.advantages.mismatch import mask_agreement, mask_disagreement
+from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.config import FitConfig, resolve
 from vapo.networks.build import make_critic
 from vapo.training.minibatches import Microbatches, Minibatch

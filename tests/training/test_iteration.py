@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage

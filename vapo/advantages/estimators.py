@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.advantages.credit import (
     achieved_returns,
@@ -24,6 +23,7 @@ from vapo.advantages.credit import (
     value_places,
     value_weights,
 )
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig

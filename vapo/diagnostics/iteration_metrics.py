@@ -7,7 +7,7 @@ from torch import Tensor
 
 from vapo.advantages.credit import achieved_returns, num_steps, value_places
 from vapo.advantages.estimators import policy_lambda
-from vapo.advantages.mismatch import mismatch_metrics
+from vapo.advantages.mismatch_correction import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import explained_variance, first_token_reward_weight

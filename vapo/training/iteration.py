@@ -8,15 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.credit import check_value_targets
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import (
-    correct_mismatch,
-    correction_metrics,
-    mask_agreement,
-    mask_disagreement,
-)
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics

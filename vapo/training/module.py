@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vapo.advantages.baselines import CriticBaseline
-from vapo.advantages.mismatch import EngineGaps
+from vapo.advantages.critic_baseline import CriticBaseline
+from vapo.advantages.mismatch_correction import EngineGaps
 from vapo.config import FitConfig, resolve
 from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
