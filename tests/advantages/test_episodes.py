@@ -20,10 +20,7 @@ from tests.tracking.metric_docs import documented_keys
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch_correction import (
-    correct_mismatch,
-    correction_metrics,
-)
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import (
     episode_metrics,

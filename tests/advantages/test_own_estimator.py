@@ -14,7 +14,8 @@ import torch
 from tests.config.fits import ROOT, STATE_TRACKING
 from tests.systems import SYSTEMS, estimated, made_up_batch, mostly_slow, system_config
 from vapo.advantages.contract import check_estimate
-from vapo.advantages.estimators import ESTIMATORS, estimator_of, token_rewards
+from vapo.advantages.credit import rewards_on_tokens
+from vapo.advantages.estimators import ESTIMATORS, estimator_of
 from vapo.commands import fit
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
@@ -89,7 +90,7 @@ def test_a_built_in_one_as_a_function_changes_no_bit(
 def test_the_built_in_ones_keep_the_contract(system: str) -> None:
     config = system_config(system)
     batch = in_float32(config)
-    rewards = token_rewards(batch, config.algorithm)
+    rewards = rewards_on_tokens(batch, config.algorithm)
     name = config.algorithm.advantage_estimator
     check_estimate(
         ESTIMATORS[name](batch, rewards, resolve(config)),

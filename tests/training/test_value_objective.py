@@ -14,7 +14,7 @@ from tests.networks.test_build import INPUTS
 from tests.systems import with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_iteration import make_runner
-from vapo.advantages.credit import check_value_targets
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.losses import value_loss

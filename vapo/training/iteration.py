@@ -9,10 +9,10 @@ from typing import Protocol
 from torch import Tensor
 
 from vapo.advantages.agreement import mask_agreement, mask_disagreement
-from vapo.advantages.credit import check_value_targets
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics

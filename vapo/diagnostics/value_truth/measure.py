@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import critic_rewards, reward_range
+from vapo.advantages.credit import critic_rewards
+from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_places
