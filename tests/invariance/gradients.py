@@ -68,7 +68,7 @@ class FixedRollouts(L.LightningDataModule):
         if self.config.critic.head.start == "first_batch":
             assert module.critic is not None
             start_head(module.critic, mean_over_ranks(batch.rewards))
-        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=False)
         assert evaluated.old_logprobs is not None
         evaluated = replace(  # neither of the two ratios is 1
             evaluated,

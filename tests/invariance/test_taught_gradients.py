@@ -65,7 +65,7 @@ class TaughtRollouts(FixedRollouts):
         )
         if self.config.components.value_pretraining.targets == "truth":
             batch = with_truth(batch, [row.truth for row in rows])
-        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=False)
         minibatches = make_minibatches(
             estimate_advantages(evaluated, module.phase, self.config),
             num_minibatches=1,

@@ -23,7 +23,7 @@ from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.networks import actor_critic as ensemble
 from vapo.networks.actor_critic import Critic, CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.build import make_critic
-from vapo.networks.forward_passes import evaluate_rollouts
+from vapo.networks.forward_passes import add_logprobs_and_values
 from vapo.training.minibatches import Microbatches, Minibatch, make_minibatches
 from vapo.training.objective import Totals, policy_objective, value_objective
 from vapo.types import Prompt, TrainingBatch
@@ -32,7 +32,7 @@ PROMPTS = [Prompt(str(i), "", (12, 2 + i), "1") for i in range(6)]
 
 
 def training_batch(critic: Critic) -> TrainingBatch:
-    evaluated = evaluate_rollouts(batch_of(PROMPTS), networks(critic))
+    evaluated = add_logprobs_and_values(batch_of(PROMPTS), networks(critic))
     torch.manual_seed(2)
     return replace(
         with_columns(evaluated), value_targets=torch.randn(evaluated.response_mask.shape)

@@ -194,7 +194,7 @@ def test_unshaped_rewards_are_what_oracle_and_critic_are_measured_on(tmp_path: P
         module = MagicMock(
             spec=VapoModule, config=stored.config, hyperparameters=resolve(stored.config)
         )
-        module.evaluate_rollouts = lambda batch, phase, with_entropy: EvaluatedBatch(
+        module.add_logprobs_and_values = lambda batch, phase, with_entropy: EvaluatedBatch(
             **{**vars(batch), "actor_states": [torch.zeros(1)] * len(batch)}
         )
         batch, made = heldout_critic.evaluated_returns(module, stored.heldout_batch())

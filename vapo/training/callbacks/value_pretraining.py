@@ -142,7 +142,9 @@ def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
         return
 
     def states_of(batch: RolloutBatch) -> list[Tensor]:
-        evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(
+            batch, Phase.VALUE_PRETRAINING, with_entropy=False
+        )
         assert evaluated.actor_states is not None
         return evaluated.actor_states
 
@@ -152,7 +154,7 @@ def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
 def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
     """The batch with the critic's values, and the Monte-Carlo return of each token or turn [B, T],
     of the rewards that the value targets add up."""
-    evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+    evaluated = module.add_logprobs_and_values(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
     rewards = training.value_rewards
