@@ -8,7 +8,7 @@ from typing import Literal
 
 Severity = Literal["wrong", "note", "good"]
 
-ROWS = {
+INSPECT_ROWS = {
     "inspect-untrained": "inspect: a value head that was never trained",
     "inspect-off-by-one": "inspect: values off by one token",
     "inspect-scale": "inspect: values in another scale than the rewards",
@@ -47,7 +47,7 @@ class Remark:
 
     @property
     def row(self) -> str:
-        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{ROWS[self.anchor]}"'
+        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{INSPECT_ROWS[self.anchor]}"'
 
 
 Said = Iterator[Remark | str]  # text alone: what there are too few responses to say
