@@ -108,6 +108,19 @@ def test_what_stands_beside_the_responses_is_dropped(write: Write) -> None:
     assert torch.equal(batch.raw_advantages, 2.0 * batch.response_mask)  # type: ignore[arg-type]
 
 
+def test_it_gets_the_config_s_own_arguments(write: Write) -> None:
+    write("return Estimate(scale * token_rewards)")
+    module = Path(f"{MODULE}.py")
+    text = module.read_text().replace("hyperparameters):", "hyperparameters, *, scale, what=0):")
+    module.write_text(text)
+    config = own("grpo", "algorithm.estimator_args={scale: 3.0, what: 1}")
+    batch = estimated(config, made_up_batch(config)[0])
+    assert torch.equal(batch.raw_advantages, 3.0 * batch.token_rewards)  # type: ignore[arg-type]
+    for args in ("{}", "{scale: 1.0, other: 2}", "{scale: 1.0, batch: 2}"):
+        with pytest.raises(UserError, match=r"estimate cannot be called with \(batch, token"):
+            estimator_of(own("grpo", f"algorithm.estimator_args={args}").algorithm)
+
+
 def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:
     write("token_rewards.zero_()\nreturn Estimate(token_rewards)")
     config = own("grpo")
