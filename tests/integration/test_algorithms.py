@@ -16,12 +16,12 @@ from tests.integration.scripted_runs import Notebook, train
 from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tiny_model import save_tiny_folder
-from tests.tracking.metric_docs import documented_keys
+from tests.tracking.metric_docs import documented, documented_keys
 from tests.tracking.ready_stores import ready_store
 from vapo.commands.fit import run
 from vapo.commands.validate import run as validate
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.tracking.metric_groups import documented, stored_key
+from vapo.tracking.metric_groups import stored_key
 
 TINY = [
     "components.group_sampling.num_prompts=4",

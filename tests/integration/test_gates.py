@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import Callback
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.integration.commands import SHORT, SMALL, store, vapo
-from tests.tracking.metric_docs import documented_keys
+from tests.tracking.metric_docs import documented, documented_keys
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.loading import load_tokenizer, load_value_model
@@ -25,7 +25,6 @@ from vapo.rewards.scorer import make_scorer
 from vapo.studies.gates import measuring
 from vapo.studies.gates.measuring import trial_run
 from vapo.system.progress import Progress
-from vapo.tracking.metric_groups import documented
 from vapo.training.parts import Inputs, Sampling
 
 BASE = ("gates", *ON_STATE_TRACKING, *SMALL)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.integration.commands import FEW_PROMPTS, SMALL, fit, store, summary
-from tests.tracking.metric_docs import documented_keys
+from tests.tracking.metric_docs import documented, documented_keys
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.tracking.metric_groups import documented, stored_key
+from vapo.tracking.metric_groups import stored_key
 
 SMALLER = [
     *(item for item in SMALL if item not in FEW_PROMPTS),

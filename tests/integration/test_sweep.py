@@ -14,9 +14,9 @@ import pytest
 from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo
 from tests.integration.forked_runs import ForkedRuns
+from tests.tracking.metric_docs import documented
 from tests.tracking.ready_stores import ready_store
 from vapo.tracking.journal import read_from
-from vapo.tracking.metric_groups import documented
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [

@@ -1,7 +1,10 @@
 """Reads the tables of docs/metrics.md."""
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from vapo.tracking.metric_groups import documented_key
 
 METRICS_PAGE = Path(__file__).parents[2] / "docs" / "metrics.md"
 
@@ -27,3 +30,8 @@ def documented_rows(page: str | None = None) -> dict[str, list[str]]:
 
 def documented_keys() -> set[str]:
     return set(documented_rows())
+
+
+def documented(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of a recorded run, by their keys in docs/metrics.md."""
+    return {documented_key(key): value for key, value in metrics.items()}

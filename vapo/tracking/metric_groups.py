@@ -9,8 +9,6 @@ journal, displays and reports, knows the keys of docs/metrics.md.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from vapo.tracking.stores import Store
 
 _SCORE, _LAST, _SYSTEM = "_score", "z_", "system/"
@@ -57,11 +55,6 @@ def documented_key(stored: str) -> str:
         if key != stored and stored_key(key) == stored:
             return key
     return stored
-
-
-def documented(metrics: Mapping[str, float]) -> dict[str, float]:
-    """The metrics of a recorded run, by their keys in docs/metrics.md."""
-    return {documented_key(key): value for key, value in metrics.items()}
 
 
 def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
