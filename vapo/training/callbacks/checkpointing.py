@@ -27,7 +27,8 @@ from vapo.runs.checkpoint_saving import (
 )
 from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options
 from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_in
-from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
+from vapo.runs.resuming import tell
+from vapo.runs.run_dirs import BEST, LAST, RunDir
 from vapo.system.distributed import rank
 from vapo.system.files import point_link
 from vapo.system.private_attributes import checkpoint_state
