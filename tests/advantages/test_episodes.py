@@ -17,7 +17,7 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, mostly_slow, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
-from vapo.advantages.agreement import mask_agreement, mask_disagreement
+from vapo.advantages.agreement import mask_by_spread
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
@@ -130,8 +130,8 @@ def everything(
     baseline = CriticBaseline(config.algorithm.baseline)
     training = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
     training = correct_mismatch(training, config.algorithm.mismatch)
-    training, _ = mask_agreement(training, 0.2)
-    training, _ = mask_disagreement(training, 0.2)
+    training, _ = mask_by_spread(training, agreement=0.2)
+    training, _ = mask_by_spread(training, disagreement=0.2)
     numbers = resolve(config)
     shown = {
         "metrics": {

@@ -11,42 +11,33 @@ from vapo.functional.masking import lowest_share_mask
 from vapo.types import TrainingBatch
 
 
-def mask_agreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, dict[str, float]]:
-    """The batch whose `policy_mask` is without the share of its tokens of the lowest spread.
+def mask_by_spread(
+    batch: TrainingBatch, *, agreement: float = 0.0, disagreement: float = 0.0
+) -> tuple[TrainingBatch, dict[str, float]]:
+    """Take from the policy's losses tokens on which critics agree or disagree; with the metrics.
 
-    Needs the final policy mask. The tokens are those of the whole rollout batch that carry policy
-    loss, in one process (a rule). The loss's denominators count the tokens that are left; the
-    other losses of the policy keep theirs, and so do the value loss, advantages and whitening.
+    `policy_mask` loses the share `agreement` of its tokens of the lowest spread. `entropy_mask`
+    loses the share `disagreement` of the tokens of `loss_mask` of the highest: there a bonus would
+    have the policy explore states that no critic can judge.
 
-    Returns:
-        the batch, and the metric of what was masked. Nothing changes while the policy is not
-        trained.
-
-    Source: AsyPPO (arXiv 2510.01656).
-    """
-    if not share or batch.advantages is None:
-        return batch, {}
-    mask, masked_share = _without_lowest(batch, batch.policy_mask, share)
-    return replace(batch, policy_mask=mask), {"critic/agreement_masked_share": masked_share}
-
-
-def mask_disagreement(batch: TrainingBatch, share: float) -> tuple[TrainingBatch, dict[str, float]]:
-    """The batch whose `entropy_mask` is without the share of its tokens of the highest spread.
-
-    There a bonus would have the policy explore states that no critic can judge. The tokens are
-    those of the whole rollout batch that carry the policy's losses (`loss_mask`), in one process
-    (a rule). The bonus is a mean over those that are left; everything else keeps all tokens.
-
-    Returns:
-        the batch, and the metric of what was masked. Nothing changes while the policy is not
-        trained.
+    Needs the final policy mask. The tokens are those of the whole rollout batch, in one process (a
+    rule). Policy loss and bonus are means over those that are left; all else keeps all tokens.
+    Nothing changes while the policy is not trained.
 
     Source: AsyPPO (arXiv 2510.01656).
     """
-    if not share or batch.advantages is None:
-        return batch, {}
-    mask, masked_share = _without_lowest(batch, batch.loss_mask, share, sign=-1)
-    return replace(batch, entropy_mask=mask), {"critic/disagreement_masked_share": masked_share}
+    metrics: dict[str, float] = {}
+    if batch.advantages is None:
+        return batch, metrics
+    if agreement:
+        mask, left_out = _without_lowest(batch, batch.policy_mask, agreement)
+        batch = replace(batch, policy_mask=mask)
+        metrics["critic/agreement_masked_share"] = left_out
+    if disagreement:
+        mask, left_out = _without_lowest(batch, batch.loss_mask, disagreement, sign=-1)
+        batch = replace(batch, entropy_mask=mask)
+        metrics["critic/disagreement_masked_share"] = left_out
+    return batch, metrics
 
 
 def _without_lowest(

@@ -18,7 +18,7 @@ import torch
 
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import FitConfig, RewardConfig
+from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -144,7 +144,10 @@ class VerifierScorer(Scorer):
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
-        on_reply = partial(_hand_out, judge.config, on_verdict)
+
+        def on_reply(reply: dict[str, Any]) -> None:
+            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
+
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
         return judge.submit((rollout.response_text, prompt.answer, prompt.columns), on_reply)
@@ -256,10 +259,6 @@ def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scor
     """
     kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
     return kind(config, output)
-
-
-def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
-    on_verdict(Verdict(**verdict_fields(config, reply)))
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vapo.advantages.agreement import mask_agreement, mask_disagreement
+from vapo.advantages.agreement import mask_by_spread
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
@@ -129,11 +129,14 @@ class IterationRunner:
         algorithm = self.config.algorithm
         metrics = iteration_metrics(batch, resolve(self.config))
         metrics |= correction_metrics(batch, mismatch_of(self.config))
-        batch, of_policy = mask_agreement(batch, algorithm.agreement_mask_share)
-        batch, of_bonus = mask_disagreement(batch, algorithm.disagreement_mask_share)
+        batch, masked = mask_by_spread(
+            batch,
+            agreement=algorithm.agreement_mask_share,
+            disagreement=algorithm.disagreement_mask_share,
+        )
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics
-        return batch, metrics | of_policy | of_bonus
+        return batch, metrics | masked
 
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
