@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -182,12 +183,9 @@ class Rollout:
     @property
     def turn_spans(self) -> list[TurnSpan]:
         """Of each turn, where its tokens are."""
-        spans, place = [], 0
-        for turn in self.turns:
-            first = place + turn.num_observed
-            spans.append(TurnSpan(place, first, first + turn.num_sampled))
-            place = spans[-1].end
-        return spans
+        ends = list(accumulate(turn.num_observed + turn.num_sampled for turn in self.turns))
+        firsts = [end - turn.num_sampled for turn, end in zip(self.turns, ends, strict=True)]
+        return list(map(TurnSpan, (0, *ends), firsts, ends))
 
     @property
     def is_sampled(self) -> tuple[bool, ...]:
