@@ -21,8 +21,7 @@ from vapo.studies.inspection.profiles import (
     length_table,
     position_table,
 )
-from vapo.studies.inspection.remarks import Remark
-from vapo.studies.inspection.wording import short_names
+from vapo.studies.inspection.remarks import Remark, short_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -16,9 +16,8 @@ from vapo.studies.inspection.critic_verdicts import (
     what_it_knows,
 )
 from vapo.studies.inspection.findings import Findings, PartFindings
-from vapo.studies.inspection.remarks import Remark, Said
+from vapo.studies.inspection.remarks import Remark, Said, sentence, short_names
 from vapo.studies.inspection.reward_doubts import doubted, in_doubt
-from vapo.studies.inspection.wording import sentence, short_names
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2
