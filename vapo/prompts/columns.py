@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Any
 
 from vapo.errors import UserError
@@ -54,7 +53,7 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
 
     Raises: UserError: the text does not match, or the group is empty; names the row.
     """
-    groups = [match.group(1) or "" for match in _compiled(pattern).finditer(text)]
+    groups = [match.group(1) or "" for match in re.finditer(pattern, text)]
     answer = groups[-1].strip() if groups else ""
     if not answer:
         shown = text if len(text) <= 60 else f"...{text[-60:]}"
@@ -64,11 +63,6 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
             "need none"
         )
     return answer
-
-
-@lru_cache(maxsize=16)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
 
 
 def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:

@@ -44,7 +44,8 @@ def load_value_network(path: str) -> tuple[PreTrainedModel, str, str]:
 def _with_head(path: str) -> tuple[PreTrainedModel, str]:
     config = read_model_config(path)
     architecture = (config.architectures or ["no architecture"])[0]
-    dtype = "float32" if not torch.cuda.is_available() else _dtype_of(config)
+    own_dtype = str(config.dtype or torch.float32).removeprefix("torch.")
+    dtype = own_dtype if torch.cuda.is_available() else "float32"
     if has_classifier(config):
         model = load_value_model(path, dtype=dtype, attn_implementation="auto")
         return model, f"sequence classifier ({architecture})"
@@ -55,10 +56,6 @@ def _with_head(path: str) -> tuple[PreTrainedModel, str]:
             f"{', '.join(HEADS)}; is this the policy? A critic gives one number for each token"
         )
     return _backbone_with(path, config, head, dtype), f"{architecture} with the head `{name}`"
-
-
-def _dtype_of(config: PreTrainedConfig) -> str:
-    return str(config.dtype or torch.float32).removeprefix("torch.")
 
 
 def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Tensor] | None]:

@@ -86,11 +86,10 @@ class MicroBatches:
         self._rows += 1
         if self._rows == self.num_rows:
             value = self._open.value
-            if math.isnan(value):
-                self.num_undefined += 1
-            else:
-                self.num += 1
-                self.total += value
+            is_defined = not math.isnan(value)
+            self.num_undefined += not is_defined
+            self.num += is_defined
+            self.total += value if is_defined else 0.0
             self._rows, self._open = 0, Moments()
 
     def extend(self, other: MicroBatches) -> None:
@@ -198,9 +197,8 @@ class RunningSums:
         for part in parts:
             for one in fields(cls):
                 if isinstance(own := getattr(part, one.name), (int, float)):
-                    setattr(
-                        whole, one.name, _JOINED.get(one.name, add)(getattr(whole, one.name), own)
-                    )
+                    join, before = _JOINED.get(one.name, add), getattr(whole, one.name)
+                    setattr(whole, one.name, join(before, own))
             for reward, num in part.rewards.items():
                 whole._count(reward, num)
             for name, found in part.not_finite.items():
