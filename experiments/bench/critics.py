@@ -25,8 +25,8 @@ from measuring import Report, arguments, setting, start, timed  # beside this fi
 from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from vapo.advantages.credit import check_value_targets
 from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.build import make_critic

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from tests.tracking.metric_docs import documented_keys
+from tests.tracking.metric_docs import documented, documented_keys
 from tests.tracking.trouble import client_of
 from vapo.config.schema import TrackingConfig
 from vapo.tracking.logger import RunLogger
-from vapo.tracking.metric_groups import documented, documented_key, stored_key
+from vapo.tracking.metric_groups import documented_key, stored_key
 
 
 def groups(keys: Iterable[str]) -> list[str]:
