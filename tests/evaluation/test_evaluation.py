@@ -47,7 +47,7 @@ class ScriptedPlayer(Player):
                 turns = (Turn(0, len(word)),)
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason, turns))
                 advance(1)
-        return judged(rollouts, self.scorer.score(rollouts))
+        return self.scorer.score(rollouts)
 
 
 class EqualityScorer(VerifierScorer):
@@ -56,7 +56,7 @@ class EqualityScorer(VerifierScorer):
     def __init__(self): ...
 
     def score(self, rollouts, *, advance=lambda n: None):
-        return [
+        verdicts = [
             Verdict(
                 is_correct=rollout.response_text == rollout.prompt.answer,
                 reward=1.0 if rollout.response_text == rollout.prompt.answer else -1.0,
@@ -65,6 +65,7 @@ class EqualityScorer(VerifierScorer):
             )
             for rollout in rollouts
         ]
+        return judged(rollouts, verdicts)
 
     def extracts_answers(self, source=""):
         return True

@@ -9,7 +9,6 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.integration.commands import ROOT
-from tests.judged import judged
 from vapo import cli
 from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
@@ -84,7 +83,7 @@ def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: i
     scorer = continuer.player.scorer
     assert isinstance(scorer, VerifierScorer)
     return make_rollout_batch(
-        judged(rollouts, scorer.score(rollouts)),
+        scorer.score(rollouts),
         group_size=group_size,
         rewards=continuer.config.rewards,
         max_response_tokens=continuer.config.rollouts.max_response_tokens,

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
-from tests.judged import judged
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.schema import (
@@ -39,7 +38,7 @@ def votes_of(
     judge: VerifierScorer, texts: list[str], answer: str, group_size: int
 ) -> list[int | None]:
     rollouts = [rollout(text, answer) for text in texts]
-    return judge.votes(judged(rollouts, judge.score(rollouts)), group_size=group_size)
+    return judge.votes(judge.score(rollouts), group_size=group_size)
 
 
 def evaluated(
@@ -60,7 +59,7 @@ def evaluated(
 def test_wrong_answers_vote_together_by_value_as_right_ones_do():
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         votes = math.votes(rollouts, group_size=5)
     assert [r.is_correct for r in rollouts] == [True, False, True, False, False]
     assert votes == [0, 1, 0, 1, 1]
@@ -102,7 +101,7 @@ def test_groups_that_take_too_long_vote_by_text(
 ):
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = judged(rollouts, math.score(rollouts))
+        rollouts = math.score(rollouts)
         monkeypatch.setattr(
             math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )

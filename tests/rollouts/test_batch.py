@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.judged import with_verdict
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.functional.columns import placed_rewards, without_failed
@@ -18,7 +17,7 @@ from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Turn
 SAMPLED = Rollout(
     Prompt("p", "", (2,), "1"), (3,), "", (0.0,), FinishReason.STOP, turns=(Turn(0, 1),)
 )
-JUDGED = with_verdict(SAMPLED, Verdict(True, 1.0))
+JUDGED = Verdict(True, 1.0).on(SAMPLED)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +42,7 @@ def test_a_response_is_one_turn_which_has_the_verdicts_reward() -> None:
     long = replace(
         SAMPLED, response_ids=(3, 4, 5), rollout_logprobs=(0.0,) * 3, turns=(Turn(0, 3, version=2),)
     )
-    long = with_verdict(long, Verdict(True, 0.5, "4"))
+    long = Verdict(True, 0.5, "4").on(long)
     assert (long.reward, long.version, long.extracted) == (0.5, 2, "4")
     batch = batch_of(JUDGED, long)
     assert batch.turn_starts.tolist() == [[True, False, False]] * 2
@@ -54,7 +53,7 @@ def test_a_response_is_one_turn_which_has_the_verdicts_reward() -> None:
 
 
 def test_a_failed_verifier_is_trained_on_and_a_failed_environment_is_not() -> None:
-    incorrect = with_verdict(SAMPLED, Verdict(False, -1.0, failure="timeout"))
+    incorrect = Verdict(False, -1.0, failure="timeout").on(SAMPLED)
     lost = replace(incorrect, in_environment=True, is_lost=True)
     batch = batch_of(incorrect, lost)
     assert batch.is_lost.tolist() == [False, True]

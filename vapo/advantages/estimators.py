@@ -181,8 +181,8 @@ def estimate_advantages(
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
-        targets = gae_estimate(batch, targets_rewards, hp).value_targets
-        estimate = estimate._replace(value_targets=targets)
+        of_critic = gae_estimate(batch, targets_rewards, hp)
+        estimate = estimate._replace(value_targets=of_critic.value_targets)
     raw = advantages = estimate.advantages
     if baseline is not None and algorithm.advantage_estimator == "gae":
         raw = advantages = baseline.weigh(

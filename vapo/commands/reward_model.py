@@ -24,6 +24,7 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_mod
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import group_sampling
+from vapo.rewards.scorer import VerifierScorer
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import access_to
@@ -84,6 +85,7 @@ def run(config: RewardModelConfig) -> None:
                 )
                 sampled.append(rollouts)
         train, heldout = sampled
+        assert isinstance(scorer, VerifierScorer), "such a config has no environment"
         train = with_unfinished(train, config, tokenizer, scorer.score)
         del policy, player
         train_supervised(

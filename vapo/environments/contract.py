@@ -6,10 +6,10 @@ a verdict, with which the episode ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from vapo.types import Prompt
+from vapo.types import Prompt, Rollout
 
 EpisodeKey = tuple[int, ...]
 """Names an episode among those that are open."""
@@ -27,6 +27,17 @@ class Verdict:
     reward: float
     extracted: str | None = None
     failure: str | None = None
+
+    def on(self, rollout: Rollout) -> Rollout:
+        """The response with this verdict, whose reward is that of its turn."""
+        (turn,) = rollout.turns
+        return replace(
+            rollout,
+            turns=(replace(turn, reward=self.reward),),
+            is_correct=self.is_correct,
+            extracted=self.extracted,
+            failure=self.failure,
+        )
 
 
 @dataclass(frozen=True)

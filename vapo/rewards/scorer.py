@@ -1,18 +1,17 @@
 """Where the rewards of rollouts come from: verifiers, or an environment.
 
-`vapo.rollouts.episodes` puts verdicts and rewards on rollouts, `vapo.rollouts.batch` makes tensors.
+`Verdict.on` puts a verdict on its rollout, `vapo.rollouts.batch` makes tensors of the rewards.
 """
 
 from __future__ import annotations
 
 import logging
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -45,7 +44,7 @@ FAILURES = ("timeout", "crash", "error", "garbled")
 logger = logging.getLogger(__name__)
 
 
-class Scorer(AbstractContextManager["Scorer"]):
+class Scorer(ABC):
     """What a run's player, evaluation and metrics need of verifiers or of an environment."""
 
     @abstractmethod
@@ -88,6 +87,9 @@ class Scorer(AbstractContextManager["Scorer"]):
         reference, with the others as text.
         """
         return [None] * len(rollouts)
+
+    def __enter__(self) -> Self:
+        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -159,8 +161,8 @@ class VerifierScorer(Scorer):
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Verdict]:
-        """The rollouts' verdicts; `advance(n)` reports n more as done."""
+    ) -> list[Rollout]:
+        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
         found: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -176,10 +178,9 @@ class VerifierScorer(Scorer):
         finally:
             for withdraw in withdrawals:
                 withdraw()
-        verdicts = [found[row] for row in range(len(rollouts))]
-        pairs = zip(rollouts, verdicts, strict=True)
-        self.check([replace(rollout, failure=verdict.failure) for rollout, verdict in pairs])
-        return verdicts
+        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
+        self.check(judged)
+        return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         for judge, rows in self._shares(rollouts) if self._warns else ():
@@ -285,12 +286,6 @@ def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollo
 
     The negative control `rewards.shuffle`: rewards without a relation to the responses.
     """
-    dealt = list(rollouts)
+    dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
     Random(f"shuffle/{seed}").shuffle(dealt)
-    return [_with_verdict_of(*pair) for pair in zip(dealt, rollouts, strict=True)]
-
-
-def _with_verdict_of(other: Rollout, rollout: Rollout) -> Rollout:
-    said = {name: getattr(other, name) for name in ("is_correct", "extracted", "failure")}
-    (turn,) = rollout.turns
-    return replace(rollout, turns=(replace(turn, reward=other.reward),), **said)
+    return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]

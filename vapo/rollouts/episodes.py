@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EpisodeOptions
-from vapo.environments.contract import Environments, Reply
+from vapo.environments.contract import Environments, Reply, Verdict
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.process_protocol import fits_float32
@@ -56,7 +56,7 @@ class Episode:
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
     is_correct: bool | None = None
-    extracted: str | None = None
+    verdict: Verdict | None = None
     failure: str | None = None
     is_lost: bool = False
 
@@ -100,7 +100,7 @@ class Episode:
         """The episode as it ended, without what was observed after its last turn."""
         ids = self.ids[: len(self.ids) - self.num_observed]
         is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
-        return Rollout(
+        found = Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
             response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
@@ -108,11 +108,11 @@ class Episode:
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
             is_correct=self.is_correct,
-            extracted=self.extracted,
             failure=self.failure,
             in_environment=not self.is_response,
             is_lost=self.is_lost,
         )
+        return found if self.verdict is None else self.verdict.on(found)
 
 
 def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
@@ -194,9 +194,7 @@ class EpisodeLoop:
         if episode is None:  # given up since
             return
         if (said := reply.verdict) is not None:
-            episode.earn(said.reward)
-            episode.is_correct, episode.extracted = said.is_correct, said.extracted
-            episode.failure = said.failure
+            episode.verdict = said
             self._end(episode, episode.finish_reason)
         elif reply.failure is not None:
             self._fail(episode, reply.failure)
@@ -286,7 +284,7 @@ class EpisodeLoop:
         del self._open[episode.key]
         self.stream.forget(episode.key)
         self.environments.end(episode.key)
-        if episode.is_correct is None:  # its environment ended it, with enough
+        if episode.verdict is None:  # its environment ended it, with enough
             has_ended = episode.failure is None and reason is FinishReason.STOP
             earned = sum(turn.reward for turn in episode.turns)
             episode.is_correct = has_ended and earned > self.config.correct_above
