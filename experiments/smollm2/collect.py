@@ -73,8 +73,8 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         "explained_variance_after_pretraining": explained[first] if explained else None,
         "truth_explained_within": within[0] if within else None,
         "truth_explained_within_at_the_end": within[-1] if within else None,
-        "first_mistake_recall": recall[0] if recall else None,
-        "first_mistake_recall_at_the_end": recall[-1] if recall else None,
+        "truth_mistake_recall": recall[0] if recall else None,
+        "truth_mistake_recall_at_the_end": recall[-1] if recall else None,
         "accuracy": [round(value, 4) for value in series[ACCURACY]],
     }
 
@@ -110,7 +110,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(f"{row['responses']:,}", f"{row['hours']:.2f}"),
             figure(row["explained_variance_after_pretraining"]),
             figure(row["truth_explained_within"]),
-            figure(row["first_mistake_recall"]),
+            figure(row["truth_mistake_recall"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -82,8 +82,8 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
         "explained_variance_after_pretraining": 0.25,
         "truth_explained_within": 0.3,
         "truth_explained_within_at_the_end": 0.4,
-        "first_mistake_recall": 0.6,
-        "first_mistake_recall_at_the_end": 0.7,
+        "truth_mistake_recall": 0.6,
+        "truth_mistake_recall_at_the_end": 0.7,
     }
     assert "| VAPO | 2 | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] | 1,280 | 0.50 | 0.25 |" in (
         script.table([row])
