@@ -18,8 +18,11 @@ def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:
     one turn that has its reward."""
     if not rollout.in_environment:
         has_ended = rollout.finish_reason is FinishReason.STOP
-        turn = Turn(0, len(rollout.response_ids), version=rollout.version, has_ended=has_ended)
-        return verdict.on(replace(rollout, turns=(turn,)))
+        turn = Turn(
+            0, len(rollout.response_ids), verdict.reward, rollout.version, has_ended=has_ended
+        )
+        said = {name: getattr(verdict, name) for name in ("is_correct", "extracted", "failure")}
+        return replace(rollout, turns=(turn,), **said)
     assert abs(rollout.reward - verdict.reward) < 1e-9
     failure = verdict.failure
     is_correct, is_lost = verdict.is_correct, failure is not None

@@ -59,10 +59,10 @@ class PoisonedModule(VapoModule):
         name, value = self.plan.get((self.start.number, self.minibatch), ("", 0.0))
         return value if name == what and rank() == world_size() - 1 else None
 
-    def evaluate_rollouts(
+    def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        evaluated = super().evaluate_rollouts(batch, phase, with_entropy=with_entropy)
+        evaluated = super().add_logprobs_and_values(batch, phase, with_entropy=with_entropy)
         for (iteration, name), rows in self.plan.items():
             if iteration != self.start.number or not isinstance(name, str):
                 continue

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
 from tests.judged import judged
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -182,12 +183,9 @@ class Rollout:
     @property
     def turn_spans(self) -> list[TurnSpan]:
         """Of each turn, where its tokens are."""
-        spans, place = [], 0
-        for turn in self.turns:
-            first = place + turn.num_observed
-            spans.append(TurnSpan(place, first, first + turn.num_sampled))
-            place = spans[-1].end
-        return spans
+        ends = list(accumulate(turn.num_observed + turn.num_sampled for turn in self.turns))
+        firsts = [end - turn.num_sampled for turn, end in zip(self.turns, ends, strict=True)]
+        return list(map(TurnSpan, (0, *ends), firsts, ends))
 
     @property
     def is_sampled(self) -> tuple[bool, ...]:
@@ -208,7 +206,7 @@ class RolloutBatch:
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
     those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
-    and `turn_starts` marks the first sampled token of each turn; `is_failed` are episodes whose
+    and `turn_starts` marks the first sampled token of each turn; `is_lost` are episodes whose
     environment failed. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
     punishment in them, too.
 
@@ -236,7 +234,7 @@ class RolloutBatch:
     rewards: Float[Tensor, " B"]
     unshaped_rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
-    is_failed: Bool[Tensor, " B"]
+    is_lost: Bool[Tensor, " B"]
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None

@@ -30,7 +30,7 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.build import make_critic
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.model_configs import read_model_config
 from vapo.rollouts.batch import make_rollout_batch
@@ -159,7 +159,7 @@ class Side:
             layout=self.layout,
             device=self.device,
         )
-        evaluated = evaluate_rollouts(self.batch, networks, with_entropy=False)
+        evaluated = add_logprobs_and_values(self.batch, networks, with_entropy=False)
         if phase is Phase.POLICY_OPTIMIZATION:  # as the actor's forward pass would give them
             evaluated = replace(evaluated, old_logprobs=evaluated.rollout_logprobs)
         training = estimate_advantages(evaluated, phase, config)

@@ -35,7 +35,7 @@ from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_watched
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
-from vapo.training.callbacks.value_pretraining import compute_states, evaluated_returns
+from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of
 
 CRITICS = {
@@ -140,7 +140,7 @@ class Watching(Callback):
 
     def measure(self, module: L.LightningModule, passes: int) -> None:
         assert isinstance(module, CriticModule)
-        batch, _ = evaluated_returns(module, self.stored.heldout_batch())
+        batch, _ = explained_now(module, self.stored.heldout_batch())
         assert batch.old_values is not None
         lengths = [len(row.rollout.response_ids) for row in self.heldout.rows]
         values = [v[:n].double().numpy() for v, n in zip(batch.old_values, lengths, strict=True)]

@@ -20,7 +20,11 @@ from tests.systems import (
     system_loss,
     with_columns,
 )
-from vapo.advantages.mismatch import correct_mismatch, correction_metrics, mismatch_metrics
+from vapo.advantages.mismatch_correction import (
+    correct_mismatch,
+    correction_metrics,
+    mismatch_metrics,
+)
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import MismatchConfig
 from vapo.environments.contract import Verdict

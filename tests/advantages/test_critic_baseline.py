@@ -10,7 +10,7 @@ import torch
 from tests.advantages.two_ranks import KINDS, batch_of, computed, computed_on_a_rank
 from tests.forked import on_ranks
 from tests.systems import system_config
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.types import EvaluatedBatch, Phase, TrainingBatch

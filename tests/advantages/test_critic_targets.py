@@ -12,8 +12,8 @@ from torch import Tensor
 
 from tests.judged import judged
 from tests.systems import system_config
-from vapo.advantages.credit import reward_range
 from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.environments.contract import Verdict

@@ -17,14 +17,10 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, mostly_slow, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.agreement import mask_by_spread
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import (
-    correct_mismatch,
-    correction_metrics,
-    mask_agreement,
-    mask_disagreement,
-)
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import (
     episode_metrics,
@@ -134,8 +130,8 @@ def everything(
     baseline = CriticBaseline(config.algorithm.baseline)
     training = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
     training = correct_mismatch(training, config.algorithm.mismatch)
-    training, _ = mask_agreement(training, 0.2)
-    training, _ = mask_disagreement(training, 0.2)
+    training, _ = mask_by_spread(training, agreement=0.2)
+    training, _ = mask_by_spread(training, disagreement=0.2)
     numbers = resolve(config)
     shown = {
         "metrics": {
@@ -322,3 +318,15 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     assert found.keys() <= documented_keys()
     plain = replace(two_turns(), turns=(), in_environment=False)
     assert episode_metrics(make_rollout_batch(judged([plain], verdicts[:1]), **options)) == {}
+
+
+def test_an_environments_failure_is_not_a_verifiers() -> None:
+    none = [Verdict(False, 1.5, failure="timeout"), Verdict(False, 0.0, failure="crash")]
+    plain = replace(two_turns(), turns=(), in_environment=False)
+    lost = replace(two_turns(), turns=(Turn(0, 6, 0.0),))
+    rewards = system_config("vapo").rewards
+    batch = make_rollout_batch(
+        judged([plain, lost], none), group_size=1, rewards=rewards, max_response_tokens=MOST
+    )
+    assert batch.is_lost.tolist() == [False, True]
+    assert response_metrics(batch)["rollout/verifier_failures"] == 1.0

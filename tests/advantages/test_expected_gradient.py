@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.judged import judged
 from tests.systems import system_config, with_columns
-from vapo.advantages.mismatch import correct_mismatch
+from vapo.advantages.mismatch_correction import correct_mismatch
 from vapo.config import resolve
 from vapo.config.algorithm import MismatchConfig
 from vapo.environments.contract import Verdict

@@ -14,7 +14,8 @@ import torch
 from tests.config.fits import ROOT, STATE_TRACKING
 from tests.systems import SYSTEMS, estimated, made_up_batch, mostly_slow, system_config
 from vapo.advantages.contract import check_estimate
-from vapo.advantages.estimators import ESTIMATORS, estimator_of, token_rewards
+from vapo.advantages.credit import rewards_on_tokens
+from vapo.advantages.estimators import ESTIMATORS, estimator_of
 from vapo.commands import fit
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import OwnEstimatorOptions
@@ -89,7 +90,7 @@ def test_a_built_in_one_as_a_function_changes_no_bit(
 def test_the_built_in_ones_keep_the_contract(system: str) -> None:
     config = system_config(system)
     batch = in_float32(config)
-    rewards = token_rewards(batch, config.algorithm)
+    rewards = rewards_on_tokens(batch, config.algorithm)
     name = config.algorithm.advantage_estimator
     check_estimate(
         ESTIMATORS[name](batch, rewards, resolve(config)),
@@ -105,6 +106,19 @@ def test_what_stands_beside_the_responses_is_dropped(write: Write) -> None:
     config = own("grpo")
     batch = estimated(config, made_up_batch(config)[0])
     assert torch.equal(batch.raw_advantages, 2.0 * batch.response_mask)  # type: ignore[arg-type]
+
+
+def test_it_gets_the_config_s_own_arguments(write: Write) -> None:
+    write("return Estimate(scale * token_rewards)")
+    module = Path(f"{MODULE}.py")
+    text = module.read_text().replace("hyperparameters):", "hyperparameters, *, scale, what=0):")
+    module.write_text(text)
+    config = own("grpo", "algorithm.estimator_args={scale: 3.0, what: 1}")
+    batch = estimated(config, made_up_batch(config)[0])
+    assert torch.equal(batch.raw_advantages, 3.0 * batch.token_rewards)  # type: ignore[arg-type]
+    for args in ("{}", "{scale: 1.0, other: 2}", "{scale: 1.0, batch: 2}"):
+        with pytest.raises(UserError, match=r"estimate cannot be called with \(batch, token"):
+            estimator_of(own("grpo", f"algorithm.estimator_args={args}").algorithm)
 
 
 def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.judged import judged
 from tests.systems import system_config
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.environments.contract import Verdict

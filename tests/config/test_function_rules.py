@@ -44,6 +44,7 @@ def test_an_own_estimator_says_what_it_needs(tmp_path: Path) -> None:
     "unused",
     [
         "estimator_function=mine:estimate",
+        "estimator_args={a: 1}",
         "estimator_uses_critic=true",
         "estimator_compares_groups=false",
         "estimator_uses_greedy_baseline=true",

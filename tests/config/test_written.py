@@ -18,7 +18,8 @@ from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
-from vapo.runs.run_dirs import changed_keys, identity_of, open_run_dir
+from vapo.runs.resuming import changed_keys
+from vapo.runs.run_dirs import identity_of, open_run_dir
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import pretraining_config, set_key
 from vapo.tracking.inputs import dataset_inputs, model_tags, params

@@ -16,7 +16,7 @@ from tests.diagnostics.value_page.reading import page_json
 from tests.docs.pages import named_files
 from vapo.diagnostics.value_page.template import filled_page
 from vapo.studies.inspection.page import FIGURE_TEXTS
-from vapo.studies.inspection.remarks import ROWS
+from vapo.studies.inspection.remarks import INSPECT_ROWS
 
 GALLERY = ROOT / "docs/gallery"
 ROLLOUTS = ROOT / "tests/studies/inspection/fixtures/checked_steps.jsonl"
@@ -79,7 +79,7 @@ def test_a_page_of_the_gallery_is_what_the_code_writes_today(path: Path) -> None
         assert names[: len(FIGURE_TEXTS)] == list(FIGURE_TEXTS.values())
         assert "at shifts -1, 0, +1" in names[len(FIGURE_TEXTS)]
     for remark in data["report"]["remarks"]:
-        assert remark["row"].rpartition('row "')[2].removesuffix('"') in ROWS.values()
+        assert remark["row"].rpartition('row "')[2].removesuffix('"') in INSPECT_ROWS.values()
 
 
 @pytest.mark.parametrize("name", [*NAMED, "sound"])

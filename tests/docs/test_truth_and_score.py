@@ -77,4 +77,7 @@ def test_hl_gauss_is_the_worst_by_eight_figures(script: ModuleType) -> None:
         bad = max if key in ("truth/mse", "truth/bias") else min
         worst += math.isclose(distance["HL-Gauss"], bad(distance.values()))
     assert worst == 8
-    assert "the worst by eight of the ten figures" in (ROOT / "experiments/critics/README.md").read_text()
+    assert (
+        "the worst by eight of the ten figures"
+        in (ROOT / "experiments/critics/README.md").read_text()
+    )

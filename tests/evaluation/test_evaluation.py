@@ -22,7 +22,7 @@ from vapo.evaluation import (
     mean_of_all,
     t_interval,
 )
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import VerifierScorer
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
@@ -31,7 +31,7 @@ from vapo.types import FinishReason, Prompt, Rollout, Turn
 class ScriptedPlayer(Player):
     """Responses are the words of each prompt's text, in turn; `cut` marks a truncated one."""
 
-    def __init__(self, scorer: Scorer) -> None:
+    def __init__(self, scorer: VerifierScorer) -> None:
         self.calls: list[dict] = []
         self.scorer, self.tokenizer = scorer, tiny_tokenizer()
 
@@ -47,16 +47,16 @@ class ScriptedPlayer(Player):
                 turns = (Turn(0, len(word)),)
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason, turns))
                 advance(1)
-        return self.scorer.score(rollouts)
+        return judged(rollouts, self.scorer.score(rollouts))
 
 
-class EqualityScorer(Scorer):
+class EqualityScorer(VerifierScorer):
     """Correct when the response is the answer; `cut` has no extracted answer."""
 
     def __init__(self): ...
 
     def score(self, rollouts, *, advance=lambda n: None):
-        verdicts = [
+        return [
             Verdict(
                 is_correct=rollout.response_text == rollout.prompt.answer,
                 reward=1.0 if rollout.response_text == rollout.prompt.answer else -1.0,
@@ -65,7 +65,6 @@ class EqualityScorer(Scorer):
             )
             for rollout in rollouts
         ]
-        return judged(rollouts, verdicts)
 
     def extracts_answers(self, source=""):
         return True

@@ -9,12 +9,13 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.integration.commands import ROOT
+from tests.judged import judged
 from vapo import cli
 from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer
-from vapo.rewards.scorer import make_scorer
+from vapo.rewards.scorer import VerifierScorer, make_scorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
@@ -80,8 +81,10 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
 
 def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: int) -> RolloutBatch:
     """The rollouts, judged again."""
+    scorer = continuer.player.scorer
+    assert isinstance(scorer, VerifierScorer)
     return make_rollout_batch(
-        continuer.player.scorer.score(rollouts),
+        judged(rollouts, scorer.score(rollouts)),
         group_size=group_size,
         rewards=continuer.config.rewards,
         max_response_tokens=continuer.config.rollouts.max_response_tokens,

@@ -30,7 +30,7 @@ from vapo.diagnostics.value_page.heldout import load_forward_networks
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import known_figures, measure_truth, with_values
 from vapo.diagnostics.value_truth.points import TruthPoint
-from vapo.networks.forward_passes import evaluate_rollouts
+from vapo.networks.forward_passes import add_logprobs_and_values
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.system.process import derive_seed
 
@@ -210,4 +210,4 @@ def measured_by_one(
         networks = load_forward_networks(
             config, access.model, continuer.player.tokenizer, None, access.device
         )
-        return with_values(points, evaluate_rollouts(batch, networks).old_values), tokens
+        return with_values(points, add_logprobs_and_values(batch, networks).old_values), tokens

@@ -41,8 +41,8 @@ def with_masks(batch: TrainingBatch, mask: torch.Tensor) -> TrainingBatch:
 class MaskedRunner(IterationRunner):
     """Takes losses away from a batch that has everything else."""
 
-    def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
-        made = super().estimate(batch, start)
+    def estimate_and_correct(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
+        made = super().estimate_and_correct(batch, start)
         plan = list(EXPECTED)[start.number - 1]
         none = torch.zeros_like(made.response_mask)
         if plan == "all filtered":

@@ -20,7 +20,7 @@ from tests.config.fits import STATE_TRACKING
 from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import correct_mismatch, correction_metrics
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics
@@ -68,7 +68,7 @@ class FixedRollouts(L.LightningDataModule):
         if self.config.critic.head.start == "first_batch":
             assert module.critic is not None
             start_head(module.critic, mean_over_ranks(batch.rewards))
-        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=False)
         assert evaluated.old_logprobs is not None
         evaluated = replace(  # neither of the two ratios is 1
             evaluated,

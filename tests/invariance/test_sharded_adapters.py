@@ -10,7 +10,7 @@ import torch
 from tests.forked import Ranks
 from tests.invariance.gradients import FixedRollouts, RecordsGradients, config_on, fitted
 from tests.invariance.test_gradients import MANY, ONE_FORWARD, assert_same
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
 ADAPTERS = (
@@ -30,15 +30,15 @@ class MovedAdapters(RecordsGradients):
                 if ".lora_B." in name:
                     parameter.fill_(0.02)
 
-    def evaluate_rollouts(
+    def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
         for reference in self._reference:
             networks = ForwardNetworks(
                 *(None, reference, None, 1.0, ONE_FORWARD, 0, self.layout, self.device)
             )
-            evaluate_rollouts(batch, networks)
-        return super().evaluate_rollouts(batch, phase, with_entropy=with_entropy)
+            add_logprobs_and_values(batch, networks)
+        return super().add_logprobs_and_values(batch, phase, with_entropy=with_entropy)
 
 
 def adapted(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tests.invariance.test_gradients import (
     assert_same,
     largest_relative_difference,
 )
+from tests.judged import with_verdict
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
 from vapo.rollouts.batch import make_rollout_batch
@@ -43,7 +44,7 @@ def stored() -> list[StoredRollout]:
     for rollout, verdict in zip(*make_rollouts(NUM_ROLLOUTS, vocab_size=30), strict=True):
         places = [p for p in range(len(rollout.response_ids)) if draw.random() < 0.3]
         truth = [StoredTruth(p, draw.uniform(-1, 1), 4 / draw.randint(1, 3)) for p in places]
-        rows.append(StoredRollout(verdict.on(rollout), "", truth=tuple(truth)))
+        rows.append(StoredRollout(with_verdict(rollout, verdict), "", truth=tuple(truth)))
     return rows
 
 
@@ -64,7 +65,7 @@ class TaughtRollouts(FixedRollouts):
         )
         if self.config.components.value_pretraining.targets == "truth":
             batch = with_truth(batch, [row.truth for row in rows])
-        evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=False)
         minibatches = make_minibatches(
             estimate_advantages(evaluated, module.phase, self.config),
             num_minibatches=1,

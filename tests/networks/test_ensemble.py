@@ -29,7 +29,7 @@ from vapo.networks.actor_critic import (
 from vapo.networks.build import check_value_head, make_critic
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_network
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.head_layers import start_head
 from vapo.networks.token_inputs import token_inputs
 from vapo.prompts.fingerprint import fingerprint
@@ -118,8 +118,8 @@ def test_the_columns_of_a_batch(tmp_path: Path) -> None:
     prompts = [Prompt(str(i), "", (12, 2 + i), "1") for i in range(4)]
     batch = batch_of(prompts)
     critic = shaken(make_critic(config_of(tmp_path), None))
-    both = [evaluate_rollouts(batch, networks(member)) for member in members_of(critic)]
-    found = evaluate_rollouts(batch, networks(critic))
+    both = [add_logprobs_and_values(batch, networks(member)) for member in members_of(critic)]
+    found = add_logprobs_and_values(batch, networks(critic))
     first, second = (one.old_values for one in both)
     assert first is not None
     assert second is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, FitConfig, RewardConfig
-from vapo.rewards.scorer import Scorer, make_scorer
+from vapo.rewards.scorer import VerifierScorer
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 HOSTILE = "tests.rewards.hostile_verifiers"
@@ -19,15 +19,15 @@ def rollout(text: str, answer: str = "42", **metadata: Any) -> Rollout:
 
 def scorer_of(
     rewards: RewardConfig, *, max_response_tokens: int, data: DataConfig | None = None
-) -> Scorer:
+) -> VerifierScorer:
     config = FitConfig(rewards=rewards, data=data or DataConfig())
     config.rollouts.max_response_tokens = max_response_tokens
-    return make_scorer(config)
+    return VerifierScorer(config)
 
 
-def scorer(verifier: str, **fields: Any) -> Scorer:
+def scorer(verifier: str, **fields: Any) -> VerifierScorer:
     return scorer_of(make(RewardConfig, verifier=verifier, **fields), max_response_tokens=100)
 
 
-def hostile(function: str, **fields: Any) -> Scorer:
+def hostile(function: str, **fields: Any) -> VerifierScorer:
     return scorer("python", function=f"{HOSTILE}:{function}", **fields)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.judged import verdict_of
+from tests.judged import judged, verdict_of
 from tests.rewards.rollouts_for_tests import HOSTILE, hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.rewards import OverlongConfig, RewardConfig
@@ -71,13 +71,13 @@ def test_math_through_the_workers():
 def test_python_function_verdict_and_own_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with hostile("last_word", num_workers=1, correct=2.0) as python:
         verdicts = python.score([rollout("so 42"), rollout("no")])
-        assert list(map(verdict_of, verdicts)) == [Verdict(True, 2.0), Verdict(False, -1.0)]
+        assert verdicts == [Verdict(True, 2.0), Verdict(False, -1.0)]
     with hostile("own_reward", num_workers=1) as python:
         verdicts = python.score([rollout("42", bonus=1.0), rollout("41", bonus=2.0)])
-        assert list(map(verdict_of, verdicts)) == [Verdict(True, 1.25), Verdict(False, 2.25)]
+        assert verdicts == [Verdict(True, 1.25), Verdict(False, 2.25)]
     function = "tests.rewards.numpy_verifiers:numpy_bool"
     with scorer("python", function=function, num_workers=1) as python:
-        assert verdict_of(*python.score([rollout("42")])) == Verdict(True, 1.0)
+        assert python.score([rollout("42")]) == [Verdict(True, 1.0)]
     (tmp_path / "my_rewards.py").write_text("def f(text, answer, metadata): return True\n")
     monkeypatch.chdir(tmp_path)  # found in the working folder, as with `vapo fit`
     with scorer("python", function="my_rewards:f", num_workers=1) as python:
@@ -87,8 +87,8 @@ def test_python_function_verdict_and_own_reward(tmp_path: Path, monkeypatch: pyt
 def test_shuffled_verdicts_are_a_seeded_permutation():
     rollouts = [rollout("42" if i < 20 else "0", answer="42") for i in range(64)]
     with scorer("exact") as exact:
-        rollouts = exact.score(rollouts)
-    plain = [verdict_of(r) for r in rollouts]
+        plain = exact.score(rollouts)
+    rollouts = judged(rollouts, plain)
 
     def shuffled(seed: int) -> list[Verdict]:
         found = with_shuffled_verdicts(rollouts, seed)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_evaluation import CountingProgress, ScriptedPlayer
+from tests.judged import judged
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer, scorer_of
 from vapo.config.kinds import make
 from vapo.config.schema import (
@@ -20,7 +21,7 @@ from vapo.config.schema import (
 )
 from vapo.evaluation import evaluate, majority_is_correct
 from vapo.rewards.answer_equality import vote_classes
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import VerifierScorer
 from vapo.types import Prompt
 
 DIGIT = r"(\d+)"
@@ -34,12 +35,16 @@ SPLIT = [
 """The right answer, 3, is given twice; the same wrong one three times, in three spellings."""
 
 
-def votes_of(judge: Scorer, texts: list[str], answer: str, group_size: int) -> list[int | None]:
+def votes_of(
+    judge: VerifierScorer, texts: list[str], answer: str, group_size: int
+) -> list[int | None]:
     rollouts = [rollout(text, answer) for text in texts]
-    return judge.votes(judge.score(rollouts), group_size=group_size)
+    return judge.votes(judged(rollouts, judge.score(rollouts)), group_size=group_size)
 
 
-def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> dict[str, float]:
+def evaluated(
+    judge: VerifierScorer, *texts: str, sources: tuple[str, ...] = ("",)
+) -> dict[str, float]:
     """Metrics of prompts whose responses are the words of `texts`; the answer is 42."""
     pairs = zip(texts, [*sources, *sources][: len(texts)], strict=True)
     prompts = [Prompt(f"p{i}", t, (2,), "42", source=s) for i, (t, s) in enumerate(pairs)]
@@ -55,7 +60,7 @@ def evaluated(judge: Scorer, *texts: str, sources: tuple[str, ...] = ("",)) -> d
 def test_wrong_answers_vote_together_by_value_as_right_ones_do():
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = math.score(rollouts)
+        rollouts = judged(rollouts, math.score(rollouts))
         votes = math.votes(rollouts, group_size=5)
     assert [r.is_correct for r in rollouts] == [True, False, True, False, False]
     assert votes == [0, 1, 0, 1, 1]
@@ -97,7 +102,7 @@ def test_groups_that_take_too_long_vote_by_text(
 ):
     with scorer("math", num_workers=1) as math:
         rollouts = [rollout(text, "3") for text in SPLIT]
-        rollouts = math.score(rollouts)
+        rollouts = judged(rollouts, math.score(rollouts))
         monkeypatch.setattr(
             math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
         )

@@ -18,18 +18,18 @@ import pytest
 from tests.rewards.processes import ends, is_running, workers_of
 from tests.rewards.rollouts_for_tests import hostile, rollout, scorer
 from vapo.errors import UserError
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import VerifierScorer
 
 
 @pytest.fixture(scope="module")
-def as_told() -> Iterator[Scorer]:
+def as_told() -> Iterator[VerifierScorer]:
     """One for all responses: whatever one does, the next ones are judged."""
     with hostile("as_told", num_workers=1, timeout_s=0.3, incorrect=-0.5) as python:
         yield python
 
 
 @pytest.fixture(scope="module")
-def math() -> Iterator[Scorer]:
+def math() -> Iterator[VerifierScorer]:
     with scorer("math", num_workers=1, timeout_s=0.4) as found:
         yield found
 
@@ -59,7 +59,7 @@ def math() -> Iterator[Scorer]:
         ("regex bomb", "timeout"),
     ],
 )
-def test_only_the_guilty_response_fails(as_told: Scorer, told: str, failure: str):
+def test_only_the_guilty_response_fails(as_told: VerifierScorer, told: str, failure: str):
     texts = ["42", "41", told, "42", "41", "print"]
     verdicts = as_told.score([rollout(text) for text in texts])
     again = as_told.score([rollout("42")])
@@ -126,7 +126,7 @@ def test_time_limit_holds_for_each_response_not_for_their_sum():
         "\\boxed{" + "(" * 480 + "1" + ")" * 480 + "}",
     ],
 )
-def test_math_towers_and_nesting_end_in_time(math: Scorer, text: str):
+def test_math_towers_and_nesting_end_in_time(math: VerifierScorer, text: str):
     start = time.monotonic()
     verdicts = math.score([rollout(text), rollout(r"\boxed{42}")])
     assert time.monotonic() - start < 8

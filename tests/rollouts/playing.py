@@ -13,13 +13,13 @@ from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
-from vapo.rewards.scorer import EpisodeScorer, Scorer
+from vapo.rewards.scorer import EnvironmentScorer, Scorer, VerifierScorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.types import Prompt, Rollout
 
 
-class InstantScorer(Scorer):
+class InstantScorer(VerifierScorer):
     """A scorer without processes: `verdicts` says at once what is right, here nothing."""
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class InstantScorer(Scorer):
 class AnsweringScorer(InstantScorer):
     """Scripted environments answer."""
 
-    failures = EpisodeScorer.failures
+    failures = EnvironmentScorer.failures
 
     def __init__(self, environments: Environments) -> None:
         super().__init__()

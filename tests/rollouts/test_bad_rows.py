@@ -159,11 +159,11 @@ def test_failed_episodes_are_counted_apart_from_bad_numbers(
     by_group: bool, counts: tuple[int, int]
 ) -> None:
     """Of four groups of two, the first has a bad number, the second both, the third failed."""
-    batch = replace(made_up(16), is_failed=torch.zeros(16, dtype=torch.bool))
+    batch = replace(made_up(16), is_lost=torch.zeros(16, dtype=torch.bool))
     groups = range(0, 16, batch.group_size)
     first, second, third, fourth, *_ = groups
     batch.rewards[[first, second]] = NAN
-    batch.is_failed[[second + 1, third]] = True
+    batch.is_lost[[second + 1, third]] = True
     checked = check(batch, by_group=by_group)
     assert fourth in checked.rows
     faults = Faults(5, 0)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.judged import with_verdict
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.functional.columns import placed_rewards, without_failed
@@ -17,7 +18,7 @@ from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch, Turn
 SAMPLED = Rollout(
     Prompt("p", "", (2,), "1"), (3,), "", (0.0,), FinishReason.STOP, turns=(Turn(0, 1),)
 )
-JUDGED = Verdict(True, 1.0).on(SAMPLED)
+JUDGED = with_verdict(SAMPLED, Verdict(True, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -42,21 +43,21 @@ def test_a_response_is_one_turn_which_has_the_verdicts_reward() -> None:
     long = replace(
         SAMPLED, response_ids=(3, 4, 5), rollout_logprobs=(0.0,) * 3, turns=(Turn(0, 3, version=2),)
     )
-    long = Verdict(True, 0.5, "4").on(long)
+    long = with_verdict(long, Verdict(True, 0.5, "4"))
     assert (long.reward, long.version, long.extracted) == (0.5, 2, "4")
     batch = batch_of(JUDGED, long)
     assert batch.turn_starts.tolist() == [[True, False, False]] * 2
     assert batch.turn_rewards.tolist() == [[1.0, 0.0, 0.0], [0.0, 0.0, 0.5]]
     assert batch.rewards.tolist() == batch.unshaped_rewards.tolist() == [1.0, 0.5]
     assert batch.value_mask.equal(batch.response_mask)
-    assert batch.is_failed.tolist() == [False, False]
+    assert batch.is_lost.tolist() == [False, False]
 
 
 def test_a_failed_verifier_is_trained_on_and_a_failed_environment_is_not() -> None:
-    incorrect = Verdict(False, -1.0, failure="timeout").on(SAMPLED)
+    incorrect = with_verdict(SAMPLED, Verdict(False, -1.0, failure="timeout"))
     lost = replace(incorrect, in_environment=True, is_lost=True)
     batch = batch_of(incorrect, lost)
-    assert batch.is_failed.tolist() == [False, True]
+    assert batch.is_lost.tolist() == [False, True]
     assert batch.is_correct.tolist() == [False, False]
     assert batch.rewards[0] == -1.0
     assert without_failed(batch).rollouts == [incorrect]

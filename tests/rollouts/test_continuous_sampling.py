@@ -293,7 +293,7 @@ def test_an_episode_that_failed_at_once_has_no_age() -> None:
     object.__setattr__(prompt, "answer", "")
     batch, metrics = made.next_batch(policy(31), last=LAST)
     made.cancel()
-    assert batch.is_failed.sum() == G
+    assert batch.is_lost.sum() == G
     assert metrics["rollout/staleness_max"] == 0
     assert metrics["rollout/failed_episodes"] == metrics["rollout/failed_crash"] == G
 

@@ -210,7 +210,7 @@ def test_rewards_whose_sum_is_beyond_float32_are_a_failure_of_their_episode() ->
         max_response_tokens=60,
     )
     assert batch.rewards.isfinite().all()
-    assert batch.is_failed.tolist() == [True, False]
+    assert batch.is_lost.tolist() == [True, False]
 
 
 def test_an_environment_that_ends_at_its_reset_has_failed() -> None:
@@ -431,7 +431,7 @@ def test_a_batch_of_failures_alone_is_a_batch() -> None:
     batch = make_rollout_batch(
         rollouts, group_size=1, rewards=FitConfig().rewards, max_response_tokens=2
     )
-    assert batch.is_failed.tolist() == [True, True]
+    assert batch.is_lost.tolist() == [True, True]
     assert not batch.response_mask.any()
     inputs = rollout_inputs(batch, [0, 1], pad_id=0)
     actor = Actor(tiny_model())

@@ -66,7 +66,7 @@ def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> Non
     found = kept.read(ORIGIN)
     assert found is not None
     assert found.batch.rollouts == batch.rollouts
-    assert found.batch.is_failed.tolist() == [False, True, False, False]
+    assert found.batch.is_lost.tolist() == [False, True, False, False]
 
 
 def test_all_of_it_comes_back(kept: KeptRollouts) -> None:

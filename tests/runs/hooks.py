@@ -86,7 +86,7 @@ def _find(place: str) -> tuple[Any, str]:
     places: dict[str, tuple[Any, str]] = {
         "sampling": (RolloutCollection, "sample_groups"),
         "keeping": (KeptRollouts, "write"),
-        "kept": (VapoModule, "evaluate_rollouts"),
+        "kept": (VapoModule, "add_logprobs_and_values"),
         "minibatch": (VapoModule, "training_step"),
         "torch.save": (torch, "save"),
         "manifest": (manifests.Manifest, "write"),

@@ -17,19 +17,14 @@ from vapo.config.options import describe
 from vapo.config.schema import FitConfig
 from vapo.errors import UserError
 from vapo.runs.manifests import checkpoint_name
-from vapo.runs.run_dirs import (
-    Resume,
-    RunDir,
+from vapo.runs.resuming import (
     changed_keys,
     check_resumable,
     choose_resume,
     find_checkpoint,
     how_to_resume,
-    identity_of,
-    open_run_dir,
-    order_of_runs,
-    read_record,
 )
+from vapo.runs.run_dirs import Resume, RunDir, identity_of, open_run_dir, order_of_runs, read_record
 
 
 def made_up(folder: Path, name: str, identity: str, state: str = "running") -> Path:
@@ -162,7 +157,7 @@ def test_the_newest_run_is_the_one_that_began_last_whatever_the_clock_says(
         ("second", datetime(2026, 10, 25, 0, 30, tzinfo=UTC), "Pacific/Midway"),
     ):
         monkeypatch.setenv("TZ", zone)
-        monkeypatch.setattr("vapo.runs.summary.datetime", FakeClock(now))
+        monkeypatch.setattr("vapo.runs.run_dirs.datetime", FakeClock(now))
         run_dir = open_run_dir(config, name, resume=None)
         write(run_dir.checkpoints, 1)
         run_dir.record("running", "id")

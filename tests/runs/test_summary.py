@@ -9,14 +9,8 @@ from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig
 from vapo.config.functions import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
-from vapo.runs.summary import (
-    FAILED_EPISODES,
-    RunSummary,
-    make_run_dir,
-    render_summary,
-    score_line,
-    write_summary,
-)
+from vapo.runs.run_dirs import make_run_dir
+from vapo.runs.summary import FAILED_EPISODES, RunSummary, render_summary, score_line, write_summary
 
 PLAIN_FIELDS = {
     "k",

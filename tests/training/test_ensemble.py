@@ -17,13 +17,13 @@ from tests.networks.test_ensemble import batch_of, config_of, networks, shaken
 from tests.systems import system_config, with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_value_objective import rows as rows_of
-from vapo.advantages.mismatch import mask_agreement
+from vapo.advantages.agreement import mask_by_spread
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.networks import actor_critic as ensemble
 from vapo.networks.actor_critic import Critic, CriticEnsemble, forward_of_rows, members_of
 from vapo.networks.build import make_critic
-from vapo.networks.forward_passes import evaluate_rollouts
+from vapo.networks.forward_passes import add_logprobs_and_values
 from vapo.training.minibatches import Microbatches, Minibatch, make_minibatches
 from vapo.training.objective import Totals, policy_objective, value_objective
 from vapo.types import Prompt, TrainingBatch
@@ -32,7 +32,7 @@ PROMPTS = [Prompt(str(i), "", (12, 2 + i), "1") for i in range(6)]
 
 
 def training_batch(critic: Critic) -> TrainingBatch:
-    evaluated = evaluate_rollouts(batch_of(PROMPTS), networks(critic))
+    evaluated = add_logprobs_and_values(batch_of(PROMPTS), networks(critic))
     torch.manual_seed(2)
     return replace(
         with_columns(evaluated), value_targets=torch.randn(evaluated.response_mask.shape)
@@ -180,7 +180,7 @@ def spread_batch() -> TrainingBatch:
 def test_the_tokens_of_the_lowest_spread_carry_no_policy_loss() -> None:
     """.4 of five tokens are the two of spreads 0 and .1; the loss is of the other three."""
     batch = spread_batch()
-    masked, metrics = mask_agreement(batch, 0.4)
+    masked, metrics = mask_by_spread(batch, agreement=0.4)
     assert masked.policy_mask.tolist() == [[False, True, True], [True, False, False]]
     assert metrics == {"critic/agreement_masked_share": 0.4}
     assert masked.loss_mask is batch.loss_mask, "the policy's other losses"
@@ -198,17 +198,17 @@ def test_the_tokens_of_the_lowest_spread_carry_no_policy_loss() -> None:
 def test_what_the_policy_does_not_train_on_is_not_counted() -> None:
     """Without the second row the three tokens of the first are all: a third is .1's."""
     batch = replace(spread_batch(), policy_mask=MASK & torch.tensor([[True], [False]]))
-    masked, _ = mask_agreement(batch, 0.34)
+    masked, _ = mask_by_spread(batch, agreement=0.34)
     assert masked.policy_mask.tolist() == [[False, True, True], [False, False, False]]
 
 
 def test_agreement_off_or_without_a_policy_changes_nothing() -> None:
     batch = spread_batch()
-    assert mask_agreement(batch, 0.0) == (batch, {})
+    assert mask_by_spread(batch, agreement=0.0) == (batch, {})
     pretraining = replace(batch, advantages=None)
-    assert mask_agreement(pretraining, 0.4) == (pretraining, {})
+    assert mask_by_spread(pretraining, agreement=0.4) == (pretraining, {})
     same = replace(batch, value_spread=torch.zeros(MASK.shape))
-    masked, metrics = mask_agreement(same, 0.4)
+    masked, metrics = mask_by_spread(same, agreement=0.4)
     assert torch.equal(masked.policy_mask, MASK), "critics that agree everywhere mask nothing"
     assert metrics == {"critic/agreement_masked_share": 0.0}
 

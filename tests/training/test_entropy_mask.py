@@ -18,7 +18,7 @@ from tests.training.test_ensemble import (
     training_batch,
     whole_minibatch,
 )
-from vapo.advantages.mismatch import mask_agreement, mask_disagreement
+from vapo.advantages.agreement import mask_by_spread
 from vapo.config import FitConfig, resolve
 from vapo.networks.build import make_critic
 from vapo.training.minibatches import Microbatches, Minibatch
@@ -47,7 +47,7 @@ def test_the_tokens_of_the_highest_spread_carry_no_entropy_bonus() -> None:
     0.1 * 36 / 5, and the logged entropy that of all.
     """
     batch = spread_batch()
-    masked, metrics = mask_disagreement(batch, 0.4)
+    masked, metrics = mask_by_spread(batch, disagreement=0.4)
     assert masked.entropy_mask.tolist() == [[True, False, True], [False, True, False]]
     assert metrics == {"critic/disagreement_masked_share": 0.4}
     assert masked.policy_mask is batch.policy_mask
@@ -57,17 +57,17 @@ def test_the_tokens_of_the_highest_spread_carry_no_entropy_bonus() -> None:
     assert loss == pytest.approx(-3 - 0.1 * 2)
     assert float(totals.sums["actor/entropy"]) == pytest.approx(7.2)
     # beside the other mask each has its own tokens: -(2 + 3 + 4) / 3 of spreads .4, .2, .3
-    both, _ = mask_disagreement(mask_agreement(batch, 0.4)[0], 0.4)
+    both, _ = mask_by_spread(batch, agreement=0.4, disagreement=0.4)
     assert entropy_loss(both)[0] == pytest.approx(-3 - 0.1 * 2)
 
 
 def test_disagreement_off_or_without_a_policy_changes_nothing() -> None:
     batch = spread_batch()
-    assert mask_disagreement(batch, 0.0) == (batch, {})
+    assert mask_by_spread(batch, disagreement=0.0) == (batch, {})
     pretraining = replace(batch, advantages=None)
-    assert mask_disagreement(pretraining, 0.4) == (pretraining, {})
+    assert mask_by_spread(pretraining, disagreement=0.4) == (pretraining, {})
     same = replace(batch, value_spread=torch.zeros(MASK.shape))
-    masked, metrics = mask_disagreement(same, 0.4)
+    masked, metrics = mask_by_spread(same, disagreement=0.4)
     assert torch.equal(masked.entropy_mask, MASK), "critics that agree everywhere mask nothing"
     assert metrics == {"critic/disagreement_masked_share": 0.0}
     assert entropy_loss(masked)[0] == entropy_loss(same)[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import MagicMock, patch
 
 import pytest
 import torch
@@ -194,11 +194,13 @@ def test_unshaped_rewards_are_what_oracle_and_critic_are_measured_on(tmp_path: P
         module = MagicMock(
             spec=VapoModule, config=stored.config, hyperparameters=resolve(stored.config)
         )
-        module.evaluate_rollouts = lambda batch, phase, with_entropy: EvaluatedBatch(
-            **{**vars(batch), "actor_states": [torch.zeros(1)] * len(batch)}
+        module.add_logprobs_and_values = lambda batch, phase, with_entropy: EvaluatedBatch(
+            **{**vars(batch), "actor_states": [torch.zeros(1)] * len(batch)},
+            old_values=torch.zeros(batch.response_mask.shape),
         )
-        batch, made = heldout_critic.evaluated_returns(module, stored.heldout_batch())
+        with patch.object(heldout_critic, "explained_variance", return_value=0.0) as explained:
+            batch, _ = heldout_critic.explained_now(module, stored.heldout_batch())
         assert batch.actor_states is None, "no update follows"
-        returns[kind] = made.tolist()
+        returns[kind] = explained.call_args.args[1].tolist()
     assert returns["unshaped"] == [[1.0] * 3, [0.0] * 3, [1.0, 0.0, 0.0]]
     assert returns["shaped"] == [[0.5] * 3, [-0.5] * 3, [1.0, 0.0, 0.0]]

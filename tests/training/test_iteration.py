@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
-from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
@@ -33,7 +33,7 @@ class PlainNetworks:
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
     baseline: CriticBaseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
 
-    def evaluate_rollouts(
+    def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
         self.asked.append((phase, with_entropy))
@@ -124,7 +124,7 @@ def test_observers_are_called_between_the_stages(monkeypatch: pytest.MonkeyPatch
     events: list[str] = []
     runner.observers = [Watching(events), Watching(events)]
     runner.safe_point = lambda: events.append("safe point")
-    evaluate, check = networks.evaluate_rollouts, stages.check_batch
+    evaluate, check = networks.add_logprobs_and_values, stages.check_batch
 
     def evaluated(*args: Any, **options: Any) -> EvaluatedBatch:
         events.append("values")
@@ -134,7 +134,7 @@ def test_observers_are_called_between_the_stages(monkeypatch: pytest.MonkeyPatch
         events.append("check")
         return check(*args, **options)
 
-    monkeypatch.setattr(networks, "evaluate_rollouts", evaluated)
+    monkeypatch.setattr(networks, "add_logprobs_and_values", evaluated)
     monkeypatch.setattr(stages, "check_batch", checked)
     monkeypatch.setattr(player.sampler, "sleep", lambda: events.append("sleep"))
     made = runner.run(IterationStart(1, Phase.POLICY_OPTIMIZATION))

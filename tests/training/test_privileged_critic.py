@@ -16,7 +16,7 @@ from tests.tiny_model import tiny_model
 from vapo.environments.contract import Verdict
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Actor, Critic
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.batch import make_rollout_batch
@@ -96,7 +96,9 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(layout: Layout) -> 
         for i, r in enumerate(batches[1].rollouts)
     ]
     batches[1] = replace(batches[1], rollouts=longer)
-    found = [evaluate_rollouts(b, networks(actor, critic, layout=layout)) for b in batches[:2]]
+    found = [
+        add_logprobs_and_values(b, networks(actor, critic, layout=layout)) for b in batches[:2]
+    ]
     logprobs, old_values = [b.old_logprobs for b in found], [b.old_values for b in found]
     assert logprobs[0] is not None
     assert logprobs[1] is not None
@@ -104,7 +106,7 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(layout: Layout) -> 
     assert old_values[0] is not None
     assert old_values[1] is not None
     assert not torch.equal(old_values[0], old_values[1])
-    policy = evaluate_rollouts(batches[2], networks(actor, None, layout=layout))
+    policy = add_logprobs_and_values(batches[2], networks(actor, None, layout=layout))
     assert policy.old_logprobs is not None
     assert torch.equal(policy.old_logprobs, logprobs[0])
     cuts = [
@@ -132,7 +134,7 @@ def test_the_policys_inputs_and_logprobs_do_not_depend_on_it(layout: Layout) -> 
 def test_a_value_is_that_of_the_state_behind_the_privileged_prompt() -> None:
     """Against a forward of each whole sequence by itself."""
     critic, batch = tiny_critic(), rollouts(4, 2)
-    found = evaluate_rollouts(batch, networks(None, critic, layout="padded")).old_values
+    found = add_logprobs_and_values(batch, networks(None, critic, layout="padded")).old_values
     assert found is not None
     for row, rollout in enumerate(batch.rollouts):
         prompt = rollout.prompt.critic_prompt_ids
@@ -166,7 +168,7 @@ def heldout_explained_variance(*, shuffled: bool, privileged: bool = True) -> fl
             (errors[micro.rows.response_mask].sum() / minibatch.num_tokens).backward()
         optimizer.step()
     batch = rollouts(128, 7, shuffled=shuffled, privileged=privileged)
-    found = evaluate_rollouts(batch, networks(None, critic, layout="padded")).old_values
+    found = add_logprobs_and_values(batch, networks(None, critic, layout="padded")).old_values
     assert found is not None
     targets = batch.rewards[:, None].expand_as(found)
     return float(explained_variance(found, targets, batch.response_mask))

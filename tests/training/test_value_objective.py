@@ -14,7 +14,7 @@ from tests.networks.test_build import INPUTS
 from tests.systems import with_columns
 from tests.tiny_model import save_tiny_folder
 from tests.training.test_iteration import make_runner
-from vapo.advantages.credit import check_value_targets
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.functional.losses import value_loss
@@ -54,7 +54,7 @@ def rows(targets: torch.Tensor = TARGETS, mask: torch.Tensor = MASK) -> Training
         rewards=zeros[:, 0],
         unshaped_rewards=zeros[:, 0],
         is_correct=mask[:, 0],
-        is_failed=torch.zeros(len(mask), dtype=torch.bool),
+        is_lost=torch.zeros(len(mask), dtype=torch.bool),
         group_size=1,
         max_response_tokens=3,
     )

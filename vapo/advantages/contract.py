@@ -49,14 +49,15 @@ def own_estimator(algorithm: AlgorithmConfig) -> Estimator:
         algorithm.estimator_function, key=_KEY, folder=algorithm.estimator_function_folder
     )
     name = f"{_KEY} {algorithm.estimator_function}"
-    check_arguments(function, name, "batch", "token_rewards", "hyperparameters")
+    args = algorithm.estimator_args
+    check_arguments(function, name, "batch", "token_rewards", "hyperparameters", **args)
 
     def estimate(
         batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
     ) -> Estimate:
         try:
             with torch.no_grad():
-                result = function(batch, token_rewards.clone(), hyperparameters)
+                result = function(batch, token_rewards.clone(), hyperparameters, **args)
         except Exception as error:  # a user's function may raise anything
             raise UserError(f"{name} {raised_in(function, error)}") from error
         check_estimate(result, batch, token_rewards, trains_critic=algorithm.has_critic, name=name)

@@ -1,8 +1,7 @@
-"""Rewards on tokens, what values and advantages belong to, and what the critic's loss is on."""
+"""Rewards on tokens, and the places to which values and advantages belong: tokens, or turns."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,22 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vapo.config import FitConfig, Hyperparameters
-from vapo.config.components import ValuePretraining
-from vapo.config.critic import CriticConfig
-from vapo.config.critic_rules import critic_is_punished, value_range
 from vapo.config.schema import AlgorithmConfig
-from vapo.errors import UserError
-from vapo.functional.advantages import anchor_mask, decoupled_gae, monte_carlo_returns
-from vapo.functional.baselines import measured_targets, prompt_noise_weights
+from vapo.functional.advantages import decoupled_gae, monte_carlo_returns
 from vapo.functional.columns import placed_rewards
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.turn_advantages import decoupled_turn_gae, on_whole_turns
-from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import EvaluatedBatch, RolloutBatch, TrainingBatch
+from vapo.types import EvaluatedBatch, RolloutBatch
 
 
-def token_rewards(
+def rewards_on_tokens(
     batch: EvaluatedBatch, algorithm: AlgorithmConfig, rewards: Float[Tensor, " B"] | None = None
 ) -> Float[Tensor, "B T"]:
     """The rewards on their tokens, less the KL penalty if it goes there.
@@ -81,7 +74,7 @@ def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[
     return batch.turn_starts if hyperparameters.gae_over == "turns" else batch.response_mask
 
 
-def num_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
+def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
     """The length of each response in steps of gamma and lambda: sampled tokens, or turns."""
     return value_places(batch, hyperparameters).sum(dim=1)
 
@@ -128,90 +121,3 @@ def of_steps(
     if hyperparameters.gae_over == "tokens":
         return x
     return on_whole_turns(x, batch.response_mask, batch.turn_starts)
-
-
-def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
-    """The weights of the responses in the value loss. Every rank must call this.
-
-    They are of the whole rollout batch's rewards, those of truncated responses included, and
-    average 1 over the prompts that carry value loss: fillers of dynamic sampling change none.
-    """
-    if config.critic.weights == "none" or batch.group_size == 1:  # one: a held-out page's alone
-        return torch.ones_like(batch.rewards)
-    weights = prompt_noise_weights(
-        critic_rewards(batch, config),
-        group_size=batch.group_size,
-        reward_range=reward_range(config),
-        reduce=sum_over_ranks,
-    )
-    carries = batch.value_mask.any(dim=1).view(-1, batch.group_size).any(dim=1)
-    of_prompts = weights.view(-1, batch.group_size)[:, 0].double()
-    sums = [of_prompts[carries].sum(), carries.sum().double(), of_prompts.new_tensor(len(carries))]
-    total, num_carrying, num_prompts = sum_over_ranks(torch.stack(sums)).tolist()
-    if num_carrying in (0, num_prompts):
-        return weights
-    return weights * (num_carrying / total)
-
-
-def reward_range(config: FitConfig) -> tuple[float, float]:
-    """The least and the largest reward that a value target has in it."""
-    rewards = config.rewards
-    return rewards.incorrect - 1.0 * critic_is_punished(config), rewards.correct
-
-
-def taught(
-    batch: EvaluatedBatch, returns: Float[Tensor, "B T"], settings: ValuePretraining
-) -> dict[str, Tensor]:
-    """The columns of the value loss in value pretraining: targets, and where prefixes were
-    continued how many returns each has in it and which tokens carry the loss.
-
-    The returns are not scaled to a mean of 1, as `value_weights` are: the minibatch's denominator
-    counts them.
-    """
-    if batch.measured_values is None or batch.measured_draws is None:
-        return {"value_targets": returns}
-    targets, draws = measured_targets(returns, batch.measured_values, batch.measured_draws)
-    columns = {"value_targets": targets}
-    if settings.truth_weight != "none":
-        columns["value_draws"] = draws
-    if settings.truth_weight == "only":
-        columns["value_mask"] = batch.value_mask & (batch.measured_draws > 0)
-    return columns
-
-
-def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
-    """The value mask with the anchors alone (SP3O), in the policy phase."""
-    if not critic.anchors:
-        return batch.value_mask
-    kept = anchor_mask(batch.response_mask, fractions=critic.anchors)
-    if critic.late_anchor is not None:
-        late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
-        kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
-    return kept & batch.value_mask
-
-
-def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
-    """Compare before the update; nothing to do for a head without a range. All ranks call it.
-
-    Verifiers that give rewards of their own are known only now.
-
-    Raises: UserError on all ranks, naming the targets' range and the head's.
-    """
-    ends = value_range(critic)
-    if ends is None or batch.value_targets is None:
-        return
-    targets = batch.value_targets
-    counted = targets[batch.value_mask & torch.isfinite(targets)]
-    found = torch.tensor([-math.inf, -math.inf])
-    if len(counted):
-        found = torch.stack([-counted.min(), counted.max()]).float().cpu()
-    negative_low, high = max_over_ranks(found).tolist()
-    low = -negative_low
-    if low > high or ends.holds(low, high):
-        return
-    raise UserError(
-        f"the value targets of this batch reach from {low:g} to {high:g}, and the "
-        f"{critic.head.kind} head learns values from {ends.low:g} to {ends.high:g}: widen "
-        "critic.head.low and critic.head.high (targets beyond them would count as the nearer end), "
-        "or set critic.head.kind=scalar"
-    )

@@ -10,20 +10,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.advantages.credit import (
     achieved_returns,
     advantages_and_targets,
-    anchored,
     bootstrapped,
     critic_rewards,
-    num_steps,
-    taught,
-    token_rewards,
+    num_gae_steps,
+    rewards_on_tokens,
     value_places,
-    value_weights,
 )
+from vapo.advantages.critic_baseline import CriticBaseline
+from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
@@ -50,17 +48,16 @@ def policy_lambda(
     batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> float | Float[Tensor, "B 1"]:
     """The policy's lambda: one constant, or one number a response, by its tokens or turns."""
-    if hyperparameters.k is not None:
-        return length_geometric_lambda(num_steps(batch, hyperparameters), k=hyperparameters.k)
-    if hyperparameters.alpha is None:
-        return hyperparameters.lambda_policy
-    return length_adaptive_lambda(num_steps(batch, hyperparameters), alpha=hyperparameters.alpha)
+    hp, lengths = hyperparameters, num_gae_steps(batch, hyperparameters)
+    if hp.k is not None:
+        return length_geometric_lambda(lengths, k=hp.k)
+    return hp.lambda_policy if hp.alpha is None else length_adaptive_lambda(lengths, alpha=hp.alpha)
 
 
-def gae(
+def gae_estimate(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """PPO, VC-PPO, VAPO: the only one with values."""
+    """PPO, VC-PPO, VAPO: of ours the only one with values; a user's own may have them, too."""
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
     advantages, value_targets = advantages_and_targets(
         batch,
@@ -128,7 +125,7 @@ def _of_groups(advantages: Callable[..., Tensor]) -> Estimator:
 
 
 ESTIMATORS: dict[str, Estimator] = {
-    "gae": gae,
+    "gae": gae_estimate,
     "group_relative": _of_groups(group_relative_advantages),  # GRPO, DAPO
     "group_mean": _of_groups(group_mean_advantages),  # Dr.GRPO
     "group_mean_whitened": _of_groups(  # REINFORCE++-baseline
@@ -184,7 +181,8 @@ def estimate_advantages(
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
-        estimate = estimate._replace(value_targets=gae(batch, targets_rewards, hp).value_targets)
+        targets = gae_estimate(batch, targets_rewards, hp).value_targets
+        estimate = estimate._replace(value_targets=targets)
     raw = advantages = estimate.advantages
     if baseline is not None and algorithm.advantage_estimator == "gae":
         raw = advantages = baseline.weigh(
@@ -215,5 +213,5 @@ def rewards_of_both(
     if bootstraps:
         hp = resolve(config)
         finals = (bootstrapped(batch, finals[0], hp), bootstrapped(batch, finals[1], hp))
-    policy = token_rewards(batch, config.algorithm, finals[0])
-    return policy, policy if is_one else token_rewards(batch, config.algorithm, finals[1])
+    policy = rewards_on_tokens(batch, config.algorithm, finals[0])
+    return policy, policy if is_one else rewards_on_tokens(batch, config.algorithm, finals[1])

@@ -33,7 +33,7 @@ from vapo.config.other_models import check_learning_rates
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
-from vapo.runs.run_dirs import check_resumable, look_for_checkpoint
+from vapo.runs.resuming import check_resumable, look_for_checkpoint
 from vapo.system.credentials import hidden_texts
 from vapo.system.files import why_not_writable
 from vapo.system.shown_text import hide, redacted

@@ -22,7 +22,7 @@ from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import check_source
 from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.engine_args import check_installed
-from vapo.runs.summary import check_output_dir
+from vapo.runs.run_dirs import check_output_dir
 from vapo.system.function_files import check_function
 from vapo.tracking.stores import check_writable, locate_store
 

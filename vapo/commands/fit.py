@@ -27,14 +27,8 @@ from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible
 from vapo.runs.manifests import path_for_lightning, read_manifest
-from vapo.runs.run_dirs import (
-    RunDir,
-    changed_keys,
-    check_resumable,
-    choose_resume,
-    open_run_dir,
-    tell,
-)
+from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tell
+from vapo.runs.run_dirs import RunDir, open_run_dir
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
 from vapo.sweep.identity import code_version

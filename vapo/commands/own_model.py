@@ -28,12 +28,12 @@ from vapo.errors import UserError, about
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
+from vapo.rewards.foreign_functions import ANSWERS
 from vapo.studies.memory.estimate import GIB
 from vapo.system.installation import root
 from vapo.system.shown_text import redacted, visible
 
 PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
-ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts

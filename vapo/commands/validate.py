@@ -36,7 +36,7 @@ from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.selection import ActorAccess
 from vapo.runs.checkpoints import Checkpoint, read_checkpoint
-from vapo.runs.run_dirs import find_checkpoint
+from vapo.runs.resuming import find_checkpoint
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say

@@ -7,7 +7,7 @@ for each. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from omegaconf import MISSING
 
@@ -76,6 +76,7 @@ class OwnEstimatorOptions:
         "(docs/extending.md)",
     )
     estimator_function_folder: str | None = option(None, FOLDER_DOC)
+    estimator_args: dict[str, Any] = option({}, "keyword arguments of each call of your estimator")
     estimator_uses_critic: bool = option(
         False, "whether your estimator reads values and returns value targets to train a critic on"
     )

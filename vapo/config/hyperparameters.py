@@ -7,12 +7,14 @@ below the config sees numbers and never switches. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from vapo.config.algorithm import MismatchConfig, OwnEstimatorOptions
 from vapo.config.schema import FitConfig
 
-LossReduction = Literal["token_mean", "sequence_mean", "sequence_sum", "constant_length"]
+if TYPE_CHECKING:  # it imports torch
+    from vapo.functional.masking import LossReduction
+
 _SEQUENCE_REDUCTIONS: dict[str, LossReduction] = {
     "mean": "sequence_mean",
     "sum": "sequence_sum",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vapo.advantages.credit import achieved_returns, num_steps, value_places
+from vapo.advantages.credit import achieved_returns, num_gae_steps, value_places
 from vapo.advantages.estimators import policy_lambda
-from vapo.advantages.mismatch import mismatch_metrics
+from vapo.advantages.mismatch_correction import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import explained_variance, first_token_reward_weight
@@ -38,12 +38,12 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> float:
     """Mean over responses of the final reward's weight in the first token's advantage."""
     decay = hyperparameters.gamma * policy_lambda(batch, hyperparameters)
-    weights = first_token_reward_weight(num_steps(batch, hyperparameters), decay)
+    weights = first_token_reward_weight(num_gae_steps(batch, hyperparameters), decay)
     return float(gather_over_ranks(weights).mean())
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
-    failed = [rollout.failure is not None for rollout in batch.rollouts]
+    failed = [r.failure is not None and not r.is_lost for r in batch.rollouts]
     columns = torch.stack(
         [
             batch.rewards.double(),

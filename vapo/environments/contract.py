@@ -6,10 +6,10 @@ a verdict, with which the episode ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
-from vapo.types import Prompt, Rollout
+from vapo.types import Prompt
 
 EpisodeKey = tuple[int, ...]
 """Names an episode among those that are open."""
@@ -17,7 +17,7 @@ EpisodeKey = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's judgement of one response, on its way to the response's rollout.
+    """A verifier's judgement of one response and the reward of it, on its way to its rollout.
 
     `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
     fields are those of the rollout.
@@ -27,17 +27,6 @@ class Verdict:
     reward: float
     extracted: str | None = None
     failure: str | None = None
-
-    def on(self, rollout: Rollout) -> Rollout:
-        """The response with this verdict, whose reward is that of its turn."""
-        (turn,) = rollout.turns
-        return replace(
-            rollout,
-            turns=(replace(turn, reward=self.reward),),
-            is_correct=self.is_correct,
-            extracted=self.extracted,
-            failure=self.failure,
-        )
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) 
 def without_failed(batch: Batch) -> Batch:
     """The groups that have lost no episode to its environment; all where none is whole."""
     size = batch.group_size
-    lost = batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    lost = batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
 
 

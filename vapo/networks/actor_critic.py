@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
-from vapo.functional.logprobs import rows_of_logits, token_logprobs
-from vapo.functional.value_heads import logprob_columns
+from vapo.functional.logprobs import logprob_columns, rows_of_logits, token_logprobs
 from vapo.networks.lora import adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.probe import ProbeForSequenceClassification

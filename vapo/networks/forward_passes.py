@@ -47,7 +47,7 @@ class ForwardNetworks:
 
 
 @torch.no_grad()
-def evaluate_rollouts(
+def add_logprobs_and_values(
     batch: RolloutBatch, networks: ForwardNetworks, *, with_entropy: bool = False
 ) -> EvaluatedBatch:
     """Compute a batch's old and reference log-probs and old values, of each network given.

@@ -24,8 +24,8 @@ from vapo.config.critic import (
     ProbeCritic,
 )
 from vapo.errors import UserError
+from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS
 from vapo.functional.value_heads import (
-    NUM_LOGPROB_COLUMNS,
     Support,
     bounded_bias,
     bounded_value,

@@ -17,7 +17,8 @@ from vapo.errors import UserError
 Called = Callable[[str, str, Mapping[str, Any]], Any]
 """A function of response text, answer and metadata."""
 
-_ANSWERS = ("answer", "solution", "ground_truth", "target", "gold", "label")
+ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
+"""Names of columns with the reference answer."""
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_GIVEN = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL gives beside columns: of its tokens and its trainer."""
@@ -57,9 +58,7 @@ def _of_trl(
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     needed = _needed(parameters)
     # a name with a default has its own meaning where no column has the name
-    aliases = [
-        name for name in _ANSWERS if name in needed or (takes_all and name not in parameters)
-    ]
+    aliases = [name for name in ANSWERS if name in needed or (takes_all and name not in parameters)]
 
     def called(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
         prompt = metadata.get("prompt", "")

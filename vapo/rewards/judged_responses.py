@@ -1,4 +1,4 @@
-"""Verifiers as what answers a policy's turns."""
+"""Verifiers as environments of one turn, to which the response is the one action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OnVerdict = Callable[[Verdict], None]
 
 
 class Verifiers(Protocol):
-    """See `vapo.rewards.scorer.Scorer`."""
+    """See `vapo.rewards.scorer.VerifierScorer`."""
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None

@@ -1,14 +1,15 @@
-"""What answers the policy's turns: verifiers, which judge responses while others are sampled, or an
-environment.
+"""Where the rewards of rollouts come from: verifiers, or an environment.
 
-`vapo.rollouts.batch` makes tensors of the rewards.
+`vapo.rollouts.episodes` puts verdicts and rewards on rollouts, `vapo.rollouts.batch` makes tensors.
 """
 
 from __future__ import annotations
 
 import logging
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import FitConfig, RewardConfig
+from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -45,6 +46,54 @@ logger = logging.getLogger(__name__)
 
 
 class Scorer(AbstractContextManager["Scorer"]):
+    """What a run's player, evaluation and metrics need of verifiers or of an environment."""
+
+    @abstractmethod
+    def environments(
+        self, *, own: bool = False, num_responses: int | None = None
+    ) -> AbstractContextManager[Environments]:
+        """What answers the turns of a loop.
+
+        Args:
+            own: another loop may be open at the same time, in a thread that waits for this one.
+            num_responses: of a batch; a reward model judges so many together at the latest, else
+                when there is nothing to sample.
+        """
+
+    @abstractmethod
+    def check(self, rollouts: Sequence[Rollout]) -> None:
+        """Warn of responses of a batch that were not answered.
+
+        Raises: UserError: none was, which is not the responses' fault.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the processes; a second call does nothing."""
+
+    def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Metrics of the rollouts of all ranks that are lost; a verifier loses none. Every rank
+        must call this."""
+        return {}
+
+    def extracts_answers(self, source: str = "") -> bool:
+        """Whether this source's verifier extracts a response's answer, so that answers can vote."""
+        return False
+
+    def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
+        """For each response the answer that it votes for: equal in a group for equal answers.
+
+        None for a response without an answer or a verdict, and where the verifier extracts no
+        answers. Groups are contiguous. With `math` answers are equal as it compares them with a
+        reference, with the others as text.
+        """
+        return [None] * len(rollouts)
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class VerifierScorer(Scorer):
     """The config's verifier, which judges a response. Each source of a mixture has one of its own.
 
     A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
@@ -88,13 +137,6 @@ class Scorer(AbstractContextManager["Scorer"]):
     def environments(
         self, *, own: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
-        """What answers the turns of a loop.
-
-        Args:
-            own: another loop may be open at the same time, in a thread that waits for this one.
-            num_responses: of a batch; a reward model judges so many together at the latest, else
-                when there is nothing to sample.
-        """
         return closing(JudgedResponses(self, num_responses))
 
     def submit(
@@ -102,7 +144,10 @@ class Scorer(AbstractContextManager["Scorer"]):
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
         prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
-        on_reply = partial(_hand_out, judge.config, on_verdict)
+
+        def on_reply(reply: dict[str, Any]) -> None:
+            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
+
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
         return judge.submit((rollout.response_text, prompt.answer, prompt.columns), on_reply)
@@ -114,8 +159,8 @@ class Scorer(AbstractContextManager["Scorer"]):
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
-    ) -> list[Rollout]:
-        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
+    ) -> list[Verdict]:
+        """The rollouts' verdicts; `advance(n)` reports n more as done."""
         found: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
@@ -131,35 +176,20 @@ class Scorer(AbstractContextManager["Scorer"]):
         finally:
             for withdraw in withdrawals:
                 withdraw()
-        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
-        self.check(judged)
-        return judged
+        verdicts = [found[row] for row in range(len(rollouts))]
+        pairs = zip(rollouts, verdicts, strict=True)
+        self.check([replace(rollout, failure=verdict.failure) for rollout, verdict in pairs])
+        return verdicts
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of responses of a batch that were not answered.
-
-        Raises: UserError: none was, which is not the responses' fault.
-        """
         for judge, rows in self._shares(rollouts) if self._warns else ():
             whose = f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
             _check([rollouts[row] for row in rows], whose, "counted as incorrect")
 
-    def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Metrics of the rollouts of all ranks that are lost; a verifier loses none. Every rank
-        must call this."""
-        return {}
-
     def extracts_answers(self, source: str = "") -> bool:
-        """Whether this source's verifier extracts a response's answer, so that answers can vote."""
         return self._judge_of(source).config.verifier in EXTRACTING
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
-        """For each response the answer that it votes for: equal in a group for equal answers.
-
-        None for a response without an answer or a verdict, and where the verifier extracts no
-        answers. Groups are contiguous. With `math` answers are equal as it compares them with a
-        reference, with the others as text.
-        """
         votes: list[int | None] = [None] * len(rollouts)
         for judge, rows in self._shares(rollouts):
             if judge.config.verifier not in EXTRACTING:
@@ -174,12 +204,8 @@ class Scorer(AbstractContextManager["Scorer"]):
         return votes
 
     def close(self) -> None:
-        """End the processes; a second call does nothing."""
         for judge in self.judges:
             judge.close()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _judge_of(self, source: str) -> Judge:
         return self.by_source[""] if "" in self.by_source else self.by_source[source]
@@ -192,14 +218,13 @@ class Scorer(AbstractContextManager["Scorer"]):
                 yield judge, rows
 
 
-class EpisodeScorer(Scorer):
+class EnvironmentScorer(Scorer):
     """The config's environment, started at once: it gives the rewards, and no verifier is asked.
 
     Raises: as `make_environments`.
     """
 
     def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
-        self.judges = []
         self._warns = output is None
         self._name = f"environment {environment_name(config.environment)}"
         descriptor = None if output is None else output.descriptor
@@ -223,23 +248,17 @@ class EpisodeScorer(Scorer):
         found = zip(names, sum_over_ranks(counts).tolist(), strict=True)
         return {f"rollout/failed_{name}": float(num) for name, num in found}
 
-    def extracts_answers(self, source: str = "") -> bool:
-        return False
-
     def close(self) -> None:
         self._environments.close()
 
 
 def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
-    """What answers the turns of the config's policy, verifiers or an environment.
+    """Start what rewards the rollouts of a config's policy.
 
     Raises: as it.
     """
-    return (EpisodeScorer if config.environment.is_used else Scorer)(config, output)
-
-
-def _hand_out(config: RewardConfig, on_verdict: OnVerdict, reply: dict[str, Any]) -> None:
-    on_verdict(Verdict(**verdict_fields(config, reply)))
+    kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
+    return kind(config, output)
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
@@ -266,6 +285,12 @@ def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollo
 
     The negative control `rewards.shuffle`: rewards without a relation to the responses.
     """
-    dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
+    dealt = list(rollouts)
     Random(f"shuffle/{seed}").shuffle(dealt)
-    return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]
+    return [_with_verdict_of(*pair) for pair in zip(dealt, rollouts, strict=True)]
+
+
+def _with_verdict_of(other: Rollout, rollout: Rollout) -> Rollout:
+    said = {name: getattr(other, name) for name in ("is_correct", "extracted", "failure")}
+    (turn,) = rollout.turns
+    return replace(rollout, turns=(replace(turn, reward=other.reward),), **said)

@@ -23,7 +23,8 @@ MAX_EXTRACTED_CHARS = 200
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verifier's answer. `reward` None stands for the configured correct / incorrect reward."""
+    """A verifier's answer, of which `text_judge.verdict_fields` makes the verdict. `reward` None
+    stands for the configured correct / incorrect reward."""
 
     is_correct: bool
     reward: float | None = None

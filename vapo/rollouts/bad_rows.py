@@ -76,9 +76,9 @@ def check_batch(
     """
     numbers = bad_inputs(batch)
     found = {f"{name} not finite": rows for name, rows in numbers.items()}
-    found[_FAILED] = batch.is_failed
+    found[_FAILED] = batch.is_lost
     is_bad = torch.stack(list(numbers.values())).any(dim=0)
-    goes, has_bad_number = is_bad | batch.is_failed, is_bad
+    goes, has_bad_number = is_bad | batch.is_lost, is_bad
     if by_group:
         goes, has_bad_number = (
             rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)

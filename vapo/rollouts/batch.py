@@ -34,9 +34,9 @@ def make_rollout_batch(
     """
     if any(rollout.is_correct is None for rollout in rollouts):
         raise ValueError("a rollout has no verdict")
-    failed = torch.tensor([rollout.is_lost for rollout in rollouts])
+    lost = torch.tensor([rollout.is_lost for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
-    if bool(((lengths == 0) & ~failed).any()):
+    if bool(((lengths == 0) & ~lost).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
     widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
     is_token = torch.arange(max(1, int(widths.max()))) < widths[:, None]
@@ -63,7 +63,7 @@ def make_rollout_batch(
         rollout_logprobs=logprobs,
         rewards=reward,
         is_correct=torch.tensor([rollout.is_correct for rollout in rollouts]),
-        is_failed=failed,
+        is_lost=lost,
         group_size=group_size,
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError
-from vapo.rollouts.stored_columns import truth_columns, turn_columns
+from vapo.rollouts.stored_columns import stored_truth, stored_turns
 from vapo.system.files import write_whole
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def rollout_table(
             "record": json.dumps(dict(rollout.prompt.record), default=str),
             "oracle": None,
             "oracle_state": states,
-            **truth_columns(measured),
-            **turn_columns(rollout),
+            **stored_truth(measured),
+            **stored_turns(rollout),
         }
         for rollout, group, states, measured in zip(
             rollouts, groups, oracle_states, truths or [()] * len(rollouts), strict=True

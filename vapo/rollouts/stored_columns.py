@@ -50,7 +50,7 @@ class Row:
 # ---- turns --------------------------------------------------------------------------------------
 
 
-def turn_columns(rollout: Rollout) -> dict[str, Any]:
+def stored_turns(rollout: Rollout) -> dict[str, Any]:
     """The columns of a row; null for a response, whose other columns say what its turn is."""
     if not rollout.in_environment:
         return dict.fromkeys(TURN_COLUMNS)
@@ -105,7 +105,7 @@ class StoredTruth(NamedTuple):
     num_draws: float
 
 
-def truth_columns(states: Sequence[MeasuredState]) -> dict[str, Any]:
+def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
     """The columns of a row, of its measured states in their order; null where none was measured."""
     if not states:
         return dict.fromkeys(TRUTH_COLUMNS)

@@ -127,7 +127,7 @@ def checkpoint_name(iteration: int) -> str:
     return f"iteration_{iteration:06d}"
 
 
-def iteration_of(name: str) -> int:
+def iteration_in(name: str) -> int:
     """The inverse of `checkpoint_name`."""
     return int(name.removeprefix("iteration_"))
 

@@ -1,4 +1,4 @@
-"""A run's folder: where it is, what is in it, and how a later run finds it again.
+"""A run's folder: where it is and what is in it; `vapo.runs.resuming` finds it again.
 
 <output_dir>/<UTC time>_<name>/
     config.yaml           the resolved config
@@ -13,38 +13,27 @@
 from __future__ import annotations
 
 import json
-import shlex
-import sys
-from collections.abc import Callable
-from contextlib import suppress
+import os
+import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from vapo.config import FitConfig, resolve
-from vapo.config.checkpoints import config_identity, identity_values
-from vapo.config.layers import read_text
-from vapo.config.nearest_path import nearest_path
-from vapo.config.written import flatten_deciding, flatten_tree, to_yaml
+from vapo.config import FitConfig
+from vapo.config.checkpoints import config_identity
+from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
-from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
-from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME, make_run_dir
-from vapo.system.files import try_lock, write_text
+from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
+from vapo.system.files import try_lock, why_not_writable, write_text
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
-Warn = Callable[[str], None]
 State = Literal["begun", "running", "stopped", "finished"]
 """`begun`: the folder is there, and the run is not yet recorded."""
-
-
-def tell(text: str) -> None:
-    """One line about what is resumed."""
-    if is_main_process():
-        say(f"vapo: {text}", file=sys.stderr)
 
 
 @dataclass
@@ -99,43 +88,8 @@ class Resume:
     checkpoint: Path | None
 
 
-def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resume | None:
-    """What `--ckpt_path` or `checkpoints.resume` say; None: a new run.
-
-    Raises: UserError when what is asked for is not there or not sound.
-    """
-    if ckpt_path is not None:
-        checkpoint = find_checkpoint(config.output_dir, ckpt_path, warn)
-        return Resume(checkpoint.parent.parent, checkpoint)
-    if config.checkpoints.resume == "never":
-        return None
-    output_dir = Path(config.output_dir).expanduser().absolute()
-    found = unfinished_run(output_dir, identity_of(config))
-    if found is None:
-        warn(f"checkpoints.resume: no unfinished run of this config in {output_dir}: a new one")
-        return None
-    checkpoint_or_none = sound_checkpoint(found / "checkpoints" / LAST, warn)
-    where = "its start" if checkpoint_or_none is None else checkpoint_or_none.name
-    warn(f"checkpoints.resume: resuming {found} from {where}")
-    return Resume(found, checkpoint_or_none)
-
-
 def identity_of(config: FitConfig) -> str:
     return config_identity(flatten_deciding(config))
-
-
-def unfinished_run(output_dir: Path, identity: str) -> Path | None:
-    """The newest run of a config that has not finished and that nobody is at work on."""
-    for path in newest_first(output_dir):
-        contents = read_record(path)
-        if (contents.get("state"), contents.get("identity")) != ("running", identity):
-            continue
-        run_dir = RunDir(path)
-        with suppress(UserError):
-            run_dir.lock()
-            run_dir.close()
-            return path
-    return None
 
 
 def newest_first(output_dir: Path) -> list[Path]:
@@ -168,6 +122,49 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     return contents if isinstance(contents, dict) else {}
 
 
+def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
+    """A new folder `<output_dir>/<UTC time>_<run_name>`, made before anything expensive.
+
+    Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
+        name cannot be so long.
+    """
+    safe_name = re.sub(r"[^\w.-]+|-{2,}", "-", run_name)
+    stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
+    base = Path(output_dir).expanduser().absolute()
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        around = len(stem.encode()) - num_bytes + len("-1000")  # runs that begin in one second
+        if num_bytes > (allowed := os.pathconf(base, "PC_NAME_MAX") - around):
+            raise UserError(
+                f"tracking.run_name: '{safe_name[:40]}...' has {num_bytes} bytes in UTF-8; the "
+                f"run's folder is named after it, which leaves it {allowed}: choose a shorter name"
+            )
+        run_dir = base / stem
+        for attempt in count(2):
+            try:
+                run_dir.mkdir()
+                break
+            except FileExistsError:
+                run_dir = base / f"{stem}-{attempt}"
+    except OSError as error:
+        raise _cannot_make(base, error.strerror) from error
+    return run_dir
+
+
+def check_output_dir(output_dir: str | Path) -> None:
+    """Raises: UserError: no run's folder can be made there. Nothing is made."""
+    base = Path(output_dir).expanduser().absolute()
+    if reason := why_not_writable(base):
+        raise _cannot_make(base, reason)
+
+
+def _cannot_make(base: Path, reason: str | None) -> UserError:
+    return UserError(
+        f"output_dir: cannot make a folder in {base}: {reason}; choose another one, as "
+        "output_dir=runs/vapo"
+    )
+
+
 def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunDir:
     """A new folder, or that of the resumed run; locked by the first process.
 
@@ -194,98 +191,3 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     run_dir.record("begun", None)
     (run_dir.path / CONFIG_NAME).write_text(to_yaml(config))
     return run_dir
-
-
-def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
-    """Keys of the config whose values are not those that the run began with, with both."""
-
-    def written(text: str) -> dict[str, Any]:
-        return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
-
-    try:
-        began = written((run_dir.path / CONFIG_NAME).read_text())
-    except (OSError, UserError):  # it is there to be read, and may be of another version
-        return []
-    now = written(to_yaml(config))
-    keys = [key for key in now | began if now.get(key) != began.get(key)]
-    if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
-        return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
-    return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
-
-
-def how_to_resume(run_dir: RunDir) -> str:
-    """The command that resumes a stopped run."""
-    last = run_dir.checkpoints / LAST
-    if last.exists():
-        return f"resume with --ckpt_path {shlex.quote(str(last))}, or with checkpoints.resume=auto"
-    return "it has no checkpoint yet; checkpoints.resume=auto resumes it from its start"
-
-
-def check_resumable(checkpoint: Path, config: FitConfig) -> None:
-    """Check that a run of this config can resume from the checkpoint.
-
-    A sharded checkpoint needs a sharded run, of any number of processes; one of a single file
-    does not.
-
-    Raises: UserError naming the fix; also where the run is beyond the config's end.
-    """
-    pretraining = resolve(config).value_pretraining_iterations
-    most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
-    if done > most:
-        raise UserError(
-            f"{checkpoint} is of iteration {done}, beyond the {most} of this config "
-            f"({pretraining} of value pretraining, training.num_iterations "
-            f"{config.training.num_iterations}): raise training.num_iterations"
-        )
-    if is_sharded(checkpoint) and config.trainer.strategy != "fsdp":
-        raise UserError(
-            f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to resume from it "
-            "(trainer.devices=1 will do)"
-        )
-
-
-def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
-    """`last` and `best` mean the newest run in `output_dir` that has one; else a path.
-
-    A `last` that is damaged gives way to the newest sound one before it.
-
-    Raises: UserError when there is none.
-    """
-    path = look_for_checkpoint(output_dir, ckpt_path)
-    checkpoint = sound_checkpoint(path, warn) if _may_give_way(path) else None
-    if checkpoint is None:
-        checkpoint = path.resolve()
-        check(checkpoint)
-    if ckpt_path in ("last", "best"):
-        warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
-    return checkpoint
-
-
-def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
-    """The path that `find_checkpoint` means, of which only the manifest is read: takes no time.
-
-    Raises: UserError when there is none, or it is not a whole checkpoint.
-    """
-    path = Path(ckpt_path).expanduser().absolute()
-    if ckpt_path in ("last", "best"):
-        folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
-        for run_dir in newest_first(folder):
-            path = run_dir / "checkpoints" / name
-            if path.is_symlink() or (name == LAST and any(path.parent.glob(FOLDERS))):
-                break
-        else:
-            raise UserError(
-                f"--ckpt_path {ckpt_path}: no run in {folder} has a {name}; start one without "
-                "--ckpt_path, or set output_dir"
-            )
-    if _may_give_way(path) and any(path.parent.glob(FOLDERS)):
-        return path
-    if not path.exists():
-        raise UserError(f"--ckpt_path: no checkpoint {path}{nearest_path(path)}")
-    read_manifest(path.resolve())
-    return path
-
-
-def _may_give_way(path: Path) -> bool:
-    """Whether an older checkpoint is taken where this one is damaged."""
-    return path.name == LAST and not path.is_file()

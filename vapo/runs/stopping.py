@@ -25,7 +25,8 @@ import psutil
 import torch
 
 from vapo.errors import InterruptedRunError, StopRequested, UserError
-from vapo.runs.run_dirs import RunDir, how_to_resume
+from vapo.runs.resuming import how_to_resume
+from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
 from vapo.system.process import ending_signals, is_main_process
 

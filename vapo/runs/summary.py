@@ -1,23 +1,19 @@
-"""The end of a run: its folder, `summary.json`, and the short text that the user reads."""
+"""The end of a run: `summary.json`, and the short text that the user reads."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
-import re
 import shlex
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 from vapo.config.credentials import without_credentials
-from vapo.errors import InterruptedRunError, UserError
-from vapo.system.files import why_not_writable, write_text
+from vapo.errors import InterruptedRunError
+from vapo.system.files import write_text
 from vapo.system.shown_text import format_seconds
 from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
@@ -71,49 +67,6 @@ class RunSummary:
         self.tracking_uri = without_credentials(self.tracking_uri)
         self.score_before, self.score_before_ci = before.get(_SCORE), interval_of(before)
         self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
-
-
-def make_run_dir(output_dir: str | Path, run_name: str) -> Path:
-    """A new folder `<output_dir>/<UTC time>_<run_name>`, made before anything expensive.
-
-    Raises: UserError naming output_dir if it cannot be made, or tracking.run_name if a folder's
-        name cannot be so long.
-    """
-    safe_name = re.sub(r"[^\w.-]+|-{2,}", "-", run_name)
-    stem, num_bytes = f"{datetime.now(UTC):%Y%m%d-%H%M%S}_{safe_name}", len(safe_name.encode())
-    base = Path(output_dir).expanduser().absolute()
-    try:
-        base.mkdir(parents=True, exist_ok=True)
-        around = len(stem.encode()) - num_bytes + len("-1000")  # runs that begin in one second
-        if num_bytes > (allowed := os.pathconf(base, "PC_NAME_MAX") - around):
-            raise UserError(
-                f"tracking.run_name: '{safe_name[:40]}...' has {num_bytes} bytes in UTF-8; the "
-                f"run's folder is named after it, which leaves it {allowed}: choose a shorter name"
-            )
-        run_dir = base / stem
-        for attempt in count(2):
-            try:
-                run_dir.mkdir()
-                break
-            except FileExistsError:
-                run_dir = base / f"{stem}-{attempt}"
-    except OSError as error:
-        raise _cannot_make(base, error.strerror) from error
-    return run_dir
-
-
-def check_output_dir(output_dir: str | Path) -> None:
-    """Raises: UserError: no run's folder can be made there. Nothing is made."""
-    base = Path(output_dir).expanduser().absolute()
-    if reason := why_not_writable(base):
-        raise _cannot_make(base, reason)
-
-
-def _cannot_make(base: Path, reason: str | None) -> UserError:
-    return UserError(
-        f"output_dir: cannot make a folder in {base}: {reason}; choose another one, as "
-        "output_dir=runs/vapo"
-    )
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:

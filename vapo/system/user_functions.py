@@ -238,7 +238,7 @@ def _raised_at(error: BaseException) -> str:
     return f"{said} ({last.filename}:{last.lineno})"
 
 
-def check_arguments(function: Callable[..., Any], what: str, *args: str, **kwargs: str) -> None:
+def check_arguments(function: Callable[..., Any], what: str, /, *args: str, **kwargs: Any) -> None:
     """Ask whether a function takes such arguments, without a call.
 
     Args:

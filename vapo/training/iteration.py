@@ -8,15 +8,11 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
-from vapo.advantages.credit import check_value_targets
+from vapo.advantages.agreement import mask_by_spread
+from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
-from vapo.advantages.mismatch import (
-    correct_mismatch,
-    correction_metrics,
-    mask_agreement,
-    mask_disagreement,
-)
+from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
+from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
@@ -36,66 +32,6 @@ from vapo.training.minibatches import (
     passes,
 )
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch, TrainingBatch
-
-
-class Networks(Protocol):
-    """What the stages need from actor and critic."""
-
-    pad_id: int
-    faults: Faults
-    baseline: CriticBaseline
-
-    @property
-    def layout(self) -> Layout:
-        """The layout of the inputs of both."""
-
-    def evaluate_rollouts(
-        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
-    ) -> EvaluatedBatch:
-        """Add the log-probs and values that the phase needs to a batch."""
-
-
-class Rollouts(Protocol):
-    """Where the rollouts come from: a run's `RolloutSource`, or a file alone."""
-
-    def next_batch(
-        self, start: IterationStart, *, last: int
-    ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The iteration's rollouts, and the metrics of sampling; `last` is the run's last index."""
-
-
-class Observer:
-    """What is done beside the stages. Every rank calls it; it returns metrics of the iteration."""
-
-    def sampled(
-        self, batch: RolloutBatch, start: IterationStart, player: Player | None
-    ) -> dict[str, float]:
-        """The rollouts are there, their values are not; `player` (None: without) is still free."""
-        return {}
-
-    def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
-        """All rollouts have their values; none has been left out yet."""
-        return {}
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """What an iteration trains on, and its rollouts as they were before its update."""
-
-    start: IterationStart
-    minibatches: list[Minibatch]
-    metrics: dict[str, float]
-    batch: TrainingBatch
-    checked: CheckedBatch
-
-    @property
-    def number(self) -> int:
-        """1 for the first iteration of the run."""
-        return self.start.number
-
-    @property
-    def phase(self) -> Phase:
-        return self.start.phase
 
 
 @dataclass
@@ -137,22 +73,16 @@ class IterationRunner:
         for observer in self.observers:
             metrics |= observer.evaluated(evaluated, start)
         checked = self.check(evaluated, start)
-        batch, found = self.mask(self.estimate(checked.batch, start), start)
+        estimated = self.estimate_and_correct(checked.batch, start)
+        batch, found = self.mask_and_measure(estimated, start)
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
         return Iteration(start, minibatches, found | metrics, batch, checked)
 
-    def sync(self, next_phase: Phase, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """After the iteration's steps the engine gets the policy's weights, once they may move.
-
-        Rollouts that are sampled ahead are waited for where the config says so, so this must come
-        before everything else that uses the engine. Every rank must call this.
-        """
-        if self.source is None or self.player is None:
-            return
-        self.source.before_update()
-        if next_phase is Phase.POLICY_OPTIMIZATION:
-            with self.progress.stage("weight_sync"):
-                self.player.sampler.sync(weights)
+    def last(self, start: IterationStart) -> int:
+        """The run's last iteration, counted from 0, as far as is known."""
+        if start.phase is Phase.POLICY_OPTIMIZATION:
+            return start.index + self.config.training.num_iterations - start.policy_iterations - 1
+        return self.total - 1
 
     def sleep(self) -> None:
         """The networks get the engine's memory, unless it samples on beside them."""
@@ -164,7 +94,7 @@ class IterationRunner:
         every_n = self.config.value_pages.every_n_iterations
         with_entropy = is_due(self.config, start, every_n, ends_phase=False)
         with self.progress.stage("logprobs_values", total=len(batch), unit="responses") as advance:
-            evaluated = self.networks.evaluate_rollouts(
+            evaluated = self.networks.add_logprobs_and_values(
                 batch, start.phase, with_entropy=with_entropy
             )
             advance(len(batch))
@@ -184,26 +114,29 @@ class IterationRunner:
         self.networks.faults.left_out(number, place, checked.reason, num_failed=num_failed)
         return checked
 
-    def estimate(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
+    def estimate_and_correct(self, batch: EvaluatedBatch, start: IterationStart) -> TrainingBatch:
         """Add advantages, value targets, and the correction of the engine's mismatch."""
         with self.progress.stage("advantages"):
             estimated = estimate_advantages(batch, start.phase, self.config, self.networks.baseline)
             check_value_targets(estimated, self.config.critic)
             return correct_mismatch(estimated, mismatch_of(self.config))
 
-    def mask(
+    def mask_and_measure(
         self, batch: TrainingBatch, start: IterationStart
     ) -> tuple[TrainingBatch, dict[str, float]]:
-        """Take from the policy's losses what the spread of several critics says; with the metrics,
-        which are of the batch as it came."""
+        """Take from the policy's losses what several critics' spread says; with the iteration's
+        metrics, which are of the batch as it came."""
         algorithm = self.config.algorithm
         metrics = iteration_metrics(batch, resolve(self.config))
         metrics |= correction_metrics(batch, mismatch_of(self.config))
-        batch, of_policy = mask_agreement(batch, algorithm.agreement_mask_share)
-        batch, of_bonus = mask_disagreement(batch, algorithm.disagreement_mask_share)
+        batch, masked = mask_by_spread(
+            batch,
+            agreement=algorithm.agreement_mask_share,
+            disagreement=algorithm.disagreement_mask_share,
+        )
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics
-        return batch, metrics | of_policy | of_bonus
+        return batch, metrics | masked
 
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
@@ -223,11 +156,38 @@ class IterationRunner:
             )
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
-    def last(self, start: IterationStart) -> int:
-        """The run's last iteration, counted from 0, as far as is known."""
-        if start.phase is Phase.POLICY_OPTIMIZATION:
-            return start.index + self.config.training.num_iterations - start.policy_iterations - 1
-        return self.total - 1
+    def sync(self, next_phase: Phase, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """After the iteration's steps the engine gets the policy's weights, once they may move.
+
+        Rollouts that are sampled ahead are waited for where the config says so, so this must come
+        before everything else that uses the engine. Every rank must call this.
+        """
+        if self.source is None or self.player is None:
+            return
+        self.source.before_update()
+        if next_phase is Phase.POLICY_OPTIMIZATION:
+            with self.progress.stage("weight_sync"):
+                self.player.sampler.sync(weights)
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """What an iteration trains on, and its rollouts as they were before its update."""
+
+    start: IterationStart
+    minibatches: list[Minibatch]
+    metrics: dict[str, float]
+    batch: TrainingBatch
+    checked: CheckedBatch
+
+    @property
+    def number(self) -> int:
+        """1 for the first iteration of the run."""
+        return self.start.number
+
+    @property
+    def phase(self) -> Phase:
+        return self.start.phase
 
 
 def is_due(
@@ -244,3 +204,43 @@ def is_due(
     else:
         number, is_last = start.number, ends_phase
     return every_n is not None and (number == 1 or is_last or number % every_n == 0)
+
+
+class Networks(Protocol):
+    """What the stages need from actor and critic."""
+
+    pad_id: int
+    faults: Faults
+    baseline: CriticBaseline
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the inputs of both."""
+
+    def add_logprobs_and_values(
+        self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
+    ) -> EvaluatedBatch:
+        """Add the log-probs and values that the phase needs to a batch."""
+
+
+class Rollouts(Protocol):
+    """Where the rollouts come from: a run's `RolloutSource`, or a file alone."""
+
+    def next_batch(
+        self, start: IterationStart, *, last: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """The iteration's rollouts, and the metrics of sampling; `last` is the run's last index."""
+
+
+class Observer:
+    """What is done beside the stages. Every rank calls it; it returns metrics of the iteration."""
+
+    def sampled(
+        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+    ) -> dict[str, float]:
+        """The rollouts are there, their values are not; `player` (None: without) is still free."""
+        return {}
+
+    def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
+        """All rollouts have their values; none has been left out yet."""
+        return {}

@@ -14,13 +14,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vapo.advantages.baselines import CriticBaseline
-from vapo.advantages.mismatch import EngineGaps
+from vapo.advantages.critic_baseline import CriticBaseline
+from vapo.advantages.mismatch_correction import EngineGaps
 from vapo.config import FitConfig, resolve
 from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
@@ -130,7 +130,7 @@ class VapoModule(L.LightningModule):
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
-    def evaluate_rollouts(
+    def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
         """Add old values, and in the policy phase the log-probs that are read: a KL term's, and the
@@ -150,7 +150,7 @@ class VapoModule(L.LightningModule):
             wants_logprobs=wants_old,
         )
         with self.trainer.precision_plugin.forward_context():
-            return evaluate_rollouts(batch, networks, with_entropy=with_entropy)
+            return add_logprobs_and_values(batch, networks, with_entropy=with_entropy)
 
     # ---- losses and update -------------------------------------------------------------------
 

@@ -98,7 +98,8 @@ def policy_objective(
 ) -> Float[Tensor, ""]:
     """These rows' share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
 
-    Importance weights and the policy mask (see `vapo.advantages.mismatch`) are for L_PPO alone.
+    Importance weights and the policy mask (`vapo.advantages.mismatch_correction`) are for L_PPO
+    alone.
     """
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages

@@ -47,7 +47,7 @@ class HeadStart(Observer):
         critic = self.module.critic
         if start.number != 1 or critic is None:
             return {}
-        mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_failed])
+        mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_lost])
         value = start_head(critic, mean)
         held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
         self.progress.note(

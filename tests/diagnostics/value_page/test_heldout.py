@@ -251,7 +251,7 @@ def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
 ) -> None:
     from vapo.diagnostics.value_page import heldout
 
-    evaluate = heldout.evaluate_rollouts
+    evaluate = heldout.add_logprobs_and_values
 
     def poisoned(*args: Any, **options: Any) -> EvaluatedBatch:
         evaluated = evaluate(*args, **options)
@@ -259,7 +259,7 @@ def test_rollouts_with_bad_numbers_are_left_out_with_their_group(
         evaluated.old_values[4, 0] = float("nan")
         return evaluated
 
-    monkeypatch.setattr(heldout, "evaluate_rollouts", poisoned)
+    monkeypatch.setattr(heldout, "add_logprobs_and_values", poisoned)
     file = tmp_path / "page.html"
     truth = ("--value_truth", "2", "value_truth.num_responses=12", "value_truth.num_prefixes=0")
     assert cli.main(command(folders, "--value_page", str(file), *truth)) == 0

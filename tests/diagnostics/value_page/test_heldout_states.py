@@ -16,7 +16,7 @@ def test_they_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     config = system_config("vapo")
     batch, _ = made_up_batch(config)
     read = replace(batch, actor_states=[torch.zeros(1)] * len(batch))
-    monkeypatch.setattr(heldout, "evaluate_rollouts", lambda *_, **__: read)
+    monkeypatch.setattr(heldout, "add_logprobs_and_values", lambda *_, **__: read)
     networks = ForwardNetworks(None, None, None, 1.0, 100, 0, "padded", torch.device("cpu"))
     found, checked = heldout.evaluated_heldout(config, batch, networks)
     assert found.actor_states is None

@@ -81,7 +81,7 @@ def test_derived_numbers_by_hand() -> None:
         rewards=torch.tensor([1.0]),
         unshaped_rewards=torch.tensor([1.0]),
         is_correct=torch.tensor([True]),
-        is_failed=torch.tensor([False]),
+        is_lost=torch.tensor([False]),
         group_size=1,
         max_response_tokens=2,
         **tokens,

@@ -68,12 +68,12 @@ def num_alive(references: Sequence[weakref.ref[Any]]) -> int:
 class WatchedModule(PoisonedModule):
     watching: Watching
 
-    def evaluate_rollouts(
+    def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
         watching = self.watching
         watching.num_batches.append(num_alive(watching.masks))
-        evaluated = super().evaluate_rollouts(batch, phase, with_entropy=with_entropy)
+        evaluated = super().add_logprobs_and_values(batch, phase, with_entropy=with_entropy)
         watching.masks.append(weakref.ref(evaluated.response_mask))
         if evaluated.old_values is not None:
             watching.old_values[self.start.number] = evaluated.old_values.clone()

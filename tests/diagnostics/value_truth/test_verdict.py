@@ -18,7 +18,7 @@ from tests.diagnostics.value_truth.made_up_figures import (
 from vapo.diagnostics.value_truth import verdict as verdict_module
 from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures
-from vapo.diagnostics.value_truth.verdict import ROWS, verdict
+from vapo.diagnostics.value_truth.verdict import TRUTH_ROWS, verdict
 
 PAGE = Path(__file__).parents[3] / "docs/value_page.md"
 
@@ -243,7 +243,7 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
     text = PAGE.read_text(encoding="utf-8")
     table = text.partition("## When value training fails")[2].partition("\n### ")[0]
     rows = dict(re.findall(r'^\| <a id="([\w-]+)"></a>(.*?) \|', table, re.MULTILINE))
-    assert rows == ROWS
+    assert rows == TRUTH_ROWS
     remark = verdict(figures())[0]
     assert remark.row == (
         'docs/value_page.md, "When value training fails", row "the verdict: follows the truth"'
@@ -252,7 +252,7 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
 
 def test_the_documentation_has_the_thresholds() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    names = [name for name in vars(verdict_module) if name.isupper() and name != "ROWS"]
+    names = [name for name in vars(verdict_module) if name.isupper() and name != "TRUTH_ROWS"]
     assert len(names) == 10
     for name in names:
         assert f"| `{name}` | {getattr(verdict_module, name):g} |" in text

@@ -16,7 +16,7 @@ from tests.studies.inspection import made_up
 from vapo.studies.inspection import critic_verdicts, reward_doubts
 from vapo.studies.inspection import verdicts as verdicts_module
 from vapo.studies.inspection.findings import find
-from vapo.studies.inspection.remarks import ROWS, Remark
+from vapo.studies.inspection.remarks import INSPECT_ROWS, Remark
 from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.verdicts import verdicts
 
@@ -334,7 +334,7 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
     text = (DOCS / "value_page.md").read_text(encoding="utf-8")
     table = text.partition("### Verdicts of vapo inspect")[2].partition("\n### ")[0]
     rows = dict(re.findall(r'^\| <a id="([\w-]+)"></a>(.*?) \|', table, re.MULTILINE))
-    assert rows == ROWS
+    assert rows == INSPECT_ROWS
 
 
 def test_the_documentation_has_the_thresholds() -> None:

@@ -98,7 +98,7 @@ class _FullRollouts(L.LightningDataModule):
             max_response_tokens=RESPONSE_TOKENS,
         )
         with MemoryTracker() as tracker:
-            evaluated = module.evaluate_rollouts(batch, module.phase, with_entropy=True)
+            evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=True)
         module.measured["log-probs"] = module.resting() + tracker.peak
         estimated = estimate_advantages(evaluated, module.phase, self.config, module.baseline)
         minibatches = make_minibatches(

@@ -30,7 +30,7 @@ from vapo.functional.columns import without_failed
 from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.build import check_tokenizers, make_actor, make_critic
 from vapo.networks.critic_folders import critic_path, critic_start
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
@@ -131,7 +131,7 @@ def evaluated_heldout(
             network.to(networks.device)
     is_mixed = config.trainer.precision == "bf16-mixed"
     with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
-        evaluated = evaluate_rollouts(batch, networks, with_entropy=True)
+        evaluated = add_logprobs_and_values(batch, networks, with_entropy=True)
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
+SHIFTED_ABOVE = 0.2  # a critic's mean error / the standard deviation of truth or returns
 _MOST_WITHOUT = 0.025  # of the resamples; the rest would be those in which the truth moves most
 
 Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
@@ -34,6 +35,32 @@ class Figure(NamedTuple):
 
 
 UNKNOWN = Figure(math.nan, math.nan, math.nan)
+
+
+def shown(figure: Figure) -> str:
+    """A figure with its interval, as text.
+
+    >>> shown(Figure(0.123, 0.1, 0.2)), shown(Figure(-4.5, -5, -4))
+    ('0.12 [0.10, 0.20]', '-4.50 [-5.00, -4.00]')
+    """
+    if figure.is_unknown:
+        return "unknown"
+    if not figure.is_bounded:
+        return f"{rounded(figure.value)} (too few prompts for an interval)"
+    return f"{rounded(figure.value)} [{rounded(figure.low)}, {rounded(figure.high)}]"
+
+
+def rounded(x: float) -> str:
+    """Two digits after the point, fewer of large numbers; more where they would hide that a number
+    is not 0.
+
+    >>> rounded(0.125), rounded(-0.001), rounded(-0.0), rounded(1234.5), rounded(12.34)
+    ('0.12', '-0.001', '0.00', '1234', '12.3')
+    """
+    size = abs(x)
+    if size < 1e-6:
+        return "0.00"  # which may be a zero with a sign
+    return f"{x:.1g}" if size < 0.01 else f"{x:.{2 if size < 10 else 1 if size < 100 else 0}f}"
 
 
 class Bootstrap:

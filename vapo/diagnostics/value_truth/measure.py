@@ -13,7 +13,8 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import critic_rewards, reward_range
+from vapo.advantages.credit import critic_rewards
+from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
 from vapo.diagnostics.value_truth.choice import choose_places
@@ -127,7 +128,7 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
         return [None] * len(batch)
     own = rewards.double()
     means = (own - leave_one_out_advantages(own, group_size=size)).tolist()
-    is_whole = ~batch.is_failed.view(-1, size).any(dim=1).repeat_interleave(size)
+    is_whole = ~batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 
 

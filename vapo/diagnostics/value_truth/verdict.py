@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from vapo.diagnostics.value_truth.figure import Figure
+from vapo.diagnostics.value_truth.figure import SHIFTED_ABOVE, Figure, shown
 from vapo.diagnostics.value_truth.figures import TruthFigures
 
 EXPLAINS_MUCH = 0.5  # of the truth's variance: the critic follows it
@@ -21,11 +21,10 @@ DAMPED_BELOW = 0.8  # the same: the values move, but less than the truth
 EXTREME_ABOVE = 1.25  # the same: the values move more than the truth
 IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order: chance
 BARELY_IN_ORDER_BELOW = 0.65  # the same: hardly better than chance
-SHIFTED_ABOVE = 0.2  # mean error / the truth's standard deviation
 NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
 MISTAKES_NEEDED = 6  # responses with one; of fewer nothing is said
 
-ROWS = {
+TRUTH_ROWS = {
     "truth-follows": "the verdict: follows the truth",
     "truth-in-part": "the verdict: follows the truth in part",
     "truth-flat": "the verdict: does not see what happens within a response",
@@ -45,7 +44,7 @@ ROWS = {
 """Anchor -> the first words of its row in the table "When value training fails"."""
 
 
-class Remark(NamedTuple):
+class Sentence(NamedTuple):
     """A sentence of the verdict. `anchor` is that of its row in docs/value_page.md."""
 
     text: str
@@ -54,32 +53,32 @@ class Remark(NamedTuple):
     @property
     def row(self) -> str:
         """Where to read on, in words: a file that is opened offline can have no link to it."""
-        return f'docs/value_page.md, "When value training fails", row "{ROWS[self.anchor]}"'
+        return f'docs/value_page.md, "When value training fails", row "{TRUTH_ROWS[self.anchor]}"'
 
 
-Said = Iterator[Remark | str]  # text alone: what the intervals are too wide for
+Sentences = Iterator[Sentence | str]  # text alone: what the intervals are too wide for
 
 
-def verdict(figures: TruthFigures) -> list[Remark]:
+def verdict(figures: TruthFigures) -> list[Sentence]:
     """What the critic knows, most important first; at least one sentence.
 
     The last one lists what the intervals are too wide for.
     """
     if figures.mse.is_unknown and figures.bias.is_unknown:
         text = "There is no critic here: only the true values are shown."
-        return [Remark(text, "truth-no-critic")]
+        return [Sentence(text, "truth-no-critic")]
     said = [
         *_what_it_knows(figures),
         *_on_average(figures),
         *_beside_the_baseline(figures),
         *_on_mistakes(figures),
     ]
-    remarks = [remark for remark in said if isinstance(remark, Remark)]
+    sentences = [sentence for sentence in said if isinstance(sentence, Sentence)]
     undecided = [question for question in said if isinstance(question, str)]
     if undecided:
         text = f"Not enough continuations to say {'; '.join(undecided)}."
-        remarks.append(Remark(text, "truth-too-few"))
-    return remarks
+        sentences.append(Sentence(text, "truth-too-few"))
+    return sentences
 
 
 def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
@@ -91,20 +90,20 @@ def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
     return "in part" if figure.low > EXPLAINS_LITTLE else None
 
 
-def _what_it_knows(figures: TruthFigures) -> Said:
+def _what_it_knows(figures: TruthFigures) -> Sentences:
     """The headline: of the steps within a response, with what it knows of prompts."""
     flattening, within = figures.flattening, figures.explained_within
     if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures)
         return
-    critic, of_prompts = "The critic", f"explained between {_shown(figures.explained_between)}"
+    critic, of_prompts = "The critic", f"explained between {shown(figures.explained_between)}"
     if (prompts := _explains(figures.explained_between)) is not None:
         tells = "does not tell" if prompts == "little" else "tells"
         apart = "apart in part" if prompts == "in part" else "apart"
         critic += f" {tells} prompts {apart} ({of_prompts}) and"
     elif not figures.explained_between.is_unknown:
         yield f"whether the critic tells prompts apart ({of_prompts})"
-    numbers = f"flattening {_shown(flattening)}, explained within {_shown(within)}"
+    numbers = f"flattening {shown(flattening)}, explained within {shown(within)}"
     order, steps = figures.rank_agreement, _explains(within)
     is_extreme = flattening.low > EXTREME_ABOVE and not order.high < BARELY_IN_ORDER_BELOW
     if flattening.high < FLAT_BELOW or (steps == "little" and not is_extreme):
@@ -112,51 +111,51 @@ def _what_it_knows(figures: TruthFigures) -> Said:
     elif is_extreme:  # that the values move with the truth is a figure of its own
         sees = within.low > 0 or order.low > IN_ORDER_ABOVE
         if not sees:
-            yield f"whether its values move with the truth (rank agreement {_shown(order)})"
-        yield Remark(
+            yield f"whether its values move with the truth (rank agreement {shown(order)})"
+        yield Sentence(
             f"{critic} {'sees what happens within a response but ' if sees else ''}is too extreme: "
             f"its values move {flattening.value:.1f} times as much as the truth ({numbers}).",
             "truth-extreme",
         )
     elif steps == "much":
         is_damped = flattening.high < DAMPED_BELOW
-        yield Remark(
+        yield Sentence(
             f"{critic} follows the truth within a response"
             f"{' but moves less than it' if is_damped else ''} ({numbers}).",
             "truth-in-part" if is_damped else "truth-follows",
         )
     elif steps == "in part":
         text = f"{critic} follows the truth within a response in part ({numbers})."
-        yield Remark(text, "truth-in-part")
+        yield Sentence(text, "truth-in-part")
     else:
         yield f"whether the critic sees what happens within a response ({numbers})"
 
 
-def _blind(figures: TruthFigures, critic: str, numbers: str) -> Remark:
+def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
     """Its values say nothing of the steps of a response: they stand still, or are noise."""
     prompts = _explains(figures.explained_between)
     if prompts == "little":
-        return Remark(
+        return Sentence(
             "The critic knows nothing: it does not tell prompts apart (explained between "
-            f"{_shown(figures.explained_between)}) and does not see mistakes within a response "
+            f"{shown(figures.explained_between)}) and does not see mistakes within a response "
             f"({numbers}).",
             "truth-nothing",
         )
     if figures.flattening.low > FLAT_BELOW:
-        return Remark(
+        return Sentence(
             f"{critic} moves within a response, but not with the truth: a value that stood still "
             f"would be about as near or nearer to it ({numbers}).",
             "truth-noisy",
         )
     knows_prompts = prompts == "much"
-    return Remark(
+    return Sentence(
         f"{critic} does not see {'mistakes' if knows_prompts else 'what happens'} within a "
         f"response: its values hardly move with the truth there ({numbers}).",
         "truth-prompt-only" if knows_prompts else "truth-flat",
     )
 
 
-def _of_all_prefixes(figures: TruthFigures) -> Said:
+def _of_all_prefixes(figures: TruthFigures) -> Sentences:
     """Without responses that were continued from every step: prompts and steps in one figure.
 
     Where the responses are there, it is their truth that did not move beyond the noise.
@@ -164,21 +163,21 @@ def _of_all_prefixes(figures: TruthFigures) -> Said:
     if figures.num_responses > 0:
         yield (
             "whether the critic sees mistakes: the truth within a response does not change beyond "
-            f"the continuations' noise (variance {_shown(figures.within_variance)})"
+            f"the continuations' noise (variance {shown(figures.within_variance)})"
         )
-    knows, numbers = _explains(figures.explained), f"explained {_shown(figures.explained)}"
+    knows, numbers = _explains(figures.explained), f"explained {shown(figures.explained)}"
     if knows is not None:
         text, anchor = {
             "much": ("follows the truth over all prefixes", "truth-follows"),
             "in part": ("follows the truth over all prefixes in part", "truth-in-part"),
             "little": ("knows nothing of the truth over all prefixes", "truth-nothing"),
         }[knows]
-        yield Remark(f"The critic {text} ({numbers}).", anchor)
+        yield Sentence(f"The critic {text} ({numbers}).", anchor)
     elif not figures.explained.is_unknown:
         yield f"whether the critic follows the truth ({numbers})"
 
 
-def _on_average(figures: TruthFigures) -> Said:
+def _on_average(figures: TruthFigures) -> Sentences:
     bias = figures.bias
     if bias.is_unknown:
         return
@@ -186,31 +185,31 @@ def _on_average(figures: TruthFigures) -> Said:
     margin = SHIFTED_ABOVE * math.sqrt(variance) if variance > 0 else 0.0
     if bias.low > margin or bias.high < -margin:
         side = "high" if bias.value > 0 else "low"
-        yield Remark(
-            f"Its values are too {side} on average, by {abs(bias.value):.2f} (bias {_shown(bias)}, "
+        yield Sentence(
+            f"Its values are too {side} on average, by {abs(bias.value):.2f} (bias {shown(bias)}, "
             "in units of the reward).",
             "truth-shifted",
         )
     elif -margin <= bias.low and bias.high <= margin:
-        yield Remark(f"Its values are right on average (bias {_shown(bias)}).", "truth-centred")
+        yield Sentence(f"Its values are right on average (bias {shown(bias)}).", "truth-centred")
     else:
-        yield f"whether its values are too high or too low (bias {_shown(bias)})"
+        yield f"whether its values are too high or too low (bias {shown(bias)})"
 
 
-def _beside_the_baseline(figures: TruthFigures) -> Said:
+def _beside_the_baseline(figures: TruthFigures) -> Sentences:
     """Beside what a method without a critic subtracts: the mean of the other responses."""
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
         return
-    numbers = f"mean squared error {_shown(mse)}, the mean's {_shown(baseline)}"
+    numbers = f"mean squared error {shown(mse)}, the mean's {shown(baseline)}"
     if mse.high < baseline.low:
-        yield Remark(
+        yield Sentence(
             "It is nearer to the truth than the mean reward of the other responses to the prompt "
             f"({numbers}).",
             "truth-baseline-better",
         )
     elif mse.low > baseline.high:
-        yield Remark(
+        yield Sentence(
             "It is further from the truth than the mean reward of the other responses to the "
             f"prompt ({numbers}): that mean would be the better baseline.",
             "truth-baseline-worse",
@@ -219,13 +218,13 @@ def _beside_the_baseline(figures: TruthFigures) -> Said:
         yield f"whether it is nearer to the truth than the mean of the other responses ({numbers})"
 
 
-def _on_mistakes(figures: TruthFigures) -> Said:
+def _on_mistakes(figures: TruthFigures) -> Sentences:
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
         return
     numbers = (
-        f"recall {_shown(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
-        f"an exact critic's {_shown(ceiling)}; precision {_shown(figures.mistake_precision)}"
+        f"recall {shown(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
+        f"an exact critic's {shown(ceiling)}; precision {shown(figures.mistake_precision)}"
     )
     found = (
         f"{recall.value:.0%} of the responses that have one, its value falls most where the truth "
@@ -233,27 +232,9 @@ def _on_mistakes(figures: TruthFigures) -> Said:
     )
     are_enough = figures.num_mistakes >= MISTAKES_NEEDED
     if are_enough and recall.low > NAMES_ABOVE:
-        yield Remark(f"It names the first mistake: in {found}", "truth-mistakes-named")
+        yield Sentence(f"It names the first mistake: in {found}", "truth-mistakes-named")
     elif are_enough and recall.high < NAMES_ABOVE < ceiling.value:
         text = f"It does not name the first mistake: in only {found}"
-        yield Remark(text, "truth-mistakes-missed")
+        yield Sentence(text, "truth-mistakes-missed")
     else:
         yield f"whether it names the first mistake ({numbers})"
-
-
-def _shown(figure: Figure) -> str:
-    if figure.is_unknown:
-        return "unknown"
-    if not figure.is_bounded:
-        return f"{_rounded(figure.value)} with no interval: too few prompts"
-    return f"{_rounded(figure.value)} [{_rounded(figure.low)}, {_rounded(figure.high)}]"
-
-
-def _rounded(x: float) -> str:
-    """Two digits after the point, more where they would hide that a number is not 0.
-
-    >>> _rounded(0.125), _rounded(-0.001), _rounded(-0.0)
-    ('0.12', '-0.001', '0.00')
-    """
-    x = 0.0 if abs(x) < 1e-6 else x  # which may be a zero with a sign
-    return f"{x:.1g}" if 0 < abs(x) < 0.01 else f"{x:.2f}"

@@ -24,7 +24,7 @@ from vapo.networks.meta_device import empty_model
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
-from vapo.training.callbacks.value_pretraining import compute_states, heldout_explained_variance
+from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizers
@@ -115,7 +115,7 @@ class CriticCurve(Callback):
 
     def measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, VapoModule)
-        found = heldout_explained_variance(module, self.stored)
+        _, found = explained_now(module, self.stored.heldout_batch())
         self.points.append(Point(trainer.global_step, self.tokens, self.seconds, found))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import num_steps
+from vapo.advantages.credit import num_gae_steps
 from vapo.advantages.estimators import policy_lambda
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.value_page.heldout import heldout_batch
@@ -153,5 +153,5 @@ def reach(config: FitConfig, batch: RolloutBatch, *, adaptive: bool) -> tuple[fl
     numbers = resolve(replace(config, components=components))
     lambdas = torch.as_tensor(policy_lambda(batch, numbers), dtype=torch.float64)
     column = lambdas.reshape(-1, 1).expand(len(batch), 1)
-    weights = first_token_reward_weight(num_steps(batch, numbers), numbers.gamma * column)
+    weights = first_token_reward_weight(num_gae_steps(batch, numbers), numbers.gamma * column)
     return float(weights.double().mean()), float((1 / (1 - column)).mean())

@@ -15,11 +15,10 @@ from lightning.pytorch.callbacks import Callback
 from vapo.advantages.credit import value_places
 from vapo.config import FitConfig
 from vapo.diagnostics.oracle import explained_by, state_values, token_returns
-from vapo.functional.metrics import explained_variance
 from vapo.studies.gates.rules import Interval
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
-from vapo.training.callbacks.value_pretraining import evaluated_returns
+from vapo.training.callbacks.value_pretraining import explained_now
 from vapo.training.datamodule import iteration_of
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
@@ -76,13 +75,10 @@ class HeldOutValues(NamedTuple):
 def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
     """The critic's values now, against the Monte-Carlo returns; the middle is of what has values,
     sampled tokens or turns."""
-    evaluated, returns = evaluated_returns(module, batch)
-    values = evaluated.values
+    evaluated, explained = explained_now(module, batch)
     places = value_places(batch, module.hyperparameters)
     is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
-    middle = values[is_middle].double().mean()
-    found = explained_variance(values, returns, places)
-    return HeldOutValues(float(found), float(middle))
+    return HeldOutValues(explained, float(evaluated.values[is_middle].double().mean()))
 
 
 @dataclass(eq=False, repr=False)

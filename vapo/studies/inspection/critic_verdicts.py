@@ -5,11 +5,10 @@ A sentence is said where the whole interval of its figure lies on one side of a 
 
 from __future__ import annotations
 
-from vapo.diagnostics.value_truth.figure import MIN_PROMPTS
+from vapo.diagnostics.value_truth.figure import MIN_PROMPTS, SHIFTED_ABOVE, shown
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Said
-from vapo.studies.inspection.shown import shown
 
 CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
@@ -25,7 +24,6 @@ ALL_LENGTH_ABOVE = 0.8  # the same: whatever else is wrong, it reads nothing els
 OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
 FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
 SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # the same, where the values are shifted, too
-SHIFTED_ABOVE = 0.2  # bias / sd of the returns
 
 
 def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_page.template import filled_page
 from vapo.diagnostics.value_page.visible_text import visible
-from vapo.diagnostics.value_truth.figure import Figure
+from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
@@ -21,8 +21,7 @@ from vapo.studies.inspection.profiles import (
     length_table,
     position_table,
 )
-from vapo.studies.inspection.remarks import Remark
-from vapo.studies.inspection.shown import rounded, short_names, shown
+from vapo.studies.inspection.remarks import Remark, short_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

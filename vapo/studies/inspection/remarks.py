@@ -1,14 +1,15 @@
-"""A verdict of `vapo inspect`, and where the documentation goes on about it."""
+"""A verdict of `vapo inspect`, where the documentation goes on about it, and its wording."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Literal
 
 Severity = Literal["wrong", "note", "good"]
 
-ROWS = {
+INSPECT_ROWS = {
     "inspect-untrained": "inspect: a value head that was never trained",
     "inspect-off-by-one": "inspect: values off by one token",
     "inspect-scale": "inspect: values in another scale than the rewards",
@@ -47,7 +48,30 @@ class Remark:
 
     @property
     def row(self) -> str:
-        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{ROWS[self.anchor]}"'
+        return f'docs/value_page.md, "Verdicts of vapo inspect", row "{INSPECT_ROWS[self.anchor]}"'
 
 
 Said = Iterator[Remark | str]  # text alone: what there are too few responses to say
+
+
+def sentence(text: str) -> str:
+    """With a capital and a full stop.
+
+    >>> sentence("each value (1 pair)")
+    'Each value (1 pair).'
+    """
+    return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
+
+
+def short_names(files: Sequence[str]) -> dict[str, str]:
+    """The ends of paths that tell them apart.
+
+    >>> short_names(["runs/a/x.jsonl", "runs/b/x.jsonl"])
+    {'runs/a/x.jsonl': 'a/x.jsonl', 'runs/b/x.jsonl': 'b/x.jsonl'}
+    """
+    paths = [PurePath(file) for file in files]
+    for num in range(1, max((len(path.parts) for path in paths), default=1) + 1):
+        names = [str(PurePath(*path.parts[-num:])) for path in paths]
+        if len(set(names)) == len(set(files)):
+            return dict(zip(files, names, strict=True))
+    return {file: file for file in files}

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from vapo.diagnostics.value_truth.figure import Figure
+from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.errors import UserError
 from vapo.studies.inspection.findings import Findings, find
 from vapo.studies.inspection.remarks import Remark
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.shown import rounded, shown
 from vapo.studies.inspection.verdicts import verdicts
 
 if TYPE_CHECKING:

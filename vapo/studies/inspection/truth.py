@@ -25,7 +25,7 @@ from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.errors import UserError
 from vapo.networks.loading import load_causal_lm, load_tokenizer
-from vapo.rewards.scorer import Scorer
+from vapo.rewards.scorer import Scorer, VerifierScorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
 from vapo.rollouts.engines.contract import sampling_settings
@@ -114,7 +114,7 @@ def measure(findings: Findings, request: TruthRequest) -> MeasuredTruth:
             "needed, all tokens must be the policy's, and no reward may come before the last"
         )
     rollouts = [_rollout(responses[i], findings, tokenizer) for i in rows]
-    with Progress() as progress, Scorer(config) as scorer:
+    with Progress() as progress, VerifierScorer(config) as scorer:
         judged = scorer.score(rollouts[: 4 * request.num_responses])
         points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
     same = [abs(a.reward - b.reward) < 1e-6 for a, b in zip(judged, rollouts, strict=False)]

@@ -9,16 +9,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vapo.diagnostics.value_truth.figure import Figure
+from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.studies.inspection.critic_verdicts import (
     beside_siblings,
     shift,
     what_it_knows,
 )
 from vapo.studies.inspection.findings import Findings, PartFindings
-from vapo.studies.inspection.remarks import Remark, Said
+from vapo.studies.inspection.remarks import Remark, Said, sentence, short_names
 from vapo.studies.inspection.reward_doubts import doubted, in_doubt
-from vapo.studies.inspection.shown import rounded, sentence, short_names, shown
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
 TRUNCATED_ABOVE = 0.2

@@ -26,8 +26,9 @@ from vapo.runs.checkpoint_saving import (
     write_checkpoint,
 )
 from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options
-from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_of
-from vapo.runs.run_dirs import BEST, LAST, RunDir, tell
+from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_in
+from vapo.runs.resuming import tell
+from vapo.runs.run_dirs import BEST, LAST, RunDir
 from vapo.system.distributed import rank
 from vapo.system.files import point_link
 from vapo.system.private_attributes import checkpoint_state
@@ -72,7 +73,7 @@ class Checkpointing(Checkpoint):
         """The score of `best.ckpt`, and the iteration that wrote it."""
         if self.best_name is None:
             return None, None
-        return self.best_score, iteration_of(self.best_name)
+        return self.best_score, iteration_in(self.best_name)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_name": self.best_name}
@@ -152,7 +153,7 @@ class Checkpointing(Checkpoint):
         self._settle(wait=True)
         last = self.run_dir.checkpoints / LAST
         if self.kept is not None and last.exists() and rank() == 0:
-            self.kept.forget(before=iteration_of(last.resolve().name))
+            self.kept.forget(before=iteration_in(last.resolve().name))
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)

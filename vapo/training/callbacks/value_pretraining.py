@@ -142,31 +142,27 @@ def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
         return
 
     def states_of(batch: RolloutBatch) -> list[Tensor]:
-        evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+        evaluated = module.add_logprobs_and_values(
+            batch, Phase.VALUE_PRETRAINING, with_entropy=False
+        )
         assert evaluated.actor_states is not None
         return evaluated.actor_states
 
     stored.compute_states(states_of)
 
 
-def evaluated_returns(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, Tensor]:
-    """The batch with the critic's values, and the Monte-Carlo return of each token or turn [B, T],
-    of the rewards that the value targets add up."""
-    evaluated = module.evaluate_rollouts(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
+def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, float]:
+    """The batch with the critic's values V now, and 1 - Var(R - V) / Var(R) over tokens or turns.
+
+    R is the Monte-Carlo return of the rewards that the value targets add up; nan where all R are
+    equal.
+    """
+    evaluated = module.add_logprobs_and_values(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
-    rewards = training.value_rewards
-    return training, achieved_returns(batch, rewards, module.hyperparameters)
-
-
-def heldout_explained_variance(module: VapoModule, stored: StoredRollouts) -> float:
-    """1 - Var(R - V) / Var(R) over all tokens (or turns) of the held-out rollouts.
-
-    R is the Monte-Carlo return, V the critic's value now; nan where all R are equal.
-    """
-    batch, returns = evaluated_returns(module, stored.heldout_batch())
-    places = value_places(batch, module.hyperparameters)
-    return float(explained_variance(batch.values, returns, places))
+    hp = module.hyperparameters
+    returns, places = achieved_returns(batch, training.value_rewards, hp), value_places(batch, hp)
+    return training, float(explained_variance(training.values, returns, places))
 
 
 @dataclass
@@ -211,7 +207,7 @@ class BestCritic:
         self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
-        found = heldout_explained_variance(module, stored)
+        _, found = explained_now(module, stored.heldout_batch())
         if found > self.best:
             self.best, self.best_pass = found, self.passes
             state = module.get_submodule("critic").state_dict()
