@@ -75,7 +75,7 @@ class Run:
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
         """The run's MLflow record: key of docs/metrics.md -> (optimizer step, value)."""
-        from vapo.tracking.metric_groups import recorded_metrics
+        from vapo.tracking.metric_names import recorded_metrics
         from vapo.tracking.stores import locate_store
 
         return recorded_metrics(locate_store(self._tracking_uri), self.summary["mlflow_run_id"])

@@ -33,7 +33,7 @@ import numpy as np
 from matplotlib import pyplot
 from scipy.stats import permutation_test, rankdata
 
-from vapo.tracking.metric_groups import stored_key
+from vapo.tracking.metric_names import by_present_name
 
 FIGURES = {
     "critic/explained_variance": "explained variance of returns",
@@ -96,7 +96,7 @@ def scores(uri: str, experiment: str) -> dict[tuple[str, str], float]:
     for run in client.search_runs([found.experiment_id], max_results=1000):
         row, _, seed = (run.info.run_name or "").rpartition("/")
         if run.info.status == "FINISHED" and row and not row.startswith("value pretraining"):
-            by_run[row, seed] = 100 * run.data.metrics[stored_key("eval/avg_at_k")]
+            by_run[row, seed] = 100 * by_present_name(run.data.metrics)["eval/avg_at_k"]
     return by_run
 
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from mlflow import MlflowClient
 
+from vapo import open_run
 from vapo.sweep.report.table import quantile
-from vapo.tracking.metric_groups import stored_key
 
 
 def main(folder: Path) -> None:
@@ -30,7 +30,7 @@ def main(folder: Path) -> None:
         own = [run for run in contents["runs"] if run["row"] == row and run["state"] == "finished"]
         before = [pretrainings[run["needs"]] for run in own if run["needs"]]
         print(f"{row}: seeds {', '.join(str(run['seed']) for run in own)}")
-        tokens = [sum(history(run, "rollout/num_tokens")) for run in [*own, *before]]
+        tokens = [sum(history(run, "rollout/num_response_tokens")) for run in [*own, *before]]
         print(f"  sampled tokens a seed: {sum(tokens) / len(own):,.0f}")
         for run in own:
             lengths = history(run, "rollout/turns_mean")
@@ -66,8 +66,7 @@ def client(run: dict[str, Any]) -> MlflowClient:
 
 
 def history(run: dict[str, Any], key: str) -> list[float]:
-    found = client(run).get_metric_history(run["mlflow_run_id"], stored_key(key))
-    return [m.value for m in sorted(found, key=lambda m: m.step)]
+    return [value for _, value in open_run(run["run_dir"]).metrics()[key]]
 
 
 def by_token(runs: list[dict[str, Any]]) -> str:

@@ -1,9 +1,9 @@
 """The finished runs of the comparison, as rows of `results.json`: one for each system and seed.
 
-    python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output results.json] [--page PAGE.md]
+    python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output results.json]
 
-writes them as the table of docs/language_model.md, too. Rows that the file has of other systems and
-seeds stay: a sweep may go on on another machine.
+writes their means as the table of docs/language_model.md, too, and each run into the README here.
+Rows that the file has of other systems and seeds stay: a sweep may go on on another machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from vapo.config.loading import load_config
 
 OUTPUT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs/language_model.md"
+PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 START, END = "writes this table -->\n", "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
@@ -73,8 +74,8 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         "explained_variance_after_pretraining": explained[first] if explained else None,
         "truth_explained_within": within[0] if within else None,
         "truth_explained_within_at_the_end": within[-1] if within else None,
-        "first_mistake_recall": recall[0] if recall else None,
-        "first_mistake_recall_at_the_end": recall[-1] if recall else None,
+        "truth_mistake_recall": recall[0] if recall else None,
+        "truth_mistake_recall_at_the_end": recall[-1] if recall else None,
         "accuracy": [round(value, 4) for value in series[ACCURACY]],
     }
 
@@ -110,7 +111,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             *(f"{row['responses']:,}", f"{row['hours']:.2f}"),
             figure(row["explained_variance_after_pretraining"]),
             figure(row["truth_explained_within"]),
-            figure(row["first_mistake_recall"]),
+            figure(row["truth_mistake_recall"]),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -152,13 +153,13 @@ def _mean(values: Sequence[float], *, signed: bool = False) -> str:
     return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"
 
 
-def with_table(page: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """The page with the rows' tables in the place of those that it has."""
+def with_table(page: str, lines: str) -> str:
+    """The page with this table in the place of the one that it has."""
     before, found, rest = page.partition(START)
     _, end, after = rest.partition(END)
     if not (found and end):
         raise SystemExit(f"the page has no {START.strip()!r} with {END!r} after it")
-    return f"{before}{START}\n{means(rows)}\n{table(rows)}\n{END}{after}"
+    return f"{before}{START}\n{lines}\n{END}{after}"
 
 
 def main() -> None:
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("sweep", type=Path, nargs="?", help="none: print what the file has")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page_of_runs", type=Path, default=PAGE_OF_RUNS)
     options = parser.parse_args()
     kept: dict[tuple[str, int], dict[str, Any]] = {}
     if options.output.exists():
@@ -176,8 +178,9 @@ def main() -> None:
     rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
     lines = ",\n".join(json.dumps(row) for row in rows)
     options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    text = with_table(options.page.read_text(encoding="utf-8"), rows)
-    options.page.write_text(text, encoding="utf-8")
+    for page, lines in ((options.page, means(rows)), (options.page_of_runs, table(rows))):
+        text = with_table(page.read_text(encoding="utf-8"), lines)
+        page.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
     print(means(rows))
     print(table(rows), end="")

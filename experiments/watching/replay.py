@@ -15,7 +15,7 @@ from pathlib import Path
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.diagnostics.watchers import SIGNS, WatcherState
-from vapo.tracking.metric_groups import stored_key
+from vapo.tracking.metric_names import stored_names
 
 ROOT = Path(__file__).parents[2]
 LEAST_ITERATIONS = 20
@@ -24,11 +24,16 @@ LEAST_ITERATIONS = 20
 def iterations(store: sqlite3.Connection, run_id: str) -> Iterator[tuple[int, dict[str, float]]]:
     """The number of each iteration and the means of its metrics, as the watchers get them."""
 
+    query = "select step, value from metrics where run_uuid = ? and key = ? and not is_nan"
+    found = store.execute("select distinct key from metrics where run_uuid = ?", (run_id,))
+    names = [name for (name,) in found.fetchall()]
+
     def history(key: str) -> list[tuple[int, float]]:
-        query = (
-            "select step, value from metrics where run_uuid = ? and key in (?, ?) and not is_nan"
+        return sorted(
+            point
+            for stored in stored_names(names, key)
+            for point in store.execute(query, (run_id, stored)).fetchall()
         )
-        return sorted(store.execute(query, (run_id, key, stored_key(key))).fetchall())
 
     metrics = {key: history(key) for sign in SIGNS.values() for key in sign.metrics}
     before = 0

@@ -303,7 +303,7 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     }
     found = response_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
     assert found["rollout/truncation_rate"] == 0.75
-    assert found["rollout/num_tokens"] == 3 + 6 + 3 + 3
+    assert found["rollout/num_response_tokens"] == 3 + 6 + 3 + 3
     found = episode_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
     assert found == {
         "rollout/turns_mean": 1.75,

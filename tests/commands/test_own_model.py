@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -18,8 +19,10 @@ from tests.integration.commands import vapo as command
 from tests.tiny_model import save_tiny_folder
 from vapo.commands.own_model import own_model
 from vapo.config import FitConfig
+from vapo.config.critic import ProbeCritic
 from vapo.config.loading import load_config
 from vapo.errors import UserError
+from vapo.studies.memory.estimate import GIB
 
 ROWS = [{"question": f"{a}b{a}=", "solution": str(2 * a)} for a in range(1, 5)] * 10
 
@@ -97,15 +100,56 @@ def test_data_that_does_not_do_is_one_error(model: str, data: Any, said: str, tm
         own_model(model, data, "exact", overrides=[f"output_dir={tmp_path}"])
 
 
-@pytest.mark.parametrize(("there", "rank"), [(10**3, 32), (10**12, None)])
-def test_adapters_are_taken_where_a_gpus_memory_is_short(
-    model: str, file: str, monkeypatch: pytest.MonkeyPatch, there: int, rank: int | None
-):
+@pytest.fixture
+def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+    """A GPU of 10 GiB. All weights need 9 GiB and a byte, with adapters and a probe 9 GiB."""
+    asked = []
+
+    def estimated(config: FitConfig, **_: Any) -> Any:
+        has_adapters, reads_actor = config.actor.lora is not None, config.critic.reads_actor
+        asked.append((has_adapters, reads_actor))
+        whole = not (has_adapters and reads_actor)
+        return config, SimpleNamespace(peak=9 * GIB + whole), None, None
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (there, there))
-    config = config_of(model, file, "exact")
-    for lora in (config.actor.lora, config.critic.lora):
-        assert (lora and lora.rank) == rank
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB))
+    monkeypatch.setattr("vapo.commands.own_model.estimated", estimated)
+    return asked
+
+
+def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
+    model: str, file: str, short_gpu: list[tuple[bool, bool]]
+):
+    chosen = own_model(model, file, "exact")
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert config.actor.lora is not None
+    assert isinstance(config.critic, ProbeCritic)
+    assert config.critic.sampled_logprobs is not None
+    assert (
+        "low-rank adapters (actor.lora) and a critic without a network (critic.kind=probe), "
+        "because all weights need 9.0 GiB of the GPU's 10.0;"
+    ) in chosen.line
+    assert short_gpu == [(False, False), (True, True)]
+
+
+def test_what_fits_is_trained_whole(
+    model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB + 2))
+    chosen = own_model(model, file, "exact")
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert (config.actor.lora, config.critic.reads_actor) == (None, False)
+    assert "GiB" not in chosen.line
+
+
+def test_a_critic_of_ones_own_stays_and_what_is_still_needed_is_said(
+    model: str, file: str, short_gpu: list[Any]
+):
+    chosen = own_model(model, file, "exact", overrides=["critic.layers=1"])
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert (config.actor.lora is not None, config.critic.layers) == (True, 1)
+    assert "(actor.lora), because all weights need 9.0 GiB of" in chosen.line
+    assert "these still need 9.0: docs/recipes.md says what to change next" in chosen.line
 
 
 def test_the_end_of_a_worked_solution_is_the_answer(model: str, tmp_path: Path):

@@ -82,21 +82,22 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
         "explained_variance_after_pretraining": 0.25,
         "truth_explained_within": 0.3,
         "truth_explained_within_at_the_end": 0.4,
-        "first_mistake_recall": 0.6,
-        "first_mistake_recall_at_the_end": 0.7,
+        "truth_mistake_recall": 0.6,
+        "truth_mistake_recall_at_the_end": 0.7,
     }
     assert "| VAPO | 2 | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] | 1,280 | 0.50 | 0.25 |" in (
         script.table([row])
     )
 
 
-def test_the_page_shows_every_row(script: ModuleType) -> None:
+def test_the_pages_show_every_row(script: ModuleType) -> None:
     rows = json.loads((SMOLLM2 / "results.json").read_text(encoding="utf-8"))
-    page = script.PAGE.read_text(encoding="utf-8")
-    assert script.with_table(page, rows) == page
-    assert script.with_table(page, rows[:-1]) != page
+    for path, table in ((script.PAGE, script.means), (script.PAGE_OF_RUNS, script.table)):
+        page = path.read_text(encoding="utf-8")
+        assert script.with_table(page, table(rows)) == page
+        assert script.with_table(page, table(rows[:-1])) != page
 
 
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
     with pytest.raises(SystemExit, match="with '<!-- end of results -->' after it"):
-        script.with_table("# A page\n\nwrites this table -->\n", [])
+        script.with_table("# A page\n\nwrites this table -->\n", "")

@@ -36,7 +36,7 @@ def test_the_pages_are_read() -> None:
     assert "docs/algorithms.md: vapo fit --config conf/vapo.yaml --print_config" in found
     assert "docs/resuming.md: vapo fit --config conf/vapo.yaml checkpoints.resume=auto" in found
     assert "docs/rollouts.md: vapo fit --config conf/vapo.yaml rollouts.engine=vllm" in found
-    assert any(line.startswith("docs/rollouts.md: vapo serve --config") for line in found)
+    assert any(line.startswith("docs/servers.md: vapo serve --config") for line in found)
     assert "conf/recipes/smollm2_cpu.yaml: vapo fit --config conf/recipes/smollm2_cpu.yaml" in found
     scaling = [str(c) for c in typed("vapo") if "trainer.num_nodes=2" in c.words]
     assert len(scaling) == 2, "torchrun's and srun's"

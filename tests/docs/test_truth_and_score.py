@@ -1,4 +1,4 @@
-"""What docs/value_truth.md says of figures and scores is what its script prints."""
+"""What experiments/critics/README.md says of figures and scores is what its script prints."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_method_that_decides_is_found(script: ModuleType) -> None:
 
 
 def test_the_page_has_the_printed_correlations(script: ModuleType) -> None:
-    page = (ROOT / "docs/value_truth.md").read_text()
+    page = (ROOT / "experiments/critics/README.md").read_text()
     printed = (FOLDER / "table.md").read_text()
     rows = [line for line in printed.splitlines() if "(p " in line]
     assert len(rows) == len(script.FIGURES)
@@ -77,4 +77,7 @@ def test_hl_gauss_is_the_worst_by_eight_figures(script: ModuleType) -> None:
         bad = max if key in ("truth/mse", "truth/bias") else min
         worst += math.isclose(distance["HL-Gauss"], bad(distance.values()))
     assert worst == 8
-    assert "the worst by eight of the ten figures" in (ROOT / "docs/value_truth.md").read_text()
+    assert (
+        "the worst by eight of the ten figures"
+        in (ROOT / "experiments/critics/README.md").read_text()
+    )

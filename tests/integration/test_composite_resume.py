@@ -21,7 +21,6 @@ from vapo.commands.fit import run
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.tracking.metric_groups import documented_key
 
 MIXTURE = """\
 data:
@@ -95,7 +94,7 @@ def recorded(folder: Path, run_dir: Path) -> dict[str, list[tuple[int, float]]]:
     client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
     run_id = summary(run_dir)["mlflow_run_id"]
     return {
-        documented_key(key): [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
+        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
         for key in client.get_run(run_id).data.metrics
     }
 

@@ -15,7 +15,6 @@ from tests.integration.commands import SHORTEST, SMALL, store, summary, vapo
 from tests.runs import runs
 from tests.runs.comparing import assert_same
 from vapo import cli
-from vapo.tracking.metric_groups import stored_key
 
 ENVIRONMENTS = Path(__file__).with_name("acting_environments.py")
 WINDY_WALK = "conf/windy_walk/vapo.yaml"
@@ -33,7 +32,7 @@ def metric(run: Path, folder: Path, key: str) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
-    history = client.get_metric_history(summary(run)["mlflow_run_id"], stored_key(key))
+    history = client.get_metric_history(summary(run)["mlflow_run_id"], key)
     return [m.value for m in sorted(history, key=lambda m: m.step)]
 
 

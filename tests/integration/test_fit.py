@@ -42,7 +42,6 @@ from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.runs.manifests import checkpoint_name
 from vapo.sweep.identity import code_version
 from vapo.sweep.report.rows import facts_of
-from vapo.tracking.metric_groups import documented_key, stored_key
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 
@@ -62,8 +61,7 @@ def history(run: Path) -> dict[str, list[tuple[int, float]]]:
     run_id = summary(run)["mlflow_run_id"]
     keys = client.get_run(run_id).data.metrics
     return {
-        documented_key(key): [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
-        for key in keys
+        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)] for key in keys
     }
 
 
@@ -337,7 +335,7 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     run_id = summary(run)["mlflow_run_id"]
 
     def steps() -> list[int]:
-        return [m.step for m in client.get_metric_history(run_id, stored_key("progress/iteration"))]
+        return [m.step for m in client.get_metric_history(run_id, "progress/iteration")]
 
     last, recorded = (run / "checkpoints" / "last.ckpt").resolve(), steps()
     assert summary(run)["num_iterations"] == len(recorded) == 2

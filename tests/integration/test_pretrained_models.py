@@ -20,7 +20,6 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import token_inputs
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.tracking.metric_groups import stored_key
 
 pytestmark = pytest.mark.slow
 LORA = ["actor.lora.rank=4", "actor.lora.lora_alpha=8", "actor.optimizer.lr=1e-2"]
@@ -58,7 +57,7 @@ def metric(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], stored_key(key))
+    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
     return [entry.value for entry in history]
 
 

@@ -22,7 +22,6 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.tracking.metric_groups import stored_key
 from vapo.training import parts
 from vapo.training.module import VapoModule
 
@@ -74,7 +73,7 @@ def history(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    metrics = client.get_metric_history(summary(run_dir)["mlflow_run_id"], stored_key(key))
+    metrics = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
     return [metric.value for metric in metrics]
 
 
@@ -91,7 +90,7 @@ def test_each_batch_is_of_the_policy_before(
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, *ONE_POLICY, *FAST))
     assert isinstance(made[0], DetachedTransformersSampler)
-    staleness = history(run_dir, "rollout/staleness_iterations", tmp_path)
+    staleness = history(run_dir, "rollout/staleness_max", tmp_path)
     assert staleness == history(run_dir, "rollout/staleness_mean", tmp_path) == [0, 0, 0, 1, 1]
     gaps = history(run_dir, "rollout/logprob_gap_mean", tmp_path)
     assert gaps[0] < 1e-5  # the policy has not moved
@@ -112,7 +111,7 @@ def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_p
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, ON, *FAST, "evaluation.every_n_iterations=1"))
     assert isinstance(made[0], DetachedTransformersSampler)
-    staleness = history(run_dir, "rollout/staleness_iterations", tmp_path)
+    staleness = history(run_dir, "rollout/staleness_max", tmp_path)
     assert len(staleness) == 5
     assert max(staleness) <= 1
     assert len(history(run_dir, "eval/avg_at_k", tmp_path)) >= 4
@@ -125,7 +124,7 @@ def test_without_it_everything_is_sampled_from_the_actor_itself(
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path))
     assert type(made[0]) is TransformersSampler
-    assert history(run_dir, "rollout/staleness_iterations", tmp_path) == [0] * 5
+    assert history(run_dir, "rollout/staleness_max", tmp_path) == [0] * 5
     assert max(history(run_dir, "rollout/logprob_gap_mean", tmp_path)) < 1e-5
     assert history(run_dir, "rollout/mismatch_weight_mean", tmp_path) == []
 
@@ -158,7 +157,7 @@ def test_an_error_in_the_thread_is_the_runs_and_the_checkpoint_stays(
     at_prompts(monkeypatch, asked.append)
     resumed = fit.run(config(tmp_path, *ONE_POLICY), ckpt_path="last")
     assert asked == [3, 4]
-    staleness = history(resumed, "rollout/staleness_iterations", tmp_path)
+    staleness = history(resumed, "rollout/staleness_max", tmp_path)
     assert staleness == [0, 0, 0, 1, 1]
 
 

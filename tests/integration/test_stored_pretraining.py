@@ -44,7 +44,7 @@ def sample(folder: Path, *more: str, name: str = "rollouts.parquet") -> str:
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    assert "80 rollouts in 20 groups, pass rate 0." in sample(folder)
+    assert "80 rollouts in 20 groups, accuracy 0." in sample(folder)
     return folder / "rollouts.parquet"
 
 

@@ -142,7 +142,7 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
     assert not truth_of(plain, tmp_path / "plain")
     found = truth_of(measured, tmp_path / "truth")
-    assert {"truth/mse", "truth/bias", "truth/num_tokens"} <= found.keys()
+    assert {"truth/mse", "truth/bias", "truth/num_continuation_tokens"} <= found.keys()
     # value pretraining's iterations 1 and 2, the policy's 1, 2 and 3
     assert len(found["truth/num_prefixes"]) == 5
     assert found.keys() <= documented_keys()

@@ -86,10 +86,10 @@ def test_two_processes_have_the_advantages_of_one(
             recorded["advantages"], expected[rank * 8 : rank * 8 + 8, :width], atol=1e-5, rtol=1e-5
         )
         metrics = recorded["metrics"]
-        for name in ("vine/continuation_tokens", "vine/num_prefixes"):
+        for name in ("vine/num_continuation_tokens", "vine/num_prefixes"):
             assert metrics[name] == costs[0][name] + costs[1][name]
         tokens = int(whole.response_mask.sum())
-        assert metrics["vine/token_ratio"] == metrics["vine/continuation_tokens"] / tokens
+        assert metrics["vine/token_ratio"] == metrics["vine/num_continuation_tokens"] / tokens
 
 
 def with_steps_of(parts: list[RolloutBatch], whole: RolloutBatch) -> RolloutBatch:

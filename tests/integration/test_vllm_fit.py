@@ -18,7 +18,6 @@ from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import vllm_model
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.tracking.metric_groups import stored_key
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 fit = partial(commands.fit, run=vapo_process)  # the engine ends with its process
@@ -44,7 +43,7 @@ def metric(run: Path, tmp_path: Path, key: str) -> list[float]:
 
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     run_id = summary(run)["mlflow_run_id"]
-    return [m.value for m in client.get_metric_history(run_id, stored_key(key))]
+    return [m.value for m in client.get_metric_history(run_id, key)]
 
 
 def start_fit(tmp_path: Path, *args: str) -> subprocess.Popen[str]:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, SHORT, fit, store, summary, vapo
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.tracking.metric_groups import stored_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -52,7 +51,7 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert recorded_run.info.status == "FAILED"
     assert recorded_run.data.tags["stopped"] == contents["stopped"]
     assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
-    history = client.get_metric_history(recorded_run.info.run_id, stored_key("watch/approx_kl"))
+    history = client.get_metric_history(recorded_run.info.run_id, "watch/approx_kl")
     assert [(m.step, m.value) for m in history] == [(6, 0.0), (8, 1.0)]
     again = fit(
         tmp_path, *limits, "--ckpt_path", "last", small=SHORT
@@ -87,5 +86,5 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     client, recorded_run = recorded(tmp_path, run)
     assert recorded_run.info.status == "FAILED"
     key = "faults/critic_updates_skipped"
-    history = client.get_metric_history(recorded_run.info.run_id, stored_key(key))
+    history = client.get_metric_history(recorded_run.info.run_id, key)
     assert [(m.step, m.value) for m in history] == [(2, 2.0)]

@@ -10,7 +10,6 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.integration.commands import SMALL, store, summary, vapo
-from vapo.tracking.metric_groups import stored_key
 
 SFT = [
     "num_steps=3",
@@ -54,7 +53,7 @@ def metric(run: Path, folder: Path, key: str) -> list[float]:
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
-    history = client.get_metric_history(summary(run)["mlflow_run_id"], stored_key(key))
+    history = client.get_metric_history(summary(run)["mlflow_run_id"], key)
     return [m.value for m in sorted(history, key=lambda m: m.step)]
 
 

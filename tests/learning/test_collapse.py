@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.integration.commands import store, summary, vapo_process
-from vapo.tracking.metric_groups import stored_key
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
@@ -53,7 +52,7 @@ def train(folder: Path, *args: str) -> tuple[float, float, float, float]:
     contents = summary(Path(result.stdout.strip().splitlines()[-1]))
     client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
     lengths, values = (
-        [m.value for m in client.get_metric_history(contents["mlflow_run_id"], stored_key(key))]
+        [m.value for m in client.get_metric_history(contents["mlflow_run_id"], key)]
         for key in ("rollout/response_length_mean", "critic/value_first_token_mean")
     )
     return contents["score_before"], contents["score_after"], lengths[-1], values[0]

@@ -56,9 +56,9 @@ def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
 
 
 @recipes
-def test_the_simulated_step_of_its_header_is_that_of_the_scaling_page(recipe: Path) -> None:
+def test_the_simulated_step_of_its_header_is_that_of_the_page(recipe: Path) -> None:
     """The page's table is held by the night tests of the simulation."""
-    page = (ROOT / "docs/scaling.md").read_text()
+    page = (ROOT / "docs/recipes.md").read_text()
     _, _, table = page.partition("| recipe | GPUs | actor update | critic update |")
     row = next(line for line in table.splitlines() if line.startswith(f"| `{recipe.stem}` | "))
     simulated = [cell.partition(",")[0].strip() for cell in row.split("|")[3:6]]

@@ -122,7 +122,7 @@ def test_each_iteration_has_its_own_prompts_and_no_rollout_twice() -> None:
         batch, metrics = made.next_batch(policy(number), last=LAST)
         assert prompt_ids(batch) == own_prompts(made, number - 1)
         assert [r.response_text for r in batch.rollouts] == [str(j) for j in range(G)] * NUM_PROMPTS
-        assert metrics["rollout/staleness_iterations"] <= 1
+        assert metrics["rollout/staleness_max"] <= 1
         assert metrics["rollout/ahead_s"] > 0
     made.cancel()
     assert made.collection.player.sampler.thread.startswith("rollouts-ahead")  # type: ignore[attr-defined]
@@ -168,7 +168,7 @@ def test_nothing_is_sampled_further_ahead_than_it_may_be_old(staleness: int) -> 
     time.sleep(0.05)
     assert len(stream.requests) == (1 + staleness) * size
     _, metrics = made.next_batch(policy(2), last=LAST)
-    assert metrics["rollout/staleness_iterations"] == 1
+    assert metrics["rollout/staleness_max"] == 1
     wait_until(lambda: len(stream.requests) == (2 + staleness) * size)
     made.cancel()
 
@@ -230,7 +230,7 @@ def test_an_episode_under_way_goes_on_with_new_weights_and_says_so() -> None:
     batch, metrics = taken[0]
     assert {tuple(t.version for t in r.turns) for r in batch.rollouts} == {(0, 1)}
     assert {r.version for r in batch.rollouts} == {0}
-    assert metrics["rollout/staleness_iterations"] == 1
+    assert metrics["rollout/staleness_max"] == 1
     assert metrics["rollout/staleness_mean"] == 0.5
     made.cancel()
 
@@ -294,7 +294,7 @@ def test_an_episode_that_failed_at_once_has_no_age() -> None:
     batch, metrics = made.next_batch(policy(31), last=LAST)
     made.cancel()
     assert batch.is_lost.sum() == G
-    assert metrics["rollout/staleness_iterations"] == 0
+    assert metrics["rollout/staleness_max"] == 0
     assert metrics["rollout/failed_episodes"] == metrics["rollout/failed_crash"] == G
 
 
@@ -444,7 +444,7 @@ def test_in_value_pretraining_rollouts_ahead_are_not_stale() -> None:
     made.collection.player.sampler.sync([])
     start = IterationStart(2, Phase.POLICY_OPTIMIZATION)
     _, metrics = made.next_batch(start, last=LAST)
-    assert metrics["rollout/staleness_iterations"] == 0
+    assert metrics["rollout/staleness_max"] == 0
     made.cancel()
 
 

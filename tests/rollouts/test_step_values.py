@@ -175,7 +175,7 @@ def test_what_it_costs(sampler: Sampler, engine: ScriptedEngine) -> None:
     batch, metrics = continued(batch_of(config, *rows), config, sampler)
     assert len(engine.requests) == K * (4 + 3)  # "", "a;", "a;b;", "a;c;" and the other prompt's
     assert metrics == {
-        "vine/continuation_tokens": 2.0 * K * 7,
+        "vine/num_continuation_tokens": 2.0 * K * 7,
         "vine/token_ratio": 2 * K * 7 / 18,
         "vine/num_prefixes": 7.0,
         "vine/steps_mean": 3.0,
@@ -209,7 +209,7 @@ def test_metrics_are_of_all_ranks(sampler: Sampler, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(continuations, "sum_over_ranks", lambda counts: counts + other)
     _, metrics = continued(batch_of(config, rollout("a;b;1.")), config, sampler)
     assert metrics == {
-        "vine/continuation_tokens": 118.0,
+        "vine/num_continuation_tokens": 118.0,
         "vine/token_ratio": 118 / 46,
         "vine/num_prefixes": 6.0,
         "vine/steps_mean": 12 / 5,

@@ -13,7 +13,6 @@ from typing import Any
 from tests import forked
 from tests.config.fits import ON_STATE_TRACKING
 from vapo.runs.checkpoints import read_checkpoint
-from vapo.tracking.metric_groups import documented_key
 
 TINY = [
     "components.value_pretraining.num_iterations=2",
@@ -111,6 +110,5 @@ def history(run: Path, store: Path) -> dict[str, list[tuple[int, float]]]:
     run_id = json.loads((run / "run.json").read_text())["mlflow_run_id"]
     keys = client.get_run(run_id).data.metrics
     return {
-        documented_key(key): [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
-        for key in keys
+        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)] for key in keys
     }

@@ -98,7 +98,7 @@ def test_csv_files_lie_in_the_runs_folder(tracking: TrackingConfig, tmp_path: Pa
     assert rows_of(tmp_path / "csv/version_0/metrics.csv")[1] == rows[1]
     assert rows_of(tmp_path / "csv/version_1/metrics.csv") == [{"step": 2.0, "actor/entropy": 3.0}]
     metrics = client_of(tracking).get_run(str(first.run_id)).data.metrics
-    assert metrics["_score/avg_at_k"] == 0.5
+    assert metrics["eval/avg_at_k"] == 0.5
 
 
 @pytest.mark.slow

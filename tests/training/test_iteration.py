@@ -70,7 +70,7 @@ def test_two_iterations_of_two_phases() -> None:
         num_responses = sum(minibatch.num_responses for minibatch in iteration.minibatches)
         assert num_responses == NUM_PROMPTS * G
         assert iteration.metrics["critic/value_mean"] == 0.25
-        assert iteration.metrics["rollout/staleness_iterations"] == 0.0
+        assert iteration.metrics["rollout/staleness_max"] == 0.0
     rewards, targets = pretraining.batch.rewards, pretraining.batch.value_targets
     assert targets is not None
     assert torch.equal(targets[:, 0], rewards), "the Monte-Carlo return of the one reward"

@@ -29,6 +29,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
 from vapo.rewards.foreign_functions import ANSWERS
+from vapo.studies.memory.estimate import GIB
 from vapo.system.installation import root
 from vapo.system.shown_text import redacted, visible
 
@@ -36,13 +37,10 @@ PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
-_ADAPTERS = {
-    "actor.lora.rank": 32,
-    "actor.optimizer.lr": 1e-5,
-    "critic.lora.rank": 32,
-    "critic.optimizer.lr": 5e-5,
-}
-"""Where all weights do not fit; rates as much higher as adapters are trained with."""
+_ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
+_PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
+"""What is trained where all weights do not fit; the rates are those that models of language
+learned with (docs/critics.md, conf/worked_sums), the adapters' as much higher as theirs are."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +103,11 @@ def _chosen(
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
-    if has_gpu and not _fits_gpu(base, [*as_overrides(values), *overrides]):
-        values |= _ADAPTERS
     parts = [f"begins with conf/scale/{base.name}"]
-    if "critic.lora.rank" in values:
-        parts.append("low-rank adapters for want of memory")
+    if has_gpu:
+        saved, said = _what_fits_the_gpu(base, values, overrides)
+        values |= saved
+        parts += said
     parts += [told, f"{'the' if has_template else 'no'} chat template"]
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
@@ -211,7 +209,28 @@ def _plain(entry: Any) -> Any:
     raise TypeError(f"{type(entry).__name__} is no type of JSON")
 
 
-def _fits_gpu(base: Path, overrides: Sequence[str]) -> bool:
-    """Whether the training of all weights fits the first GPU, by arithmetic."""
-    _, estimate, *_ = estimated(load_config(FitConfig, [base], overrides), tell=lambda line: None)
-    return estimate.peak <= _ROOM * torch.cuda.mem_get_info()[1]
+def _what_fits_the_gpu(
+    base: Path, values: Mapping[str, Any], overrides: Sequence[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What is trained instead of all weights where these do not fit the first GPU, and why.
+
+    A critic of which the overrides say anything is left as it is.
+    """
+    there = torch.cuda.mem_get_info()[1]
+
+    def needed(more: Mapping[str, Any]) -> float:
+        config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
+        return estimated(config, tell=lambda line: None)[1].peak
+
+    whole = needed({})
+    if whole <= _ROOM * there:
+        return {}, []
+    has_own_critic = any(text.startswith("critic.") for text in overrides)
+    saved = _ADAPTERS if has_own_critic else _ADAPTERS | _PROBE
+    names = "low-rank adapters (actor.lora)"
+    if not has_own_critic:
+        names += " and a critic without a network (critic.kind=probe)"
+    said = f"{names}, because all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
+    if (less := needed(saved)) > _ROOM * there:
+        said += f"; these still need {less / GIB:.1f}: docs/recipes.md says what to change next"
+    return saved, [said]

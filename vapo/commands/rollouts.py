@@ -95,13 +95,13 @@ def run(
     said = ""
     if measuring is not None:
         said = (
-            f"\n{metrics['rollouts/num_measured_prefixes']:.0f} prefixes were continued, in "
+            f"\n{metrics['rollouts/num_prefixes']:.0f} prefixes were continued, in "
             f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
             f"{metrics['rollouts/truth_noise']:.3f}"
         )
     say(
-        f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, pass rate "
-        f"{metrics['rollouts/pass_rate']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
+        f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, accuracy "
+        f"{metrics['rollouts/accuracy']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
         f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "
         f"{metrics['rollouts/sampling_s']:.1f} s{said}\n"
         f"train a critic on them with components.value_pretraining.data={path}\n{where}\n{path}"
@@ -210,7 +210,7 @@ def summary_metrics(table: pa.Table) -> dict[str, float]:
     correct, rewards = (table.column(name).to_pylist() for name in ("is_correct", "reward"))
     return {
         "rollouts/num_rollouts": float(table.num_rows),
-        "rollouts/pass_rate": sum(correct) / table.num_rows,
+        "rollouts/accuracy": sum(correct) / table.num_rows,
         "rollouts/reward_mean": sum(rewards) / table.num_rows,
         "rollouts/num_response_tokens": float(sum(lengths)),
     }
@@ -292,7 +292,7 @@ def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, 
     lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
     sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
     return {
-        "rollouts/num_measured_prefixes": float(round(sum(1 / rows for rows in sharing))),
+        "rollouts/num_prefixes": float(round(sum(1 / rows for rows in sharing))),
         "rollouts/truth_noise": sum(noise) / max(len(noise), 1),
         "rollouts/num_continuation_tokens": float(num_sampled_tokens),
     }

@@ -66,7 +66,7 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
         "rollout/response_length_max": float(lengths.max()),
         "rollout/truncation_rate": float(truncation.mean()),
         "rollout/verifier_failures": float(failures.sum()),
-        "rollout/num_tokens": float(lengths.sum()),
+        "rollout/num_response_tokens": float(lengths.sum()),
         "rollout/num_prompt_tokens": float(prompts.sum()),
     }
 

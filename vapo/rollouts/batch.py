@@ -157,6 +157,6 @@ def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, 
     age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()
     total, num = sum_over_ranks(torch.stack([(age * count).sum(), count.sum()])).tolist()
     return {
-        "rollout/staleness_iterations": float(max_over_ranks(age.max())),
+        "rollout/staleness_max": float(max_over_ranks(age.max())),
         "rollout/staleness_mean": total / num if num else 0.0,
     }

@@ -264,7 +264,7 @@ def _metrics(made: Continuations, batch: RolloutBatch, num_steps: int) -> dict[s
     )
     tokens, prefixes, failed, judged, own, steps, responses = sum_over_ranks(counts).tolist()
     return {
-        "vine/continuation_tokens": tokens,
+        "vine/num_continuation_tokens": tokens,
         "vine/token_ratio": tokens / own,
         "vine/num_prefixes": prefixes,
         "vine/steps_mean": steps / responses,

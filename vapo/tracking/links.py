@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from vapo.config.credentials import without_credentials
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.stores import Store, locate_store
 
 _TRAINING_VIEW = "?workflowType=machine_learning"
-_SHOWN_METRIC = stored_key("eval/avg_at_k")
+_SHOWN_METRIC = "eval/avg_at_k"
 
 
 def experiments_page(server: str) -> str:

@@ -19,6 +19,7 @@ from vapo.system.process import is_main_process
 from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
 from vapo.tracking.journal import Journal, cannot_write, set_aside_others
+from vapo.tracking.metric_names import present_name
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import TABLES_TAG, Clock, InputData, Kind, Record, table_json, with_table
@@ -130,7 +131,8 @@ class RunLogger(Logger):
                 self._tables = record.payload.get(TABLES_TAG, self._tables)
             for key, _, at_ms, step in record.payload if record.kind == "metrics" else ():
                 self._clock.after(at_ms)  # times are not given again if the clock was set back
-                steps[key] = max(step, steps.get(key, step))
+                name = present_name(key)
+                steps[name] = max(step, steps.get(name, step))
         self.recorded_steps = steps
         sink = MlflowSink(client, self.run_id)
         self._delivery = Delivery(sink, self._note, self._journal, redact=store.redact)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vapo.tracking.delivery import OutageError, RefusedError
-from vapo.tracking.metric_groups import stored_key
 from vapo.tracking.records import NOTE_TAG, Record, with_score
 
 if TYPE_CHECKING:
@@ -64,11 +63,7 @@ class MlflowSink:
         client, run_id = self._client, self._run_id
         kind, payload, name = records[0].kind, records[0].payload, records[0].name
         if kind == "metrics":
-            metrics = [
-                Metric(stored_key(key), *item)
-                for record in records
-                for key, *item in record.payload
-            ]
+            metrics = [Metric(*item) for record in records for item in record.payload]
             client.log_batch(run_id, metrics=metrics)
         elif kind == "params":
             params = [Param(key, value[:_MAX_PARAM_CHARS]) for key, value in payload.items()]

@@ -69,7 +69,7 @@ def test_lengths_stand_at_the_updates_that_their_policy_has_behind_it() -> None:
         iteration = MagicMock(spec=Iteration, number=number)
         iteration.metrics = {
             "rollout/response_length_mean": length,
-            "rollout/staleness_iterations": float(staleness),
+            "rollout/staleness_max": float(staleness),
         }
         _, is_over = watcher.after(MagicMock(spec=VapoModule), iteration)
     assert watcher.lengths == [70.0, 60.0, 30.0]

@@ -143,6 +143,14 @@ def test_seeds_of_one_config_are_one_row(experiment: Experiment) -> None:
     assert found.notes == ()
 
 
+def test_a_run_that_an_older_version_recorded_is_read(experiment: Experiment) -> None:
+    run_id = experiment.add("vapo-seed0", None)
+    for key, value in (("_score/avg_at_k", 0.5), ("z_progress/policy_steps", 40.0)):
+        experiment.client.log_metric(run_id, key, value, step=40)
+    (record,) = experiment.read().runs
+    assert (record.score(), record.history["progress/policy_steps"]) == (0.5, {40: 40.0})
+
+
 def test_of_a_run_that_was_done_twice_the_latest_is_taken_and_said(experiment: Experiment) -> None:
     first = experiment.add("vapo-seed0", 0.5)
     second = experiment.add("vapo-seed0", 0.6)

@@ -196,7 +196,7 @@ def truth_metrics(truth: ValueTruth) -> dict[str, float]:
     figures = truth.figures
     names = ("num_prefixes", "num_responses", "num_mistakes")
     metrics = {f"truth/{name}": float(getattr(figures, name)) for name in names}
-    metrics["truth/num_tokens"] = float(truth.num_tokens)
+    metrics["truth/num_continuation_tokens"] = float(truth.num_tokens)
     known = known_figures(figures).items()
     return metrics | {f"truth/{name}": x.value for name, x in known if x.is_bounded}
 

@@ -108,7 +108,7 @@ class CriticCurve(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.seconds += time.monotonic() - self.since
         iteration = iteration_of(trainer)
-        self.tokens += int(iteration.metrics["rollout/num_tokens"])
+        self.tokens += int(iteration.metrics["rollout/num_response_tokens"])
         if iteration.number % self.every_n == 0 or iteration.number == trainer.max_epochs:
             self.measure(trainer, pl_module)
         self.advance(1)

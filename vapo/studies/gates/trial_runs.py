@@ -205,7 +205,7 @@ class Collapse(TrialWatcher):
     lengths: list[float] = field(default_factory=list, init=False)
 
     def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
-        updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_iterations"])
+        updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_max"])
         self.lengths[updates:] = [iteration.metrics["rollout/response_length_mean"]]
         return {"response length": self.lengths[-1]}, self.collapsed_after is not None
 

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 
 from vapo.config.checkpoints import config_identity, identity_values
 from vapo.config.written import flatten_tree
-from vapo.tracking.metric_groups import stored_key
+from vapo.tracking.metric_names import by_present_name
 
 SCORE = "eval/avg_at_k"
 CRITIC_INIT = "critic.init"
@@ -68,7 +68,7 @@ def as_recorded(run: Any) -> Recorded:
     row = tags.get("row") or re.sub(
         rf"(/|[- ]seed){seed}$", "", run.info.run_name or run.info.run_id
     )
-    return Recorded(run, row, seed, run.data.metrics.get(stored_key(SCORE)))
+    return Recorded(run, row, seed, by_present_name(run.data.metrics).get(SCORE))
 
 
 def facts_of(run: Any, resumed_with: str | None, pretraining: Any | None) -> dict[str, str]:

@@ -23,7 +23,7 @@ from vapo.sweep.report.rows import (
     separate_rows,
     usable,
 )
-from vapo.tracking.metric_groups import stored_key
+from vapo.tracking.metric_names import stored_names
 from vapo.tracking.stores import Store
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -212,9 +212,13 @@ class Reader:
     def _record(self, one: Recorded, row: str, seed: int) -> RunRecord:
         run_id, metrics = one.run.info.run_id, one.run.data.metrics
         history = {
-            key: {m.step: m.value for m in self.client.get_metric_history(run_id, stored_key(key))}
+            key: {
+                one.step: one.value
+                for stored in names
+                for one in self.client.get_metric_history(run_id, stored)
+            }
             for key in _HISTORIES
-            if stored_key(key) in metrics
+            if (names := stored_names(metrics, key))
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]

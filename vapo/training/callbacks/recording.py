@@ -92,7 +92,7 @@ class Recording(Callback):
         now = time.monotonic()
         since, self._since = self._since, now
         flops = float(sum_over_ranks(torch.tensor(pl_module.update_flops, dtype=torch.double)))
-        num_response_tokens = iteration.metrics["rollout/num_tokens"]
+        num_response_tokens = iteration.metrics["rollout/num_response_tokens"]
         num_given_tokens = iteration.metrics["rollout/num_prompt_tokens"]
         num_given_tokens += iteration.metrics.get("rollout/num_observation_tokens", 0.0)
         times = StageTimes(

@@ -1,0 +1,62 @@
+"""The names under which older versions of this package stored a metric.
+
+A metric has one name, that of docs/metrics.md, in MLflow, in code and wherever it is shown. Until
+0.2.0 a few had another one, and MLflow's name of most had a prefix. Stores keep the runs of those
+versions, so whatever reads a store asks here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from vapo.tracking.stores import Store
+
+_PREFIX = re.compile(
+    r"^(?:z_(?=(?:eval(?:_\w+)?|actor|critic|rollout|advantage|faults|progress|watch)/)"
+    r"|system/(?=(?:time|throughput|memory)/))"
+)
+RENAMED = {
+    "rollout/num_tokens": "rollout/num_response_tokens",
+    "rollout/staleness_iterations": "rollout/staleness_max",
+    "rollouts/num_measured_prefixes": "rollouts/num_prefixes",
+    "rollouts/pass_rate": "rollouts/accuracy",
+    "truth/num_tokens": "truth/num_continuation_tokens",
+    "vine/continuation_tokens": "vine/num_continuation_tokens",
+}
+"""Old name -> name."""
+
+
+def present_name(stored: str) -> str:
+    """The name of a metric that a store or a journal may have under an older one.
+
+    >>> [present_name(old) for old in ("_score_gsm8k/avg_at_k", "z_eval/num_prompts")]
+    ['eval_gsm8k/avg_at_k', 'eval/num_prompts']
+    >>> [present_name(old) for old in ("system/time/rollout_s", "system/cpu", "truth/num_tokens")]
+    ['time/rollout_s', 'system/cpu', 'truth/num_continuation_tokens']
+    """
+    name = re.sub(r"^_score(?=[_/])", "eval", _PREFIX.sub("", stored))
+    return RENAMED.get(name, name)
+
+
+def by_present_name(metrics: Mapping[str, float]) -> dict[str, float]:
+    """A run's latest values; where another version began it, those under the present names."""
+    return {present_name(key): metrics[key] for key in sorted(metrics, key=_is_present)}
+
+
+def stored_names(metrics: Iterable[str], name: str) -> list[str]:
+    """The names, of all that a run has, under which it has this metric."""
+    return [stored for stored in metrics if present_name(stored) == name]
+
+
+def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """A run's record: metric -> (optimizer step, value), in order of the steps."""
+    client, found = store.client(), dict[str, list[tuple[int, float]]]()
+    for stored in client.get_run(run_id).data.metrics:
+        points = [(one.step, one.value) for one in client.get_metric_history(run_id, stored)]
+        found.setdefault(present_name(stored), []).extend(points)
+    return {name: sorted(found[name]) for name in sorted(found)}
+
+
+def _is_present(stored: str) -> bool:
+    return present_name(stored) == stored
