@@ -142,7 +142,5 @@ def test_a_supervised_training_whose_model_would_not_fit_does_not_begin(
     monkeypatch.setattr("vapo.runs.checkpoint_saving.shutil.disk_usage", lambda folder: disk)
     require_room(tmp_path / "new", torch.nn.Linear(10, 10))
     disk.free -= 1
-    with pytest.raises(
-        UserError, match=r"training cannot begin: .* for the model, .* set export"
-    ):
+    with pytest.raises(UserError, match=r"training cannot begin: .* for the model, .* set export"):
         require_room(tmp_path / "new", torch.nn.Linear(10, 10))
