@@ -29,8 +29,10 @@ COPY --chown=vapo:vapo conf/ conf/
 COPY --chown=vapo:vapo models/ models/
 COPY --chown=vapo:vapo vapo/ vapo/
 ARG EXTRAS=vllm,lora,reasoning,gguf
+# vLLM wants older ones of these packages than are tested without it.
 RUN python3.11 -m venv .venv \
-    && pip install --no-cache-dir -c constraints.txt ".[${EXTRAS}]"
+    && grep -vE '^(fastapi|numpy|setuptools|starlette)==' constraints.txt > vllm-constraints.txt \
+    && pip install --no-cache-dir -c vllm-constraints.txt ".[${EXTRAS}]"
 
 ARG COMMIT=""
 ENV VAPO_COMMIT=${COMMIT}

@@ -1,5 +1,6 @@
 # The repository's commands; `make` alone lists them.
 
+# Or python3.12; beside a .venv of 3.11: make check PYTHON=python3.12 VENV=build/python3.12
 PYTHON ?= python3.11
 # More arguments for pip, or for uv. On Linux the plain torch wheel brings CUDA's libraries, several
 # GB; on a machine without a GPU, PIP_ARGS="--extra-index-url <the PyTorch project's CPU wheel
@@ -29,25 +30,29 @@ WORKERS ?= 2
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 
 .DEFAULT_GOAL := help
-.PHONY: help install fit validate ui test check quick lint format types docs notebook learning night attacks kills soak gpu release smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
+.PHONY: help install fit validate ui test check quick lowest lint format types docs notebook learning night attacks kills soak gpu release smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
 
 help: ## list these commands
 	@echo "usage: make COMMAND [ARGS=...]"
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 install: $(INSTALLED) ## make .venv, with the package, its tests' tools and reasoning-gym
+	@test "$(origin PYTHON)" = file || test "$$($(BIN)/python -V)" = "$$($(PYTHON) -V)" || { echo "make: \
+	$(VENV) has $$($(BIN)/python -V), and PYTHON is $(PYTHON): remove it, or set VENV to another folder" \
+		>&2; exit 1; }
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { \
-		echo "make: there is no $(PYTHON) here; install Python 3.11, or set PYTHON=/its/path" >&2; exit 1; }
+		echo "make: there is no $(PYTHON) here; set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages into $(VENV): this takes some minutes and prints nothing"
 	@command -v uv > /dev/null || $(BIN)/python -m pip install --quiet uv 2> /dev/null || true
 	options="$$($(UV_OPTIONS))"; cert="$$($(BIN)/python -m pip config get global.cert 2> /dev/null)"; \
 	export PATH="$$PATH:$(CURDIR)/$(BIN)" SSL_CERT_FILE="$${SSL_CERT_FILE:-$$cert}"; \
 	test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
-	case "$$options" in *pip) false;; *) $(UV) $$options $(PIP_ARGS) $(EVERYTHING);; esac || \
-		$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) $(EVERYTHING)
+	case "$$options" in *pip) false;; *) $(UV) $$options $(PIP_ARGS) $(EVERYTHING);; esac || { \
+		test -z "$$UV_RESOLUTION" && \
+		$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) $(EVERYTHING); }
 	@# all cores compile, where pip would take one; what hardly anything imports is left out
 	@$(BIN)/python -W ignore -m compileall -q -j 0 -x '/tests?/|/transformers/models/' \
 		$(VENV)/lib > /dev/null 2>&1 || true
@@ -73,6 +78,11 @@ quick: install
 	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
 		-m "not slow and not night and not attacks and not kills and not soak and not learning \
 		and not gpu and not vllm" $(ARGS)
+
+# uv alone can do it. Also with a CPU build of torch: PIP_ARGS="... torch==2.13.0+cpu"
+lowest: ## the tests of `check` with the oldest packages that pyproject.toml allows, in build/lowest
+	UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory quick VENV=build/lowest \
+		EVERYTHING="-e '.[dev,reasoning]'"
 
 lint: install ## ruff (rules and format) and codespell
 	$(BIN)/ruff check .

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -48,6 +50,23 @@ def test_constraints_pin_every_dependency_inside_its_range() -> None:
 )
 def test_every_command_installs_first(target: str) -> None:
     assert "pip install" in make("--dry-run", "--always-make", target)
+
+
+@pytest.mark.parametrize("version", ["3.9.1", platform.python_version()])
+def test_another_python_than_the_environment_s_is_not_ignored(version: str, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    python = tmp_path / "bin" / "python"
+    python.write_text(f"#!/bin/sh\necho Python {version}\n")
+    python.chmod(0o755)
+    (tmp_path / ".installed").touch()
+    asked = ["install", f"VENV={tmp_path}", f"PYTHON={sys.executable}"]
+    if version == platform.python_version():
+        assert make(*asked) == ""
+    else:
+        with pytest.raises(subprocess.CalledProcessError) as failed:
+            make(*asked)
+        assert f"make: {tmp_path} has Python 3.9.1, and PYTHON is " in failed.value.stderr
+    assert make("install", f"VENV={tmp_path}") == "", "whatever it has, it was not asked for"
 
 
 def test_make_alone_lists_the_commands() -> None:

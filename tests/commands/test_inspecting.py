@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ import torch
 
 import vapo
 from tests.commands.test_early_checks import EACH_COMMAND, HEAVY, in_a_process
+from tests.config.fits import ROOT
 from tests.docs.pages import named_files
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo import cli
@@ -88,6 +91,11 @@ def test_it_answers_and_says_what_is_wrong_without_torch(rollouts: Path) -> None
     err, modules = in_a_process(json.dumps(argv), code=EACH_COMMAND)
     assert modules
     assert not modules & HEAVY
+    small = re.findall("pip install (numpy .*)", (ROOT / "docs/inspect.md").read_text())[0].split()
+    own = {"vapo", "yaml", "cython_runtime"}  # PyYAML comes with omegaconf
+    used = {name.partition(".")[0] for name in modules} - own - sys.stdlib_module_names
+    if_there = {"attr", "cloudpickle"}  # pyarrow and numpy ask for them
+    assert {name for name in used if name[0] != "_"} <= {*small, *if_there}
     sound, *lines = err.splitlines()
     assert sound == "code: 0"
     assert lines[1::2] == ["code: 2"] * len(MISTAKES), err

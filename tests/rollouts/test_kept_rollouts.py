@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from tests.judged import judged
-from tests.rollout_fixtures import make_episodes
+from tests.rollout_fixtures import make_episodes, make_rollouts
 from tests.rollouts.test_dynamic_sampling import collection
 from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts
+from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts, most_bytes
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout
+from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout, Turn
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [
@@ -140,3 +140,27 @@ def test_only_what_is_finished_is_forgotten(kept: KeptRollouts) -> None:
     kept.forget(before=4)
     assert not kept.has(3, 0)
     assert kept.has(4, 1)
+
+
+@pytest.mark.parametrize("length", [1, 300])
+def test_what_full_responses_take_is_known_beforehand(tmp_path: Path, length: int) -> None:
+    made, verdicts = make_rollouts(64, vocab_size=30, max_response=1)
+    full = [
+        replace(
+            rollout,
+            response_ids=(7,) * length,
+            response_text="word" * length,
+            rollout_logprobs=(-0.1,) * length,
+            turns=(Turn(0, length),),
+        )
+        for rollout in made
+    ]
+    batch = make_rollout_batch(
+        judged(full, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=length
+    )
+    tokens = torch.zeros(64, length)  # of algorithms that continue prefixes
+    batch = replace(batch, step_starts=tokens.bool(), step_values=tokens)
+    kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in full])
+    kept.write(ORIGIN, SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
+    most = most_bytes(64, length)
+    assert most * 0.6 < kept.path(3, 0).stat().st_size <= most

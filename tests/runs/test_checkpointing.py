@@ -76,8 +76,7 @@ class Iterations:
             Records(self.events),
             in_background=in_background,
             held=lambda: self.is_held,
-            kept=kept,
-            **{"every_n_iterations": 3, "keep": 2, **options},
+            **{"every_n_iterations": 3, "keep": 2, "kept": kept, **options},
         )
         self.folder = tmp_path / "checkpoints"
         monkeypatch.setattr(checkpointing, "checkpoint_state", self._state)
@@ -144,6 +143,75 @@ def test_of_large_checkpoints_one_is_kept_unless_the_config_says_more(
     monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
     Iterations(tmp_path, monkeypatch, in_background=False, keep=None, note=told.append)
     assert kept in told[0]
+
+
+MIB = 2**20
+ROLLOUTS = 324  # MiB, of an iteration: 8192 * (512 + 40 * 1024) bytes
+CRITIC = "1.0 MiB for the critic after value pretraining"
+IN_FOREGROUND = {"in_background": False, "every_n_iterations": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "missing", "needed", "fixes"),
+    [
+        (
+            IN_FOREGROUND | {"keep": 2},
+            "16.0 MiB for 4 checkpoints (newest 2, best, the one being written), "
+            f"324.0 MiB for 8192 rollouts of 1024 tokens, {CRITIC}",
+            4 * 4 + ROLLOUTS + 1,
+            "checkpoints.keep=1, or checkpoints.keep_rollouts=false, or ",
+        ),
+        (
+            {"in_background": True, "keep": 1, "every_n_iterations": 2},
+            "12.0 MiB for 3 checkpoints (newest 1, best, the one being written), "
+            f"972.0 MiB for 24576 rollouts of 1024 tokens, {CRITIC}",
+            3 * 4 + 3 * ROLLOUTS + 1,
+            "trainer.checkpoint_every_n_iterations=1, or checkpoints.keep_rollouts=false, or ",
+        ),
+        (
+            IN_FOREGROUND | {"keep": 1, "kept": None},
+            f"12.0 MiB for 3 checkpoints (newest 1, best, the one being written), {CRITIC}",
+            3 * 4 + 1,
+            "",
+        ),
+    ],
+)
+def test_a_run_that_would_fill_the_disk_is_refused_with_the_keys(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    missing: str,
+    needed: int,
+    fixes: str,
+) -> None:
+    monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 4 * MIB)
+    weights = {"actor.w": torch.zeros(MIB), "critic.w": torch.zeros(MIB // 4)}
+    monkeypatch.setattr(VapoModule, "named_parameters", lambda module: weights.items())
+    disk = SimpleNamespace(free=(needed + 1) * MIB)  # one of them is spare
+    monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
+    Iterations(tmp_path, monkeypatch, **options)
+    disk.free -= 1
+    with pytest.raises(InterruptedRunError) as refused:
+        Iterations(tmp_path, monkeypatch, **options)
+    assert str(refused.value) == (
+        f"the run cannot begin: it needs {missing}, and {tmp_path / 'checkpoints'} has "
+        f"{shown_size(disk.free)} left; set {fixes}output_dir to a folder on a larger disk"
+    )
+
+
+def test_what_a_resumed_run_has_written_needs_no_more_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "checkpoints", 1)
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "of_any_iteration").write_bytes(bytes(24 * MIB))
+    monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 4 * MIB)
+    disk = SimpleNamespace(free=(3 * 4 + 300 + 1) * MIB)  # three checkpoints are still to come
+    monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
+    Iterations(tmp_path, monkeypatch, **IN_FOREGROUND, keep=2)
+    disk.free -= 1
+    with pytest.raises(InterruptedRunError, match=r"12\.0 MiB for 3 .*, 300\.0 MiB for 8192 roll"):
+        Iterations(tmp_path, monkeypatch, **IN_FOREGROUND, keep=2)
 
 
 @IN_BOTH_WAYS

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from vapo.errors import UserError
-from vapo.runs.checkpoint_saving import check_space, expected_bytes
+from vapo.runs.checkpoint_saving import DiskUse, check_space, expected_bytes
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import (
     DamagedCheckpointError,
@@ -21,6 +22,7 @@ from vapo.runs.manifests import (
     verify,
 )
 from vapo.system.files import point_link
+from vapo.training.supervised import require_room
 
 NUM_PLACES = 25
 
@@ -128,6 +130,17 @@ def test_room_is_counted_before_it_is_needed(tmp_path: Path) -> None:
     module = torch.nn.Linear(10, 10)
     module.register_buffer("count", torch.zeros((), dtype=torch.long))
     assert expected_bytes(module) == 110 * 4 * 3 + 8
-    check_space(tmp_path, 1000, "it")
-    with pytest.raises(OSError, match=r"it needs 9\.3e\+05 GiB, and .* has .* GiB left"):
-        check_space(tmp_path, 10**15, "it")
+    check_space(tmp_path, DiskUse("it", 1000))
+    with pytest.raises(OSError, match=r"needs 1048576\.0 GiB for it, and .* has .* left; set outp"):
+        check_space(tmp_path, DiskUse("it", 2**50))
+
+
+def test_a_supervised_training_whose_model_would_not_fit_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(free=2**20 + 110 * 4)
+    monkeypatch.setattr("vapo.runs.checkpoint_saving.shutil.disk_usage", lambda folder: disk)
+    require_room(tmp_path / "new", torch.nn.Linear(10, 10))
+    disk.free -= 1
+    with pytest.raises(UserError, match=r"training cannot begin: .* for the model, .* set export"):
+        require_room(tmp_path / "new", torch.nn.Linear(10, 10))

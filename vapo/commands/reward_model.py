@@ -66,7 +66,8 @@ def run(config: RewardModelConfig) -> None:
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
-    with recorded_run(config, sampling, "reward-model", prompts) as (progress, scorer, logger):
+    with recorded_run(config, sampling, "reward-model", prompts, critic) as recording:
+        progress, scorer, logger = recording
         with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
             sampled = []
             for source, num_batches, purpose in (

@@ -74,7 +74,7 @@ def run(config: SftConfig) -> None:
         decay_fraction=config.decay_fraction,
     )
     export_dir = Path(config.export_dir)
-    with recorded_run(config, sampling, "sft", prompts) as (progress, scorer, logger):
+    with recorded_run(config, sampling, "sft", prompts, model) as (progress, scorer, logger):
         train_supervised(
             module,
             batches,

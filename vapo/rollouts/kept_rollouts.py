@@ -22,6 +22,8 @@ from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 _FORMAT = 5  # of the file; rollouts in another one are sampled again
+# of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
+_TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
 # of a rollout, as JSON has them
 _PLAIN = ("is_correct", "extracted", "failure", "in_environment", "is_lost")
 
@@ -151,6 +153,11 @@ class KeptRollouts:
             **columns,
         )
         return SampledRollouts(Phase(contents["phase"]), batch, contents["metrics"])
+
+
+def most_bytes(num_responses: int, max_response_tokens: int) -> int:
+    """About the most that an iteration's take: each response of one turn, and as long as can be."""
+    return num_responses * (_RESPONSE_BYTES + max_response_tokens * _TOKEN_BYTES)
 
 
 def _written(origin: Origin) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def write_checkpoint(
 
     def make_room() -> None:
         aside.mkdir()  # what a killed run left there was removed at the start
-        check_space(aside, expected, "the checkpoint")
+        check_space(aside, DiskUse("the checkpoint", expected, "a lower checkpoints.keep"))
 
     def write() -> None:
         _write_state(state, aside, sharded, group)
@@ -132,7 +132,7 @@ def one_line(error: BaseException) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return f"{cause.strerror}: {cause.filename}" if cause.filename else cause.strerror
         cause = cause.__cause__ or cause.__context__
-    return " ".join(str(error).split())[:300] or type(error).__name__
+    return " ".join(str(error).split())[:600] or type(error).__name__
 
 
 def expected_bytes(module: nn.Module) -> int:
@@ -143,14 +143,30 @@ def expected_bytes(module: nn.Module) -> int:
     return weights + 2 * trained + buffers
 
 
-def check_space(folder: Path, needed: int, what: str) -> None:
-    """Raises: OSError when the disk has not that much room."""
-    free = shutil.disk_usage(folder).free
-    if free < needed + _SPARE_BYTES:
+@dataclass(frozen=True)
+class DiskUse:
+    """Bytes that something may take, and the setting with which it takes fewer, if there is one."""
+
+    what: str
+    num_bytes: int
+    fix: str = ""
+
+
+def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
+    """Raises: OSError when the disk has no room for all of them; `key` chose the folder."""
+    free, large = shutil.disk_usage(folder).free, [use for use in uses if use.num_bytes]
+    if free < sum(use.num_bytes for use in large) + _SPARE_BYTES:
+        parts = ", ".join(f"{shown_size(use.num_bytes)} for {use.what}" for use in large)
+        fixes = "".join(f"{use.fix}, or " for use in large if use.fix)
         raise OSError(
-            f"{what} needs {needed / 2**30:.2g} GiB, and {folder} has {free / 2**30:.2g} GiB "
-            "left; lower checkpoints.keep, or set output_dir to a larger disk"
+            f"it needs {parts}, and {folder} has {shown_size(free)} left; "
+            f"set {fixes}{key} to a folder on a larger disk"
         )
+
+
+def bytes_in(folder: Path) -> int:
+    """The sizes of all files in it; 0 where there is no folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def shown_size(num_bytes: int) -> str:

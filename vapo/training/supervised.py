@@ -22,8 +22,10 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
 from vapo.config.written import flatten_written, to_yaml
+from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer, make_scorer
+from vapo.runs.checkpoint_saving import DiskUse, check_space
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import recorded_tracking
@@ -46,13 +48,20 @@ class SupervisedBatch:
 
 @contextmanager
 def recorded_run(
-    config: SftConfig | RewardModelConfig, sampling: FitConfig, command: str, prompts: PromptSplit
+    config: SftConfig | RewardModelConfig,
+    sampling: FitConfig,
+    command: str,
+    prompts: PromptSplit,
+    network: nn.Module,
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
     """Open the display, verifier and MLflow run of a supervised command; record its config.
 
     Args:
         sampling: the part of the config that sampling needs (`sampling_config`).
+        network: what is trained.
     """
+    export_dir = Path(config.export_dir)
+    require_room(export_dir, network)
     with (
         Progress() as progress,
         make_scorer(sampling) as scorer,
@@ -61,7 +70,7 @@ def recorded_run(
             run_name=config.tracking.run_name or default_name(config, command),
             tags={"command": command},
             note=progress.note,
-            journal=Path(config.export_dir) / "tracking",
+            journal=export_dir / "tracking",
         ) as logger,
     ):
         differs = {"_differs": config.sources.differences()}
@@ -69,6 +78,16 @@ def recorded_run(
         progress.note(prompts.report.describe())
         yield progress, scorer, logger
     logger.discard_journal()  # a supervised run is not resumed
+
+
+def require_room(export_dir: Path, network: nn.Module) -> None:
+    """Raises: UserError: the disk has no room for what is written once training is over."""
+    export_dir.mkdir(parents=True, exist_ok=True)
+    weights = sum(p.numel() * p.element_size() for p in network.parameters())
+    try:
+        check_space(export_dir, DiskUse("the model", weights), key="export_dir")
+    except OSError as error:
+        raise UserError(f"the training cannot begin: {error}") from None
 
 
 @dataclass(eq=False)

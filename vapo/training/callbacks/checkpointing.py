@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import torch
 from lightning.pytorch.callbacks import Callback, Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import KeptRollouts, most_bytes
 from vapo.runs.checkpoint_saving import (
     BackgroundSaves,
+    DiskUse,
+    bytes_in,
     check_space,
     expected_bytes,
     one_line,
@@ -92,12 +95,14 @@ class Checkpointing(Checkpoint):
             )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Check, before anything is sampled, that the disk has room for all checkpoints."""
+        """Check, before anything is sampled, that the disk has room for all that is kept on it."""
+        assert isinstance(pl_module, VapoModule)
         if self.in_background:
             self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
         self._num_kept = self.keep or (1 if self._num_bytes > LARGE_BYTES else 2)
-        together(self._prepare, "the run cannot begin", first_only=True)
+        prepare = partial(self._prepare, pl_module)
+        together(prepare, "the run cannot begin", first_only=True)
         self.note(
             f"checkpoints: about {shown_size(self._num_bytes)} each; {self._num_kept} and the best "
             "are kept (checkpoints.keep), up to "
@@ -105,7 +110,27 @@ class Checkpointing(Checkpoint):
             "one is written"
         )
 
-    def _prepare(self) -> None:
+    def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
+        """What the run may still put on the disk beside its checkpoints."""
+        config, every, run = module.config, self.every_n_iterations, self.run_dir.path
+        uses = []
+        if self.kept is not None:
+            # those sampled ahead, and those of an iteration that runs during a save
+            num = every + config.training.max_staleness + self.in_background
+            num *= module.hyperparameters.num_responses
+            longest = config.rollouts.max_response_tokens
+            more = max(most_bytes(num, longest) - bytes_in(run / "rollouts"), 0)
+            fix = "trainer.checkpoint_every_n_iterations=1, or " if every > 1 else ""
+            fix += "checkpoints.keep_rollouts=false"
+            uses.append(DiskUse(f"{num} rollouts of {longest} tokens", more, fix))
+        if module.has_critic and module.hyperparameters.value_pretraining_iterations > 0:
+            weights = (p for name, p in module.named_parameters() if name.startswith("critic."))
+            size = sum(p.numel() * p.element_size() for p in weights)
+            more = max(size - bytes_in(run / "pretrained_critic"), 0)
+            uses.append(DiskUse("the critic after value pretraining", more))
+        return uses
+
+    def _prepare(self, module: VapoModule) -> None:
         folder = self.run_dir.checkpoints
         folder.mkdir(exist_ok=True)
         for left_over in folder.glob(".iteration_*"):
@@ -113,9 +138,11 @@ class Checkpointing(Checkpoint):
         (folder / ".written").touch()  # whether it is possible
         (folder / ".written").unlink()
         most = self._num_kept + 2  # the best, and a temporary one
-        num_more = most - len(list(folder.glob(FOLDERS)))
-        what = f"keeping {self._num_kept} and the best"
-        check_space(folder, max(num_more, 1) * self._num_bytes, what)
+        num_more = max(most - len(list(folder.glob(FOLDERS))), 1)
+        what = f"{num_more} checkpoints (newest {self._num_kept}, best, the one being written)"
+        fix = "checkpoints.keep=1" if self._num_kept > 1 else ""
+        checkpoints = DiskUse(what, num_more * self._num_bytes, fix)
+        check_space(folder, checkpoints, *self._kept_besides(module))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
