@@ -10,7 +10,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.contract import Estimate, Estimator, own_estimator
 from vapo.advantages.credit import (
     achieved_returns,
@@ -24,6 +23,7 @@ from vapo.advantages.credit import (
     value_places,
     value_weights,
 )
+from vapo.advantages.poise import Baseline
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
@@ -135,6 +135,7 @@ ESTIMATORS: dict[str, Estimator] = {
         partial(whitened_group_mean_advantages, reduce=sum_over_ranks)
     ),
     "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO
+    "poise": _of_groups(leave_one_out_advantages),  # as POISE begins; then its baseline weighs
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
@@ -154,7 +155,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 
 
 def estimate_advantages(
-    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: CriticBaseline | None = None
+    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: Baseline | None = None
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 
@@ -163,7 +164,7 @@ def estimate_advantages(
     estimator does not keep lose their loss. Every rank must call this.
 
     Args:
-        baseline: what weighs the critic's advantages; None: they stay as they are.
+        baseline: what weighs the advantages of a critic and of POISE; None: they stay as they are.
     """
     hp, algorithm = resolve(config), config.algorithm
     rewards, targets_rewards = rewards_of_both(batch, config)
@@ -182,11 +183,13 @@ def estimate_advantages(
         columns |= taught(batch, targets, config.components.value_pretraining)
         columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
+    if algorithm.advantage_estimator == "poise":  # which alone reads them here
+        columns["actor_states"] = None
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
         estimate = estimate._replace(value_targets=gae(batch, targets_rewards, hp).value_targets)
     raw = advantages = estimate.advantages
-    if baseline is not None and algorithm.advantage_estimator == "gae":
+    if baseline is not None and algorithm.advantage_estimator in ("gae", "poise"):
         raw = advantages = baseline.weigh(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from vapo.advantages.baselines import CriticBaseline
 from vapo.advantages.credit import check_value_targets
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch import (
@@ -17,6 +16,7 @@ from vapo.advantages.mismatch import (
     mask_agreement,
     mask_disagreement,
 )
+from vapo.advantages.poise import Baseline
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
@@ -43,7 +43,7 @@ class Networks(Protocol):
 
     pad_id: int
     faults: Faults
-    baseline: CriticBaseline
+    baseline: Baseline
 
     @property
     def layout(self) -> Layout:
