@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
 from tests.judged import judged
-from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.environments.contract import Verdict
@@ -45,6 +45,7 @@ CRITIC_FREE = (
     "remax",
     "raft",
     "vineppo",
+    "poise",
 )
 PRESETS = (
     "sao",
@@ -130,13 +131,16 @@ def made_up_batch(
     evaluated = EvaluatedBatch(
         **vars(batch), old_logprobs=old_logprobs, ref_logprobs=ref_logprobs, old_values=old_values
     )
+    if config.algorithm.advantage_estimator == "poise":
+        states = [torch.randn(3, 1, 2, generator=generator) for _ in rollouts]
+        evaluated = replace(evaluated, actor_states=states, old_entropy=noise(0.1).abs())
     return evaluated, logprobs.requires_grad_()
 
 
 def estimated(config: FitConfig, batch: EvaluatedBatch) -> TrainingBatch:
     """After the advantage stage of a policy iteration."""
     return estimate_advantages(
-        batch, Phase.POLICY_OPTIMIZATION, config, CriticBaseline(config.algorithm.baseline)
+        batch, Phase.POLICY_OPTIMIZATION, config, baseline_of(config.algorithm)
     )
 
 

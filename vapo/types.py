@@ -217,7 +217,7 @@ class RolloutBatch:
     the mean return of the continuations at the first token after such a prefix, and
     `measured_draws` how many of them count for the row; 0 elsewhere. `actor_states` are what a
     critic without a network reads: of each row [num sampled tokens, L, H], the actor's states
-    before these tokens, without padding.
+    before these tokens, without padding; for POISE the first of them and a few last ones.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -263,7 +263,7 @@ class EvaluatedBatch(RolloutBatch):
 
     `old_values[:, t]` is V(s_t), the value of the state in which token t is sampled. Log-probs
     are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
-    critic, `old_entropy` where no value page shows it.
+    critic, `old_entropy` where no value page shows it and POISE does not read it.
 
     With several critics `old_values` is their mean and `value_spread` their standard deviation;
     `critic_members` says which of them trains on the row, `old_member_values` are that one's.

@@ -2,7 +2,7 @@
 
     python experiments/smollm2/critic_curve.py --rollouts ROLLOUTS.parquet --output curve.json \
         [--config conf/worked_sums/vapo.yaml] [--critics policy,reward_model] \
-        [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [KEY=VALUE ...]
+        [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [--step_ends ';.'] [KEY=VALUE ...]
 
 The last groups of the file are held out, the same ones for every row; a row's critic is trained on
 the first groups, by the code of value pretraining, with so many passes. After each pass the row has
@@ -47,7 +47,6 @@ CRITICS = {
     "truth": ["critic.init=policy", "components.value_pretraining.targets=truth"],
 }
 NUMBERS = (512, 1024, 2048, 4096, 8192, 16384)
-STEP_ENDS = ";."
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Heldout:
         known: Sequence[StoredRollout],
         rows: Sequence[StoredRollout],
         tokenizer: PreTrainedTokenizerBase,
+        step_ends: str,
     ) -> Heldout:
         """The oracle's value of a state is the mean return of the known rollouts' tokens in it."""
         table = state_values(
@@ -84,7 +84,7 @@ class Heldout:
             [[row.rollout.reward] * len(row.oracle_state or ()) for row in known],
             [row.oracle_state or () for row in rows],
         )
-        ends = {tokenizer.convert_tokens_to_ids(end) for end in STEP_ENDS}
+        ends = {tokenizer.convert_tokens_to_ids(end) for end in step_ends}
         starts = [
             [0, *(i + 1 for i, token in enumerate(row.rollout.response_ids[:-1]) if token in ends)]
             for row in rows
@@ -199,7 +199,7 @@ def train(
     )
     stored = StoredRollouts(config, known[:number], tokenizer, name=options.rollouts)
     stored.heldout = StoredRollouts(config, heldout_rows, tokenizer, name=options.rollouts).training
-    heldout = Heldout.of(known, heldout_rows, tokenizer)
+    heldout = Heldout.of(known, heldout_rows, tokenizer, options.step_ends)
     watching = Watching(stored, heldout, note)
     train_watched(config, stored, watching, tokenizer=tokenizer)
     return {"oracle": asdict(heldout.judge(heldout.oracle)), "points": watching.points}
@@ -214,6 +214,7 @@ def main() -> None:
     parser.add_argument("--numbers", default=",".join(map(str, NUMBERS)))
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--passes", type=int, default=4)
+    parser.add_argument("--step_ends", default=";.", help="tokens that end a step of a response")
     parser.add_argument("--heldout", type=int, default=512, help="rollouts held out")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()

@@ -46,7 +46,8 @@ from vapo.types import (
 
 NAN = float("nan")
 NUM, GROUP, MOST = 12, 3, 16
-OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo")]  # no baseline there
+OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo", "poise")]
+"""Those without a baseline that these batches lack."""
 TURNS = (
     "environment.kind=function",
     "environment.function=my_games:Guess",

@@ -124,6 +124,7 @@ EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
     "remax": ("greedy_baseline", "logprob", "sequence_sum", 0.2, False, "k1 reward"),
     "raft": ("correct_only", "logprob", "token_mean", 0.2, False, None),
     "vineppo": ("vine", "clipped_ratio", "token_mean", 0.2, True, "k3 loss"),
+    "poise": ("poise", "clipped_ratio", "token_mean", 0.28, False, None),
     "vc_ppo": ("gae", "clipped_ratio", "sequence_mean", 0.2, False, None),
 }
 
@@ -142,7 +143,8 @@ def test_structure(system: str) -> None:
         f"{kl.estimator} {kl.placement}" if kl.coef > 0 else None,
     )
     assert numbers.mu == 0.0
-    assert (config.rewards.correct, config.rewards.incorrect) == (1.0, -1.0)
+    least = 0.0 if system == "poise" else -1.0
+    assert (config.rewards.correct, config.rewards.incorrect) == (1.0, least)
 
 
 PRESET_NUMBERS = {  # reduction, eps_high, lambda_policy or alpha or k, group size, rewards' least

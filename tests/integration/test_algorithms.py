@@ -43,7 +43,7 @@ SIZES = {  # of the rollout batch of 16
     system: ["training.minibatch_size=8"] for system in SYSTEMS if system not in ONE_STEP
 }
 WITH_KL_LOSS = ("grpo", "vineppo", "reinforce_pp_baseline", "easyppo")
-ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao")
+ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao", "poise")
 SAMPLE_OTHERWISE = ("dapo", "remax", "vineppo")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
@@ -107,6 +107,7 @@ def check_metrics(
     assert ("rollout/dynamic_sampling_attempts" in metrics) == (system in ("dapo", "justrl2"))
     assert ("rollout/greedy_reward_mean" in metrics) == (system == "remax")
     assert ("vine/num_continuation_tokens" in metrics) == (system == "vineppo")
+    assert ("baseline/num_fitted_responses" in metrics) == (system == "poise")
     assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
     assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
     if system in ONE_STEP:  # on-policy: the ratio is 1 in every step
@@ -178,6 +179,22 @@ def test_dynamic_sampling_resumes_to_the_same_weights(
     assert int(expected["state_dict"]["iteration"]) == 2
     expected, actual = network_state(expected, "actor"), network_state(actual, "actor")
     assert all(torch.equal(expected[name], tensor) for name, tensor in actual.items())
+
+
+@pytest.mark.kills
+def test_poise_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped when its regression has one iteration to be fitted to."""
+    options = ["algorithm.poise.bootstrap_iterations=1", "training.num_iterations=3"]
+    whole = tiny_fit("poise", folder, monkeypatch, *options)
+    assert metric(whole, folder, "baseline/num_fitted_responses") == [0.0, 16.0, 32.0]
+    half = tiny_fit("poise", folder, monkeypatch, options[0], "training.num_iterations=1")
+    last = half / "checkpoints/last.ckpt"
+    resumed = tiny_fit("poise", folder, monkeypatch, *options, ckpt_path=last)
+    expected, actual = (
+        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
+    )
+    for name in ("state_dict", "optimizer_states", "baseline", "global_step"):
+        assert_same(actual[name], expected[name], name)
 
 
 def metric(run_dir: Path, folder: Path, key: str) -> list[float]:

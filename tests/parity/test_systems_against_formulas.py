@@ -218,9 +218,24 @@ def vineppo(p: Paper) -> Tensor:
     return p.token_level(list(range(p.num)), loss)
 
 
+def poise(p: Paper) -> Tensor:
+    """The first iterations, whose baseline is the other responses' mean; test_poise has the rest.
+
+    Dual clip 10: the loss of a negative advantage is 10 |A| at most.
+    """
+
+    def loss(i: int, t: int) -> Tensor:
+        others = [p.rewards[j] for j in range(i // G * G, i // G * G + G) if j != i]
+        a = p.rewards[i] - mean(others)
+        clipped = p.ppo(i, t, a, high=0.28)
+        return clipped.clamp(max=-10 * a) if a < 0 else clipped
+
+    return p.token_level(list(range(p.num)), loss)
+
+
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
-    vineppo,
+    vineppo, poise,
 )} | {"hl_gauss": vapo, "probe": vapo, **CRITIC_READINGS}  # fmt: skip
 
 

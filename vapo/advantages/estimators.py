@@ -20,7 +20,7 @@ from vapo.advantages.credit import (
     rewards_on_tokens,
     value_places,
 )
-from vapo.advantages.critic_baseline import CriticBaseline
+from vapo.advantages.poise import Baseline
 from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.critic_rules import critic_is_punished
@@ -132,6 +132,7 @@ ESTIMATORS: dict[str, Estimator] = {
         partial(whitened_group_mean_advantages, reduce=sum_over_ranks)
     ),
     "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO
+    "poise": _of_groups(leave_one_out_advantages),  # as POISE begins; then its baseline weighs
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
@@ -151,7 +152,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 
 
 def estimate_advantages(
-    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: CriticBaseline | None = None
+    batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: Baseline | None = None
 ) -> TrainingBatch:
     """The batch with token rewards, and the advantages and value targets that the phase trains on.
 
@@ -160,7 +161,7 @@ def estimate_advantages(
     estimator does not keep lose their loss. Every rank must call this.
 
     Args:
-        baseline: what weighs the critic's advantages; None: they stay as they are.
+        baseline: what weighs the advantages of a critic and of POISE; None: they stay as they are.
     """
     hp, algorithm = resolve(config), config.algorithm
     rewards, targets_rewards = rewards_of_both(batch, config)
@@ -179,12 +180,14 @@ def estimate_advantages(
         columns |= taught(batch, targets, config.components.value_pretraining)
         columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
+    if algorithm.advantage_estimator == "poise":  # which alone reads them here
+        columns["actor_states"] = None
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
         of_critic = gae_estimate(batch, targets_rewards, hp)
         estimate = estimate._replace(value_targets=of_critic.value_targets)
     raw = advantages = estimate.advantages
-    if baseline is not None and algorithm.advantage_estimator == "gae":
+    if baseline is not None and algorithm.advantage_estimator in ("gae", "poise"):
         raw = advantages = baseline.weigh(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )

@@ -14,7 +14,7 @@ from omegaconf import MISSING
 from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
-_OfGroups = Literal["group_relative", "group_mean", "group_mean_whitened", "leave_one_out"]
+_OfGroups = Literal["group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise"]
 COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
     "gae", _OfGroups, "reward_to_go", "greedy_baseline", "correct_only", "vine", "function"
@@ -103,6 +103,40 @@ class VineOptions:
 
 
 @dataclass
+class PoiseConfig:
+    layer: int = option(
+        -1,
+        "whose states are read: 0 is the embedding, n the n-th decoder layer, -1 the last one, "
+        "after the model's last norm (the authors' code: the 20th of Qwen3-4B's 36)",
+    )
+    num_states: int = option(
+        10, "the mean of so many last states of a response is read (code: 10; 32 of OLMo 3)", ge=1
+    )
+    prompt_components: int = option(
+        32, "principal components of the state of the last prompt token (code: 32)", ge=1
+    )
+    response_components: int = option(
+        64, "principal components of the response's states (code: 64)", ge=1
+    )
+    ridge: float = option(100.0, "of the regression, on features of variance 1 (code: 100)", gt=0)
+    buffer_responses: int = option(
+        4096, "the regression is fitted to so many latest responses (code: 4096)", ge=2
+    )
+    bootstrap_iterations: int = option(
+        16,
+        "in so many first iterations the baseline is the other responses' mean reward (code: 16)",
+        ge=1,
+    )
+
+
+@dataclass
+class PoiseOptions:
+    """The baseline that is predicted from the hidden states of the prompt's other responses."""
+
+    poise: PoiseConfig = section(PoiseConfig, "what is read of the actor, and the regression on it")
+
+
+@dataclass
 class LinearMix:
     """weight * A_gae + (1 - weight) * A_group (Le Critique)."""
 
@@ -174,10 +208,12 @@ class AlgorithmConfig:
         "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
         "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
         "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT), vine (VinePPO, "
-        "which continues every response from each of its steps); function is estimator_function, "
+        "which continues every response from each of its steps), poise (POISE, a regression on "
+        "the hidden states of the prompt's other responses); function is estimator_function, "
         "which says with the keys after it what it needs",
         function=OwnEstimatorOptions,
         vine=VineOptions,
+        poise=PoiseOptions,
     )
     gae_over: Literal["tokens", "turns"] = option(
         "tokens",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from vapo.config.algorithm import MismatchConfig, OwnEstimatorOptions
+from vapo.config.algorithm import MismatchConfig, OwnEstimatorOptions, PoiseOptions
 from vapo.config.schema import FitConfig
 
 if TYPE_CHECKING:  # it imports torch
@@ -91,15 +91,16 @@ def reads_old_logprobs(config: FitConfig) -> bool:
     - the correction of the engine's mismatch, whose weights and masks are made before the update;
     - a KL penalty in the reward, which advantages add up before the update (as a loss it compares
       the log-probs of the update with the reference's);
-    - a user's own estimator, which is given them.
+    - a user's own estimator, which is given them;
+    - POISE, whose states and entropies come out of this pass.
     The entropy bonus and the positive-example loss are of the log-probs of the update.
     """
     algorithm, correction = config.algorithm, mismatch_of(config)
     has_ratio = algorithm.surrogate == "clipped_ratio" and num_actor_steps(config) > 1
     is_corrected = correction.tis_cap is not None or correction.masks
     is_penalised = algorithm.kl.coef > 0 and algorithm.kl.placement == "reward"
-    is_own = isinstance(algorithm, OwnEstimatorOptions)
-    return has_ratio or is_corrected or is_penalised or is_own
+    reads_states = isinstance(algorithm, OwnEstimatorOptions | PoiseOptions)
+    return has_ratio or is_corrected or is_penalised or reads_states
 
 
 def num_actor_steps(config: FitConfig) -> int:

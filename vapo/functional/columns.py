@@ -16,7 +16,8 @@ from vapo.types import RolloutBatch
 Batch = TypeVar("Batch", bound=RolloutBatch)
 
 _NOT_READ = ("old_entropy", "turn_rewards", "unshaped_rewards")
-"""A page's, which must not change the training, and what is in `rewards`, too."""
+"""A page's, which must not change the training, and what is in `rewards`, too. POISE reads the
+entropies, and the actor's states without values."""
 
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -47,8 +48,9 @@ def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
 def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
     """For each number that is trained on, the rows in which a token's is not finite."""
     found: dict[str, Tensor] = {}
+    is_poise = batch.actor_states is not None and getattr(batch, "old_values", None) is None
     for name, value in float_columns(batch).items():
-        if name in _NOT_READ:
+        if name in _NOT_READ[is_poise:]:
             continue
         is_bad = ~torch.isfinite(value)
         found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.config.algorithm import PoiseOptions
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase, critic_of
 from vapo.networks.critic_folders import critic_path
@@ -20,7 +21,7 @@ from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.model_configs import read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
-from vapo.networks.probe import ProbeModelConfig
+from vapo.networks.probe import ProbeModelConfig, read_layers
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
@@ -31,10 +32,15 @@ Network = TypeVar("Network", Actor, Critic)
 
 
 def check_critic(config: FitConfig) -> None:
-    """Check the critic's head and what of it is trained, before a model is loaded.
+    """Check the critic's head and what of it is trained, before a model is loaded; and POISE's
+    layer, which the actor must have.
 
-    Raises: UserError: a head of the user's own, the saved one or critic.frozen does not fit.
+    Raises: UserError: a head of the user's own, the saved one, critic.frozen or a layer does not
+        fit.
     """
+    if isinstance(config.algorithm, PoiseOptions):
+        path, layers = config.actor.path, [config.algorithm.poise.layer]
+        read_layers(layers, read_model_config(path), key="algorithm.poise.layer", path=path)
     check_own_head(config)
     check_value_head(config)
     check_frozen(config)

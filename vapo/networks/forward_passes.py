@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vapo.config.algorithm import PoiseConfig
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns, members_of
+from vapo.networks.probe import read_layers
 from vapo.networks.token_inputs import (
     Layout,
     TokenInputs,
@@ -32,7 +34,8 @@ _MEMBERS = "values of each member of an ensemble"
 class ForwardNetworks:
     """The networks whose forward passes a batch needs, and their settings; None: not needed.
 
-    `wants_logprobs`: the actor's, of which a critic may need the states alone.
+    `wants_logprobs`: the actor's, of which a critic may need the states alone. `poise`: what its
+    baseline reads of the actor, whose log-probs are wanted then; None: it is another system.
     """
 
     actor: Actor | None
@@ -44,6 +47,7 @@ class ForwardNetworks:
     layout: Layout
     device: torch.device
     wants_logprobs: bool = True
+    poise: PoiseConfig | None = None
 
 
 @torch.no_grad()
@@ -53,10 +57,15 @@ def add_logprobs_and_values(
     """Compute a batch's old and reference log-probs and old values, of each network given.
 
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
-    log-probs; they are kept `with_entropy`. Every rank must call this.
+    log-probs; they are kept `with_entropy`, and for POISE. Every rank must call this.
     """
-
+    poise = networks.poise
     layers = () if networks.critic is None else networks.critic.layers
+    if poise is not None:
+        assert networks.actor is not None
+        layers = read_layers(
+            [poise.layer], networks.actor.model.config, key="algorithm.poise.layer"
+        )
     reads_states = batch.actor_states is None and bool(layers)
 
     def of_policy(inputs: TokenInputs) -> dict[str, Tensor]:
@@ -68,7 +77,7 @@ def add_logprobs_and_values(
                 layers=layers if reads_states else (),
             )
             named = {"old_logprobs": output.logprobs, _STATES: output.states}
-            named |= {"old_entropy": output.entropy} if with_entropy else {}
+            named |= {"old_entropy": output.entropy} if with_entropy or poise else {}
             found = {name: column for name, column in named.items() if column is not None}
         if networks.reference is not None:
             found["ref_logprobs"] = networks.reference(inputs, temperature=temperature).logprobs
@@ -92,7 +101,8 @@ def add_logprobs_and_values(
         if networks.actor is not None or networks.reference is not None:
             _fill(columns, batch, networks, of_policy, for_critic=False)
         batch = replace(batch, actor_states=columns.pop(_STATES, batch.actor_states))
-        _fill(columns, batch, networks, of_critic, for_critic=True)
+        if networks.critic is not None:
+            _fill(columns, batch, networks, of_critic, for_critic=True)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
         if network is not None:  # else its root stays whole beside the updates that come next
             reshard(network.actor if isinstance(network, FrozenBase) else network)
@@ -121,7 +131,8 @@ def _fill(
                 parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
                 of_rows = columns.setdefault(name, [None] * len(batch))
                 for row, part in zip(rows, parts, strict=True):
-                    of_rows[row] = part
+                    last = networks.poise and networks.poise.num_states
+                    of_rows[row] = part if last is None else torch.cat([part[:1], part[-last:]])
                 continue
             if name not in columns:
                 columns[name] = torch.zeros(*batch.response_mask.shape, *found.shape[1:])

@@ -129,13 +129,7 @@ def of_the_critic(
         )
     text: Any = model.get_text_config(decoder=True)
     num_layers = text.num_hidden_layers
-    far = [layer for layer in probe.layers if not -num_layers - 1 <= layer <= num_layers]
-    if far:
-        raise UserError(
-            f"critic.probe.layers: {far[0]} is none of {path}, which has the layers 0 (its "
-            f"embedding) to {num_layers}"
-        )
-    numbers = layer_numbers(probe.layers, num_layers)
+    numbers = read_layers(probe.layers, model, key="critic.probe.layers", path=path)
     if len(set(numbers)) < len(numbers):
         raise UserError(
             f"critic.probe.layers {probe.layers} names a layer of {path} twice: the actor's layer "
@@ -150,6 +144,26 @@ def of_the_critic(
         num_labels=1,
         name_or_path=path,
     )
+
+
+def read_layers(
+    layers: Sequence[int], model: PreTrainedConfig, *, key: str, path: str = ""
+) -> tuple[int, ...]:
+    """The layers of an actor that a key names, as `layer_numbers` has them.
+
+    Args:
+        path: the actor's folder; empty: its config knows it.
+
+    Raises: UserError: the actor has fewer layers.
+    """
+    num_layers = model.get_text_config(decoder=True).num_hidden_layers
+    far = [layer for layer in layers if not -num_layers - 1 <= layer <= num_layers]
+    if far:
+        raise UserError(
+            f"{key}: {far[0]} is none of {path or model.name_or_path}, which has the layers 0 (its "
+            f"embedding) to {num_layers}"
+        )
+    return layer_numbers(layers, num_layers)
 
 
 def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

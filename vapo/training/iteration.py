@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import Tensor
 
 from vapo.advantages.agreement import mask_by_spread
-from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
+from vapo.advantages.poise import Baseline
 from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
@@ -211,7 +211,7 @@ class Networks(Protocol):
 
     pad_id: int
     faults: Faults
-    baseline: CriticBaseline
+    baseline: Baseline
 
     @property
     def layout(self) -> Layout:

@@ -14,9 +14,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.mismatch_correction import EngineGaps
+from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import PoiseOptions
 from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
@@ -78,7 +79,7 @@ class VapoModule(L.LightningModule):
         self.engine_gaps = EngineGaps()  # of this iteration, where nothing reads old log-probs
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.lineage = Lineage()
-        self.baseline = CriticBaseline(config.algorithm.baseline)
+        self.baseline = baseline_of(config.algorithm)
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -138,6 +139,8 @@ class VapoModule(L.LightningModule):
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         reads_states = self.config.critic.reads_actor and batch.actor_states is None
+        algorithm = self.config.algorithm
+        reads_poise = wants_policy and isinstance(algorithm, PoiseOptions)
         networks = ForwardNetworks(
             actor=self.actor if wants_old or reads_states else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
@@ -148,6 +151,7 @@ class VapoModule(L.LightningModule):
             layout=self.layout,
             device=self.device,
             wants_logprobs=wants_old,
+            poise=algorithm.poise if reads_poise else None,
         )
         with self.trainer.precision_plugin.forward_context():
             return add_logprobs_and_values(batch, networks, with_entropy=with_entropy)

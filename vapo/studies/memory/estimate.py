@@ -16,6 +16,7 @@ import pyarrow.parquet
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import PoiseOptions
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.critic import ProbeCritic
 from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
@@ -202,7 +203,9 @@ def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -
 
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:
-    """The actor's layers whose states the critic reads."""
+    """The actor's layers whose states the critic reads, or POISE's baseline."""
+    if isinstance(config.algorithm, PoiseOptions):
+        return (config.algorithm.poise.layer,)
     if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
         return ()
     return tuple(config.critic.probe.layers)
@@ -216,6 +219,8 @@ def _states(
     if name and resolve(config).value_pretraining_iterations and Path(name).is_file():
         rows = max(rows, pyarrow.parquet.read_metadata(name).num_rows)  # each process has all
     tokens = rows * config.rollouts.max_response_tokens
+    if isinstance(config.algorithm, PoiseOptions):
+        tokens = rows * (1 + config.algorithm.poise.num_states)
     channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
     return float(tokens * channels * network.compute_bytes)
 

@@ -1,0 +1,235 @@
+"""Values of stored rollouts that train no network: other responses' returns, weighed.
+
+    python experiments/smollm2/estimates.py --rollouts ROLLOUTS.parquet --output estimates.json \
+        [--config conf/worked_sums/vapo.yaml] [--number 512] [--heldout 512] [--step_ends ';.'] \
+        [--layers 10,20,-1] [KEY=VALUE ...]
+
+`milestones` and `kernel` are our own readings of Numca and Hista (arXiv 2605.29782), of which we
+could read no more than the abstract: numbers as milestones, and a kernel on hidden states. Every
+value of a response is made of the returns of others alone. The settings of each are those that
+explain most of the first groups' returns; the last groups judge it, as in `critic_curve.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import accumulate, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from critic_curve import Heldout, split
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+from vapo.networks.build import make_actor
+from vapo.networks.forward_passes import cut_rollouts
+from vapo.networks.loading import load_tokenizer
+from vapo.networks.token_inputs import rollout_inputs
+from vapo.rollouts.rollout_rows import StoredRollout
+from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.system.files import write_text
+from vapo.system.libraries import set_threads
+
+Values = list[np.ndarray]  # of each response, of the state before each token
+ESTIMATES = ("group_mean", "milestones", "kernel")
+MILESTONES = ("last", "nth", "all")
+SHRINKAGES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
+KERNELS = ("states", "responses")
+TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+
+
+class Responses(NamedTuple):
+    """Of each response: the text before each token, and by layer the states there [tokens, H]."""
+
+    groups: Sequence[str]
+    rewards: np.ndarray
+    texts: Sequence[Sequence[str]]
+    states: dict[int, Sequence[np.ndarray]]
+
+
+def group_means(responses: Responses) -> np.ndarray:
+    """Of each response the mean reward of the others to its prompt."""
+    groups, rewards = np.array(responses.groups), responses.rewards
+    others = [(groups == group) & (np.arange(len(groups)) != i) for i, group in enumerate(groups)]
+    return np.array([rewards[rows].mean() for rows in others])
+
+
+def milestone(text: str, kind: str) -> Hashable:
+    """The numbers in a text: the last one, how many and the last one, or all of them.
+
+    >>> [milestone("3+14=17;1", kind) for kind in MILESTONES]
+    ['1', (4, '1'), ('3', '14', '17', '1')]
+    """
+    numbers = re.findall(r"\d+", text)
+    last = numbers[-1] if numbers else None
+    return {"last": last, "nth": (len(numbers), last), "all": tuple(numbers)}[kind]
+
+
+def milestone_values(responses: Responses, *, kind: str, shrinkage: float) -> Values:
+    """V = (sum of R_j + shrinkage m) / (n + shrinkage) over the n others of the group that came to
+    the same milestone, m the mean of all others; m where none did."""
+    reached = [[milestone(text, kind) for text in texts] for texts in responses.texts]
+    sums: dict[Hashable, tuple[float, int]] = {}
+    for group, reward, own in zip(responses.groups, responses.rewards, reached, strict=True):
+        for mark in set(own):
+            total, count = sums.get((group, mark), (0.0, 0))
+            sums[group, mark] = total + reward, count + 1
+    values = []
+    rows = zip(responses.groups, responses.rewards, group_means(responses), reached, strict=True)
+    for group, reward, mean, own in rows:
+        found = np.array([sums[group, mark] for mark in own])
+        totals, counts = found[:, 0] - reward, found[:, 1] - 1
+        weights = np.maximum(counts + shrinkage, 1e-9)
+        values.append(np.where(counts > 0, (totals + shrinkage * mean) / weights, mean))
+    return values
+
+
+def kernel_values(
+    responses: Responses,
+    *,
+    layer: int,
+    kernel: str,
+    in_group: bool,
+    temperatures: Sequence[float] = TEMPERATURES,
+) -> dict[float, Values]:
+    """By temperature: V = sum w_j R_j / sum w_j, w = exp(cosine similarity / temperature).
+
+    j are the states of the other responses, or the other responses, each by its most similar state;
+    of the group's, or of all.
+    """
+    groups, rewards = np.array(responses.groups), responses.rewards
+    lengths = np.array([len(x) for x in responses.states[layer]])
+    everyone = np.concatenate(responses.states[layer])
+    everyone = everyone / np.maximum(np.linalg.norm(everyone, axis=1, keepdims=True), 1e-9)
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    found: dict[float, Values] = {temperature: [] for temperature in temperatures}
+    for index, group in enumerate(groups):
+        others = groups == group if in_group else np.ones(len(groups), dtype=bool)
+        others[index] = False
+        similar = everyone[owner == index] @ everyone[others[owner]].T
+        earned = rewards[owner[others[owner]]]
+        if kernel == "responses":
+            starts = np.concatenate([[0], np.cumsum(lengths[others])[:-1]])
+            similar, earned = np.maximum.reduceat(similar, starts, axis=1), rewards[others]
+        similar = similar - similar.max(axis=1, keepdims=True)
+        for temperature, values in found.items():
+            weights = np.exp(similar / temperature)
+            values.append(weights @ earned / weights.sum(axis=1))
+    return found
+
+
+def candidates(name: str, responses: Responses) -> Iterator[tuple[dict[str, Any], Values]]:
+    """The settings that an estimate may have, and its values by each."""
+    if name == "group_mean":
+        means = group_means(responses)
+        yield {}, [np.full(len(t), m) for t, m in zip(responses.texts, means, strict=True)]
+    elif name == "milestones":
+        for kind, weight in product(MILESTONES, SHRINKAGES):
+            values = milestone_values(responses, kind=kind, shrinkage=weight)
+            yield {"kind": kind, "shrinkage": weight}, values
+    else:
+        for layer, kernel, in_group in product(responses.states, KERNELS, (True, False)):
+            about: dict[str, Any] = {"layer": layer, "kernel": kernel, "in_group": in_group}
+            for temperature, values in kernel_values(responses, **about).items():
+                yield {**about, "temperature": temperature}, values
+
+
+def explained(values: Values, rewards: np.ndarray) -> float:
+    """1 - Var(R - V) / Var(R) over all tokens."""
+    returns = np.repeat(rewards, [len(v) for v in values])
+    return float(1 - (returns - np.concatenate(values)).var() / returns.var())
+
+
+def choose(name: str, responses: Responses) -> tuple[float, dict[str, Any]]:
+    """The settings that explain most, and how much."""
+    every = candidates(name, responses)
+    found = [(explained(values, responses.rewards), about) for about, values in every]
+    return max(found, key=lambda pair: pair[0])
+
+
+def read_responses(
+    config: FitConfig,
+    rows: Sequence[StoredRollout],
+    tokenizer: PreTrainedTokenizerBase,
+    layers: Sequence[int],
+) -> Responses:
+    states = states_of(config, rows, tokenizer, layers)
+    center = np.concatenate(states).mean(axis=0)
+    texts = []
+    for row in rows:
+        ids = row.rollout.response_ids[:-1]
+        pieces = (tokenizer.decode([i], skip_special_tokens=True) for i in ids)
+        texts.append(list(accumulate(pieces, initial="")))
+    return Responses(
+        [row.group for row in rows],
+        np.array([row.rollout.reward for row in rows]),
+        texts,
+        {layer: [x[:, i] - center[i] for x in states] for i, layer in enumerate(layers)},
+    )
+
+
+@torch.no_grad()
+def states_of(
+    config: FitConfig,
+    rows: Sequence[StoredRollout],
+    tokenizer: PreTrainedTokenizerBase,
+    layers: Sequence[int],
+) -> list[np.ndarray]:
+    """The actor's states before each response token [tokens, L, H]."""
+    actor = make_actor(config, None, trained=False)
+    batch = StoredRollouts(config, rows, tokenizer, name="").batch_of([rows])
+    found: dict[int, np.ndarray] = {}
+    budget = config.training.microbatch_tokens
+    for chunk in cut_rollouts(batch, range(len(rows)), max_tokens=budget, layout="padded"):
+        inputs = rollout_inputs(batch, chunk, pad_id=int(tokenizer.pad_token_id))
+        states = actor(inputs, temperature=None, layers=layers).states.float()
+        parts = states.split(inputs.response_mask.sum(dim=1).tolist())
+        found |= dict(zip(chunk, (part.numpy() for part in parts), strict=True))
+    return [found[index] for index in range(len(rows))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rollouts", required=True)
+    parser.add_argument("--output", required=True, type=Path)
+    parser.add_argument("--config", default="conf/worked_sums/vapo.yaml")
+    parser.add_argument("--number", type=int, default=512, help="rollouts to choose settings by")
+    parser.add_argument("--heldout", type=int, default=512, help="rollouts held out")
+    parser.add_argument("--step_ends", default=";.", help="tokens that end a step of a response")
+    parser.add_argument("--layers", default="-1", help="that the kernel may read, as a probe's")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    data = [
+        f"components.value_pretraining.data={options.rollouts}",
+        "components.value_pretraining.heldout_share=0",
+    ]
+    config = load_config(FitConfig, [Path(options.config)], [*data, *options.overrides])
+    set_threads(config.trainer)
+    tokenizer = load_tokenizer(config.actor.path, key="actor.path")
+    rows, _ = read_rollouts(config, Path(options.rollouts), tokenizer)
+    known, heldout = split(rows, options.heldout)
+    judge = Heldout.of(known, heldout, tokenizer, options.step_ends)
+    layers = [int(layer) for layer in options.layers.split(",")]
+    sides = [
+        read_responses(config, side, tokenizer, layers)
+        for side in (known[: options.number], heldout)
+    ]
+    about = {"num_rollouts": options.number, "num_heldout": options.heldout, "layers": layers}
+    found: dict[str, Any] = {**about, "oracle": asdict(judge.judge(judge.oracle))}
+    for name in ESTIMATES:
+        best, chosen = choose(name, sides[0])
+        values = next(v for settings, v in candidates(name, sides[1]) if settings == chosen)
+        found[name] = {"chosen": chosen, "where_chosen": best, **asdict(judge.judge(values))}
+        print(name, found[name], flush=True)
+    write_text(options.output, json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The estimates of stored rollouts that train no network, by hand."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "experiments/smollm2"))
+    return import_module("estimates")
+
+
+def responses(script: ModuleType, **columns: Any) -> Any:
+    """Three of one prompt and two of another, of two tokens each."""
+    plain = {
+        "groups": ["a", "a", "a", "b", "b"],
+        "rewards": np.array([1.0, 0.0, 0.0, 1.0, 1.0]),
+        "texts": [["", "5"], ["", "5"], ["", "7"], ["", "5"], ["", "x"]],
+        "states": {},
+    }
+    return script.Responses(**{**plain, **columns})
+
+
+def test_a_group_mean_leaves_the_response_out(script: ModuleType) -> None:
+    assert script.group_means(responses(script)).tolist() == [0, 0.5, 0.5, 1, 1]
+    ((_, values),) = script.candidates("group_mean", responses(script))
+    assert [v.tolist() for v in values[:2]] == [[0, 0], [0.5, 0.5]]
+
+
+def test_milestones_by_hand(script: ModuleType) -> None:
+    """Before any number all others are alike; 5 was reached by one other, 7 by none; 5 of another
+    prompt does not count."""
+    exact = script.milestone_values(responses(script), kind="last", shrinkage=0.0)
+    assert [v.tolist() for v in exact] == [[0, 0], [0.5, 1], [0.5, 0.5], [1, 1], [1, 1]]
+    shrunk = script.milestone_values(responses(script), kind="last", shrinkage=1.0)
+    assert shrunk[1].tolist() == [0.5, 0.75], "(1 + 0.5) / 2"
+    texts = [["5", "5;6"], ["6;5", "6"], ["6", "5"], ["5", "x"], ["", ""]]
+    by_kind = {
+        kind: script.milestone_values(responses(script, texts=texts), kind=kind, shrinkage=0.0)
+        for kind in script.MILESTONES
+    }
+    # of the third response, 6 alone and then 5 alone
+    assert by_kind["last"][2].tolist() == [0.5, 0.5]
+    assert by_kind["nth"][2].tolist() == [0, 1], "as the first number: of the 2nd, of the 1st"
+    assert by_kind["all"][1].tolist() == [0.5, 0], "(6, 5) is nobody's, (6) the third's"
+
+
+def test_a_kernel_by_hand(script: ModuleType) -> None:
+    """Similarities 1 and 0 to the others' states: weights e and 1 at temperature 1."""
+    x, y = [1.0, 0.0], [0.0, 2.0]
+    states = [np.array(pair) for pair in ([x, x], [x, y], [y, y], [x, x], [y, y])]
+    made = responses(script, states={-1: states})
+    options = {"layer": -1, "temperatures": [1.0]}
+
+    def value(kernel: str, *, in_group: bool) -> float:
+        found = script.kernel_values(made, kernel=kernel, in_group=in_group, **options)[1.0]
+        return float(found[1][0])  # the state x of the second response
+
+    e = np.e
+    assert value("states", in_group=True) == pytest.approx(2 * e / (2 * e + 2))
+    assert value("responses", in_group=True) == pytest.approx(e / (e + 1))
+    assert value("states", in_group=False) == pytest.approx((4 * e + 2) / (4 * e + 4))
+    assert value("responses", in_group=False) == pytest.approx((2 * e + 1) / (2 * e + 2))
+
+
+def test_no_value_reads_its_own_return(script: ModuleType) -> None:
+    draw = np.random.default_rng(0)
+    states = {0: [draw.normal(size=(2, 3)) for _ in range(5)]}
+    plain = responses(script, states=states)
+    changed = plain._replace(rewards=np.array([9.0, 0.0, 0.0, 1.0, 1.0]))
+    for name in script.ESTIMATES:
+        pairs = zip(script.candidates(name, plain), script.candidates(name, changed), strict=True)
+        for (about, before), (_, after) in pairs:
+            assert np.array_equal(before[0], after[0]), about
+            moved = not np.array_equal(before[1], after[1])
+            assert moved or about["temperature"] < 0.1, about
+
+
+def test_what_explains_most_is_chosen(script: ModuleType) -> None:
+    """The number that was reached says all, so nothing is shrunk to the mean."""
+    texts = [["5"], ["5"], ["7"], ["7"]]
+    made = script.Responses(["a"] * 4, np.array([1.0, 1.0, 0.0, 0.0]), texts, {})
+    best, chosen = script.choose("milestones", made)
+    assert (best, chosen["shrinkage"]) == (pytest.approx(1.0), 0.0)

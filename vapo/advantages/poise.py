@@ -1,0 +1,125 @@
+"""The baseline of POISE: a prompt's expected reward, read from the states of a sibling response."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.advantages.critic_baseline import CriticBaseline
+from vapo.config.algorithm import AlgorithmConfig, PoiseConfig, PoiseOptions
+from vapo.functional.baselines import leave_one_out_advantages
+from vapo.functional.critic_mixtures import gate_explained_variance
+from vapo.functional.masking import zero_outside
+from vapo.functional.regression import principal_components, ridge_predictions
+from vapo.system.distributed import gather_over_ranks, sum_over_ranks
+from vapo.types import EvaluatedBatch
+
+
+class PoiseBaseline:
+    """What POISE has learned of earlier rollouts, and the baselines that it gives later ones.
+
+    `features` [N, F] and `targets` [N] are of the latest responses of all ranks, oldest first:
+    what the actor's states say of a response, and the mean reward of the others to its prompt. The
+    regression is fitted to them anew in each iteration, before they get its own rollouts, so that
+    neither a response nor one to its prompt is in the fit of its baseline. A checkpoint has them,
+    so that a resumed run fits the same.
+    """
+
+    def __init__(self, config: PoiseConfig) -> None:
+        self.config = config
+        self.features, self.targets = torch.zeros(0, 0), torch.zeros(0)
+        self.num_batches = 0
+        self.metrics: dict[str, float] = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("features", "targets", "num_batches")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def weigh(
+        self,
+        advantages: Float[Tensor, "B T"],
+        batch: EvaluatedBatch,
+        token_rewards: Float[Tensor, "B T"],
+        value_rewards: Float[Tensor, "B T"],
+        *,
+        gamma: float,
+    ) -> Float[Tensor, "B T"]:
+        """The rewards against the mean of what the other responses' states predict.
+
+        In the first iterations against their mean reward, as `advantages` are already. Every rank
+        must call this.
+        """
+        size = batch.group_size
+        rewards, features = token_rewards.sum(dim=1), response_features(batch)
+        others = baseline = rewards - leave_one_out_advantages(rewards, group_size=size)
+        num_fitted = len(self.targets) * (self.num_batches >= self.config.bootstrap_iterations)
+        if num_fitted:
+            predicted = self._predicted(features).to(rewards.dtype)
+            baseline = predicted - leave_one_out_advantages(predicted, group_size=size)
+            against = (rewards - baseline)[:, None].expand(batch.response_mask.shape)
+            advantages = zero_outside(against, batch.response_mask)
+        explained = gate_explained_variance(baseline, rewards, reduce=sum_over_ranks)
+        self.metrics = {
+            "baseline/explained_variance": float(explained),
+            "baseline/num_fitted_responses": float(num_fitted),
+        }
+        self._remember(features, others, batch)
+        return advantages
+
+    def _predicted(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+        config, known, rows = self.config, self.features.double(), features.double()
+        channels = rows.shape[1] // 2
+        parts = [
+            principal_components(known[:, part], rows[:, part], count=count)
+            for part, count in (
+                (slice(channels), config.prompt_components),
+                (slice(channels, 2 * channels), config.response_components),
+            )
+        ]
+        parts.append((known[:, -1:], rows[:, -1:]))
+        known, rows = (torch.cat(columns, dim=1) for columns in zip(*parts, strict=True))
+        return ridge_predictions(known, self.targets.double(), rows, ridge=config.ridge)
+
+    def _remember(
+        self, features: Float[Tensor, "B F"], others: Float[Tensor, " B"], batch: EvaluatedBatch
+    ) -> None:
+        """Responses without loss teach nothing: fillers, filtered ones, failed episodes."""
+        counted = batch.loss_mask.any(dim=1)
+        new = gather_over_ranks(features[counted]), gather_over_ranks(others[counted].float())
+        if len(self.targets):
+            new = torch.cat([self.features, new[0]]), torch.cat([self.targets, new[1]])
+        self.features, self.targets = (x[-self.config.buffer_responses :].clone() for x in new)
+        self.num_batches += 1
+
+
+Baseline = CriticBaseline | PoiseBaseline
+
+
+def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
+    """What weighs a run's advantages, and remembers earlier iterations for it."""
+    if isinstance(algorithm, PoiseOptions):
+        return PoiseBaseline(algorithm.poise)
+    return CriticBaseline(algorithm.baseline)
+
+
+def response_features(batch: EvaluatedBatch) -> Float[Tensor, "B F"]:
+    """Of each response: the state of the last prompt token, the mean of its own last states, and
+    the mean entropy of its tokens; 0 where it has none. F is 2 H + 1."""
+    states, entropy = batch.actor_states, batch.old_entropy
+    if states is None or entropy is None:
+        raise ValueError("POISE reads the actor's states and entropies, which this batch lacks")
+    rows = []
+    for of_row in states:
+        one = of_row[:, 0].float()  # one layer
+        mean = one[1:].mean(dim=0) if len(one) > 1 else one.sum(dim=0)
+        rows.append(torch.cat([one[:1].sum(dim=0), mean]))
+    lengths = batch.response_lengths.clamp(min=1)
+    means = zero_outside(entropy, batch.response_mask).sum(dim=1) / lengths
+    return torch.cat([torch.stack(rows), means.float()[:, None]], dim=1)
