@@ -59,6 +59,7 @@ PRESETS = (
     "justrl2",
     "sp3o",
     "probe",
+    "adapters",
 )
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)

@@ -95,6 +95,35 @@ def test_a_probe_starts_from_no_reward_model_and_reads_some_layer(tmp_path: Path
         assert "must name one layer of the actor or more, each once" in problem(tmp_path, *options)
 
 
+ADAPTERS = ("critic.kind=adapters", "critic.lora.rank=4", "actor.lora.rank=2")
+BESIDE_A_BASE = {
+    "critic.layers=2": "set critic.layers=null, or critic.kind=network",
+    "critic.head_function=mine:head": "set critic.head_function=null, or critic.kind=network",
+    "critic.attn_implementation=eager": (
+        "set critic.attn_implementation=auto, or critic.kind=network"
+    ),
+    "critic.dtype=bfloat16": "set critic.dtype=float32, or critic.kind=network",
+    "critic.frozen=[self_attn.]": "or set critic.lora=null",
+    "critic.gradient_checkpointing=true": "critic.kind adapters: give both the same value",
+    "actor.gradient_checkpointing=true": "critic.kind adapters: give both the same value",
+    "critic.init=reward_model": "set critic.init=policy, or to the folder of saved ones",
+    "actor.lora=null": "set actor.lora={}, or critic.kind=network",
+    "critic.lora=null": "or critic.kind=probe, which trains a head alone",
+}
+
+
+@pytest.mark.parametrize("option", BESIDE_A_BASE)
+def test_adapters_are_on_the_actors_frozen_base(tmp_path: Path, option: str) -> None:
+    assert problem(tmp_path, *ADAPTERS, option).endswith(BESIDE_A_BASE[option])
+
+
+def test_adapters_go_with_what_a_network_does(tmp_path: Path) -> None:
+    both = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
+    privileged = ("critic.prompt.kind=privileged", "critic.prompt.template='{answer}{prompt}'")
+    fit_config(tmp_path, *ADAPTERS, *both, *privileged, "critic.count=2", "actor.dtype=bfloat16")
+    fit_config(tmp_path, *ADAPTERS, "actor.lora=null", "critic.kind=network")
+
+
 def test_each_rule_is_there_once() -> None:
     """One function, and one name, for one thing that is refused."""
     names = [rule.__name__ for rule in RULES[FitConfig]]

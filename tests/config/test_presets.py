@@ -159,6 +159,7 @@ PRESET_NUMBERS = {  # reduction, eps_high, lambda_policy or alpha or k, group si
     "justrl2": ("token_mean", 0.28, "k 0.5", 8, 0.0),
     "sp3o": ("sequence_mean", 0.2, "lambda 1.0", 8, -1.0),
     "probe": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
+    "adapters": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
 }
 
 
@@ -184,7 +185,7 @@ def test_numbers_of_a_preset(preset: str) -> None:
     assert numbers.value_pretraining_iterations > 0
     assert numbers.lambda_critic == 1.0
     assert numbers.num_prompts * numbers.group_size == 256
-    assert numbers.mu == (0.1 if preset in ("hl_gauss", "evpo", "probe") else 0.0)
+    assert numbers.mu == (0.1 if preset in ("hl_gauss", "evpo", "probe", "adapters") else 0.0)
 
 
 METHOD = ("critic.", "algorithm.")
@@ -261,6 +262,12 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "critic.probe.lr": 1e-2,
         "critic.sampled_logprobs.lr": 1e-2,
     },
+    "adapters": {
+        "critic.kind": "adapters",
+        "critic.lora.rank": 16,
+        "critic.lora.lora_alpha": 32.0,
+        "critic.lora.target_modules": "all",
+    },
     "sp3o": {
         "critic.anchors": "[0.3, 0.6, 0.9]",
         "critic.late_anchor": 0.95,
@@ -329,12 +336,12 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
     ".algorithm.dis_eps_high": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),
     ".algorithm.dppo_delta": (".algorithm.surrogate", "clipped_ratio", "dis"),
     **{
-        f".critic.probe.{name}": (".critic.kind", "network")
+        f".critic.probe.{name}": (".critic.kind", "network", "adapters")
         for name in ("layers", "hidden_size", "lr")
     },
     ".critic.prompt.template": (".critic.prompt.kind", "policy"),
     # a probe's states say little without them, and a base of any system may have them
-    ".critic.sampled_logprobs.lr": (".critic.kind", "network"),
+    ".critic.sampled_logprobs.lr": (".critic.kind", "network", "adapters"),
     ".critic.late_anchor_tokens": (".critic.late_anchor", None),
     ".algorithm.kl.estimator": (".algorithm.kl.coef", 0.0),
     ".algorithm.kl.placement": (".algorithm.kl.coef", 0.0),
@@ -355,7 +362,8 @@ def test_a_preset_says_every_key_by_which_systems_with_a_critic_differ(system: s
     """So that it may come after any other. Only sizes of the task are left to what is under it."""
     own = written(system)
     left = {key for key in ALL_KEYS - set(own) if not key.startswith((".training.", ".tracking."))}
-    leaves_alpha = system in ("vapo", "hl_gauss", "evpo", "probe") or own.get(K) is not None
+    like_vapo = ("vapo", "hl_gauss", "evpo", "probe", "adapters")
+    leaves_alpha = system in like_vapo or own.get(K) is not None
     for key in left - ({".components.length_adaptive_gae.alpha"} if leaves_alpha else set()):
         decides, *values_without = OF_A_KIND[key]
         assert own[str(decides)] in values_without, key

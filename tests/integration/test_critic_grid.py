@@ -67,6 +67,11 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
     },
     "two_critics": {"critic.count": 2},
     "probe": {"critic.kind": "probe"},
+    "adapters": {
+        "critic.kind": "adapters",
+        "critic.lora": LoraConfig(rank=2),
+        "actor.lora": LoraConfig(rank=2),
+    },
     "agreement": {"critic.count": 2, "algorithm.agreement_mask_share": 0.2},
     "disagreement": {
         "critic.count": 2,
@@ -136,6 +141,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "privileged",
         "two_critics",
         "probe",
+        "adapters",
         "agreement",
         "disagreement",
         "value_clip",
@@ -148,7 +154,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "is of a critic with a network, and critic.kind probe reads the actor's states": pairs(
         "probe", "frozen", "critic_lora", "privileged"
     ),
-    "would take adapters from it": pairs("critic_lora", "frozen"),
+    "would take adapters from it": pairs("frozen", "critic_lora", "adapters"),
     "responses scatter, and there is one response per prompt": pairs(
         "noise_weights", "one_response"
     ),

@@ -236,7 +236,7 @@ def poise(p: Paper) -> Tensor:
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
     vineppo, poise,
-)} | {"hl_gauss": vapo, "probe": vapo, **CRITIC_READINGS}  # fmt: skip
+)} | {"hl_gauss": vapo, "probe": vapo, "adapters": vapo, **CRITIC_READINGS}  # fmt: skip
 
 
 def overrides(system: str) -> list[str]:

@@ -11,6 +11,7 @@ from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
+from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.system.shown_text import say
 
@@ -43,6 +44,8 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
             model = load_value_model(
                 path, dtype=dtype, attn_implementation="auto", critic=config.critic
             )
+            if config.critic.kind == "adapters":  # on the frozen base, so they fit it still
+                model.config.actor_fingerprint = fingerprint(config.actor.path)
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
         save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)

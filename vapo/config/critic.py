@@ -121,10 +121,10 @@ class ProbeCritic:
 
 @dataclass
 class CriticConfig:
-    kind: Literal["network", "probe"] = choice(
+    kind: Literal["network", "probe", "adapters"] = choice(
         "network",
-        "a network of its own, or a head on the actor's hidden states, which costs next to nothing "
-        "(docs/critics.md)",
+        "a network of its own; a head on the actor's hidden states, which costs next to nothing; "
+        "or adapters (critic.lora) and a head on the actor's frozen base (docs/critics.md)",
         probe=ProbeCritic,
     )
     init: str = option(
@@ -153,7 +153,9 @@ class CriticConfig:
         "the critic's optimizer; it must keep pace with the policy",
     )
     lora: LoraConfig | None = option(
-        None, "train low-rank adapters and the head instead of all weights; null: off"
+        None,
+        "train low-rank adapters and the head instead of all weights; null: off; critic.kind "
+        "adapters: those on the actor's base",
     )
     frozen: list[str] = option(
         [], "parameters whose names contain one of these texts are not trained, as self_attn."

@@ -22,6 +22,7 @@ _KIND = f"{_HEAD}.kind"
 _OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
     *("layers", "head_function", "lora", "frozen", "attn_implementation", "prompt.kind"),
 )
+_NOT_BESIDE_A_BASE = ("layers", "head_function", "attn_implementation", "dtype")
 _TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 # What a config of any method may say: where a critic starts, how large and fast it is, and whether
@@ -93,7 +94,7 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
     """A head of the user's own is made untrained, and takes the place of every other one."""
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
-    is_missing &= not critic.reads_actor  # another rule says more
+    is_missing &= critic.kind == "network"  # other rules say more
     if config.algorithm.has_critic and is_missing:
         yield Problem(
             "critic.init reward_model needs critic.reward_model_path, the reward model's folder; "
@@ -135,6 +136,42 @@ def probe_has_no_network(config: FitConfig) -> Problems:
         yield Problem(
             f"{key}{is_on} is of a critic with a network, and critic.kind probe reads the actor's "
             f"states: set {key}={plain}, or critic.kind=network"
+        )
+
+
+def adapters_have_a_base(config: FitConfig) -> Problems:
+    """One frozen base is the actor's and the critic's, and each has adapters of its own."""
+    critic, actor = config.critic, config.actor
+    if critic.kind != "adapters" or not config.algorithm.has_critic:
+        return
+    if critic.init == "reward_model":
+        yield Problem(
+            "critic.init reward_model is a network of other weights than the actor's, on which "
+            "critic.kind adapters has its adapters: set critic.init=policy, or to the folder of "
+            "saved ones"
+        )
+    if actor.lora is None:
+        yield Problem(
+            "critic.kind adapters needs a base that is not trained, and without actor.lora the "
+            "actor's weights are: set actor.lora={}, or critic.kind=network",
+            ("critic.kind", "actor.lora"),
+        )
+    if critic.lora is None:
+        yield Problem(
+            "critic.kind adapters trains adapters, and critic.lora is null: set critic.lora={} (or "
+            "its rank), or critic.kind=probe, which trains a head alone",
+            ("critic.kind", "critic.lora"),
+        )
+    for key, value, plain in changed(config, [f"critic.{name}" for name in _NOT_BESIDE_A_BASE]):
+        yield Problem(
+            f"{key} {value} is of a critic with a network, and critic.kind adapters has the "
+            f"actor's base, with float32 adapters: set {key}={plain}, or critic.kind=network"
+        )
+    if critic.gradient_checkpointing != actor.gradient_checkpointing:
+        yield Problem(
+            "critic.gradient_checkpointing and actor.gradient_checkpointing are of one base with "
+            "critic.kind adapters: give both the same value",
+            ("critic.gradient_checkpointing", "actor.gradient_checkpointing"),
         )
 
 
@@ -236,6 +273,7 @@ CRITIC_RULES: tuple[Rule, ...] = (
     critic_options_have_a_critic,
     critic_has_a_start_and_a_head,
     probe_has_no_network,
+    adapters_have_a_base,
     head_fits_its_loss,
     range_holds_the_targets,
 )

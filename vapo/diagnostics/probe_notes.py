@@ -1,4 +1,4 @@
-"""What a run with a probe says before it begins."""
+"""What a run says before it begins whose critic is of one actor: a probe, or adapters."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import read_model_config
 from vapo.prompts.fingerprint import fingerprint
 
+_FITS = {
+    "probe": "a probe fits the actor that it was",
+    "adapters": "adapters fit the actor.path that they were",
+}
+
 
 def probe_notes(config: FitConfig) -> Iterator[str]:
-    """What the user of a probe should know: an unread rate, and a folder of perhaps another actor's
-    probe."""
-    if not config.algorithm.has_critic or not config.critic.reads_actor:
+    """What its user should know: a rate that a probe does not read, and a folder of perhaps another
+    actor's."""
+    kind = config.critic.kind
+    if not config.algorithm.has_critic or kind == "network":
         return
-    if config.components.value_pretraining.lr and resolve(config).value_pretraining_iterations:
+    if (
+        kind == "probe"
+        and config.components.value_pretraining.lr
+        and resolve(config).value_pretraining_iterations
+    ):
         yield "critic.kind probe reads critic.probe.lr, not components.value_pretraining.lr"
     if config.critic.init == "policy":
         return
@@ -24,7 +34,4 @@ def probe_notes(config: FitConfig) -> Iterator[str]:
         read = getattr(read_model_config(path), "actor_fingerprint", None)
         if read is None or read != own:
             which = f"{read}, and actor.path's is {own}" if read else "not in its folder"
-            yield (
-                f"critic.init {path}: a probe fits the actor that it was trained on, whose "
-                f"fingerprint is {which}"
-            )
+            yield (f"critic.init {path}: {_FITS[kind]} trained on, whose fingerprint is {which}")

@@ -14,12 +14,20 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.algorithm import PoiseOptions
 from vapo.errors import UserError
-from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase, critic_of
+from vapo.networks.actor_critic import (
+    Actor,
+    AdapterCritic,
+    Critic,
+    CriticEnsemble,
+    FrozenBase,
+    critic_of,
+)
+from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoint_contexts
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
-from vapo.networks.model_configs import read_model_config, read_value_config
+from vapo.networks.model_configs import as_critic, read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.probe import ProbeModelConfig, read_layers
 from vapo.networks.saved_tokenizers import check_same_tokenizer
@@ -58,6 +66,8 @@ def check_value_head(config: FitConfig) -> None:
             plan_head(model, path, config.critic)
             if isinstance(model, ProbeModelConfig):
                 _check_actor(model, path, config.actor.path)
+            if isinstance(model, AdapterModelConfig):
+                _check_base(model, path, config)
 
 
 def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
@@ -70,6 +80,20 @@ def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
             f"critic.init {path}: its probe reads hidden states of {read[0]} channels in an actor "
             f"of {read[1]} layers, and actor.path {actor_path} has {own[0]} channels and {own[1]} "
             "layers: set critic.init=policy"
+        )
+
+
+def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> None:
+    """Raises: UserError: the adapters are on other modules than the config's have."""
+    base = config.actor.path
+    own: Any = as_critic(read_model_config(base), base, config.critic)
+    if adapters.targets != own.targets:
+        both = adapters.targets.keys() | own.targets.keys()
+        other = sorted(n for n in both if adapters.targets.get(n) != own.targets.get(n))
+        raise UserError(
+            f"critic.init {path}: its adapters are not on the modules that critic.lora."
+            f"target_modules chooses in actor.path {base} (as {other[0]}): set both as they "
+            "were, or critic.init=policy"
         )
 
 
@@ -93,13 +117,13 @@ def check_head_is_kept(config: FitConfig) -> None:
         if not has_classifier(model):
             continue
         head = saved_head(model, path).describe()
-        anew = f"critic.init=reward_model critic.reward_model_path={init}"
-        backbone = f"take the backbone alone, as that of a reward model: {anew}"
-        is_probe = isinstance(model, ProbeModelConfig)
+        from_it = f"critic.init=reward_model critic.reward_model_path={init}"
+        backbone = f"take the backbone alone, as that of a reward model: {from_it}"
+        anew = {"probe": "a new probe", "adapters": "new adapters"}.get(config.critic.kind)
         raise UserError(
             f"critic.init {init} brings a trained value head, {head}, which critic.head.start "
             f"{start} would throw away: set critic.head.start=as_loaded; or "
-            + ("begin a new probe: critic.init=policy" if is_probe else backbone)
+            + (backbone if anew is None else f"begin {anew}: critic.init=policy")
         )
 
 
@@ -117,6 +141,8 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
     def prepared(model: PreTrainedModel) -> Actor:
+        if config.algorithm.has_critic and config.critic.kind == "adapters":
+            accept_adapters(model)
         if trained and options.lora is not None:
             add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
         return Actor(model)
@@ -140,18 +166,27 @@ def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> 
     return make_actor(config, mesh, trained=False)
 
 
-def make_critic(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Critic:
-    """The value model, or `critic.count` of them as one network; not `trained`: without adapters.
+def make_critic(
+    config: FitConfig,
+    mesh: DeviceMesh | None,
+    actor: Actor | None = None,
+    *,
+    trained: bool = True,
+) -> Critic:
+    """The value model, or `critic.count` of them as one network; not `trained`: without adapters
+    beside its own weights.
 
-    Sharded over `mesh` if there is one.
+    Sharded over `mesh` if there is one. `actor`: whose base `critic.kind: adapters` is on.
     """
-    count = config.critic.count
-    members = [_make_member(config, member, mesh, trained=trained) for member in range(count)]
+    members = [
+        _make_member(config, member, mesh, actor, trained=trained)
+        for member in range(config.critic.count)
+    ]
     return members[0] if len(members) == 1 else CriticEnsemble(members)
 
 
 def _make_member(
-    config: FitConfig, member: int, mesh: DeviceMesh | None, *, trained: bool
+    config: FitConfig, member: int, mesh: DeviceMesh | None, actor: Actor | None, *, trained: bool
 ) -> Critic:
     options, path = config.critic, critic_path(config, member)
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
@@ -165,7 +200,7 @@ def _make_member(
     def prepared(model: PreTrainedModel) -> Critic:
         if trained:
             choose_trained(model, config)
-        return critic_of(model)
+        return critic_of(model, actor)
 
     critic = _made(load, lambda: prepared(empty_value_model(path, options)), mesh)
     if options.gradient_checkpointing:
@@ -192,7 +227,7 @@ def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
         `lora.add_adapters`.
     """
     options = config.critic
-    if options.lora is not None:
+    if options.lora is not None and options.kind == "network":
         seed = derive_seed(config.seed, "critic lora") % 2**32
         add_adapters(model, options.lora, seed=seed, key="critic.lora")
     if options.frozen:
@@ -253,9 +288,11 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
 
     Raises: UserError when the architecture cannot do it.
     """
-    if not network.model.supports_gradient_checkpointing:
+    model = network.actor.model if isinstance(network, AdapterCritic) else network.model
+    if not model.supports_gradient_checkpointing:
         raise UserError(
-            f"{name}.gradient_checkpointing: {type(network.model).__name__} does not support it; "
+            f"{name}.gradient_checkpointing: {type(model).__name__} does not support it; "
             f"set {name}.gradient_checkpointing=false"
         )
-    network.model.gradient_checkpointing_enable({"use_reentrant": False})
+    options = {"use_reentrant": False, "context_fn": checkpoint_contexts}
+    model.gradient_checkpointing_enable(options)

@@ -105,7 +105,8 @@ def add_logprobs_and_values(
             _fill(columns, batch, networks, of_critic, for_critic=True)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
         if network is not None:  # else its root stays whole beside the updates that come next
-            reshard(network.actor if isinstance(network, FrozenBase) else network)
+            reshard(network)
+            reshard(getattr(network, "actor", network))  # of which a reference, or adapters, are
     if _MEMBERS in columns:
         columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)

@@ -9,6 +9,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from vapo.errors import UserError
+from vapo.networks.adapters import AdaptersForSequenceClassification
 from vapo.networks.packed_attention import PACKED_SDPA
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout
@@ -21,13 +22,14 @@ def choose_layout(
 ) -> Layout:
     """Choose the layout of micro-batches, and if they are packed, enable it in every network.
 
-    A probe has none of its own: it reads no tokens.
+    A probe has none of its own, for it reads no tokens, nor have adapters: theirs is the base's.
 
     Raises: UserError: the layout asked for is one that a network does not support.
     """
     if option == "padded":
         return "padded"
-    models = [m for m in models if not isinstance(m, ProbeForSequenceClassification)]
+    without = ProbeForSequenceClassification | AdaptersForSequenceClassification
+    models = [m for m in models if not isinstance(m, without)]
     not_packed = next((r for r in map(why_not_packed, models) if r is not None), None)
     not_shared = next((r for r in map(why_not_shared, models) if r is not None), None)
     reason = not_packed if option == "packed" else not_shared

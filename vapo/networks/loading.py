@@ -20,6 +20,7 @@ from transformers import (
 
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
+from vapo.networks.adapters import AdapterModelConfig, new_adapters
 from vapo.networks.head_layers import begin_head, begin_logprob_score, class_with_head
 from vapo.networks.model_configs import (
     check_supported,
@@ -118,7 +119,7 @@ def load_value_model(
 
     Args:
         critic: asks for a head, and how it starts; None: the folder's, else a scalar one.
-        seed: of what starts at random, the hidden layer of a probe.
+        seed: of what starts at random, the hidden layer of a probe, and adapters' A.
 
     Raises:
         UserError: the folder cannot be loaded, or its head is not the one that is asked for.
@@ -126,8 +127,9 @@ def load_value_model(
     config = read_value_config(path, critic)
     architecture = _architecture(config)
     has_head = has_classifier(config)
-    if isinstance(config, ProbeModelConfig) and not has_head:
-        model = new_probe(config, dtype=dtype, seed=seed)
+    if not has_head and isinstance(config, ProbeModelConfig | AdapterModelConfig):
+        is_probe = isinstance(config, ProbeModelConfig)
+        model = new_probe(config, dtype, seed) if is_probe else new_adapters(config, seed)
         begin_head(model, plan_head(config, path, critic))
         return model
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):

@@ -6,7 +6,7 @@ The layers are peft's. Nothing outside the live module depends on them: engines,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -20,6 +20,7 @@ from vapo.errors import UserError
 from vapo.networks.value_head import HEAD_LAYERS
 from vapo.system.distributed import full_state
 from vapo.system.installation import install_command
+from vapo.system.private_attributes import switch_adapters
 
 _BASE, _A, _B = ".base_layer.", ".lora_A.default.weight", ".lora_B.default.weight"
 _WEIGHT = f"{_BASE}weight"
@@ -40,7 +41,7 @@ def add_adapters(
         raise UserError(
             f"{key} needs peft, which is not installed: {install_command('lora')}"
         ) from None
-    targets = _targets(model, options, key)
+    targets = target_names(model, options, key)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(
@@ -58,25 +59,31 @@ def add_adapters(
             module.requires_grad_(True)
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()
-    for layer in _adapter_layers(model):
+    for layer in adapter_layers(model):
         # a float32 layer's inputs are float32, or autocast casts them: peft would cast them twice
         is_float32 = layer.get_base_layer().weight.dtype is torch.float32
         layer.cast_input_dtype_enabled = not is_float32
 
 
-def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
-    """Full names of the linear modules in the decoder layers that the options choose.
+def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+    """Those of the decoder layers, with their full names.
 
     Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
     is trained itself.
     """
     own = [getattr(model, name, None) for name in HEAD_LAYERS]
     heads = [model.get_output_embeddings(), *own]
-    linear = {
-        name: name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not any(module is head for head in heads)
-    }
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and not any(module is head for head in heads):
+            yield name, module
+
+
+def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
+    """Full names of the linear modules that the options choose.
+
+    Raises: UserError: one of them is not in the decoder layers.
+    """
+    linear = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
     known = sorted(set(linear.values()))
     chosen = [name.strip() for name in options.target_modules.split(",")]
     if chosen == ["all"]:
@@ -90,7 +97,8 @@ def _targets(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]
     return [name for name, leaf in linear.items() if leaf in chosen]
 
 
-def _adapter_layers(model: nn.Module) -> list[Any]:
+def adapter_layers(model: nn.Module) -> list[Any]:
+    """The modules that peft has given adapters."""
     return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")]
 
 
@@ -99,18 +107,14 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 
 @contextmanager
-def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Turn the adapters off inside the block: the reference policy, at no cost in memory."""
-    layers = _adapter_layers(model)
-    for layer in layers:
-        layer.enable_adapters(False)
-    for parameter in _adapter_parameters(model):
-        parameter.requires_grad_(True)  # peft freezes them; FSDP2 would keep that of its first pass
+def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
+    """Turn the adapters of these layers off inside the block: the base, at no cost in memory."""
+    before = [switch_adapters(layer, off=True) for layer in layers]
     try:
         yield
     finally:
-        for layer in layers:
-            layer.enable_adapters(True)
+        for layer, off in zip(layers, before, strict=True):
+            switch_adapters(layer, off=off)
 
 
 def merged(

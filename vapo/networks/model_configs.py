@@ -15,10 +15,11 @@ from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
-from vapo.config.critic import CriticConfig
+from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
+from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
 from vapo.networks.model_folders import folder_with_config, local_folder
-from vapo.networks.probe import of_the_critic
+from vapo.networks.probe import ProbeModelConfig, of_the_probe
 from vapo.networks.value_head import has_classifier
 
 logger = logging.getLogger(__name__)
@@ -48,20 +49,56 @@ def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfi
 
 
 def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """A folder's config with the critic's first layers alone, or a probe's in its place.
+    """A folder's config with the critic's first layers alone, or a probe's or adapters' in its
+    place.
 
-    Raises: UserError: it does not have what the critic's options ask for.
+    Raises: UserError: it does not have what the critic's options ask for, or, without a critic, is
+        none that reads a text alone.
     """
+    saved = saved_kind(config)
+    if critic is None:
+        if saved in ("probe", "adapters"):
+            raise UserError(
+                f"{path}: its value head reads the hidden states of an actor (critic.kind "
+                f"{saved}), and no text: no reward model"
+            )
+        return config
+    if saved is not None and saved != critic.kind:
+        what = _KINDS[saved]
+        raise UserError(
+            f"{path}: its critic is {what}, and critic.kind is {critic.kind}: set "
+            f"critic.kind={saved}, or critic.init=policy"
+        )
     keep_first_layers(config, path, critic)
-    return of_the_critic(config, path, critic)
+    if isinstance(critic, ProbeCritic):
+        return of_the_probe(config, path, critic)
+    if critic.kind == "adapters":
+        assert critic.lora is not None, "a rule: adapters have a rank"
+        return of_the_adapters(config, path, critic.lora)
+    return config
 
 
-def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> None:
+_KINDS = {
+    "network": "a network",
+    "probe": "a probe of an actor's states",
+    "adapters": "adapters on an actor's base",
+}
+
+
+def saved_kind(config: PreTrainedConfig) -> str | None:
+    """The kind of critic of a folder; None: it has no head."""
+    if not has_classifier(config):
+        return None
+    kinds = {ProbeModelConfig: "probe", AdapterModelConfig: "adapters"}
+    return kinds.get(type(config), "network")
+
+
+def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig) -> None:
     """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
 
     Raises: UserError: the folder has fewer; or a head that was trained on the last layer's states.
     """
-    if critic is None or critic.layers is None:
+    if critic.layers is None:
         return
     text_config: Any = config.get_text_config()
     if critic.layers > text_config.num_hidden_layers:

@@ -19,7 +19,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from vapo.config.critic import CriticConfig, ProbeCritic
+from vapo.config.critic import ProbeCritic
 from vapo.errors import UserError
 from vapo.functional.value_heads import probe_features
 
@@ -96,21 +96,11 @@ AutoConfig.register(ProbeModelConfig.model_type, ProbeModelConfig)
 AutoModelForSequenceClassification.register(ProbeModelConfig, ProbeForSequenceClassification)
 
 
-def of_the_critic(
-    model: PreTrainedConfig, path: str, critic: CriticConfig | None
-) -> PreTrainedConfig:
-    """The config of a critic that starts from a folder: the folder's, or of a probe on its states.
+def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> PreTrainedConfig:
+    """The config of a probe that starts from a folder: a saved one's, or a new one on its states.
 
-    Raises: UserError: the folder's kind of critic, or the states that it reads, are not the
-        config's.
+    Raises: UserError: the states that it reads are not the config's.
     """
-    if critic is None or not isinstance(critic, ProbeCritic):
-        if isinstance(model, ProbeModelConfig) and critic is not None:
-            raise UserError(
-                f"{path}: its critic is a probe of an actor's states, and critic.kind is network: "
-                "set critic.kind=probe"
-            )
-        return model
     probe = critic.probe
     if isinstance(model, ProbeModelConfig):
         size = model.hidden_size if model.num_hidden_layers else None
@@ -122,11 +112,6 @@ def of_the_critic(
             )
         model.actor_fingerprint = None  # the run's own says what it trains on
         return model
-    if any(name.endswith("ForSequenceClassification") for name in model.architectures or []):
-        raise UserError(
-            f"{path}: its critic is a network, and critic.kind is probe: set critic.kind=network, "
-            "or critic.init=policy"
-        )
     text: Any = model.get_text_config(decoder=True)
     num_layers = text.num_hidden_layers
     numbers = read_layers(probe.layers, model, key="critic.probe.layers", path=path)
@@ -172,7 +157,7 @@ def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     return tuple(-1 if n == num_layers else n for n in counted)
 
 
-def new_probe(config: ProbeModelConfig, *, dtype: str, seed: int) -> PreTrainedModel:
+def new_probe(config: ProbeModelConfig, dtype: str, seed: int) -> PreTrainedModel:
     """A probe that nothing has been loaded into: a hidden layer starts at random, by the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)

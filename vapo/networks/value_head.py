@@ -163,11 +163,6 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
             "critic.sampled_logprobs), which a text alone does not have: no reward model"
         )
-    if critic is None and saved is not None and saved.layers is not None:
-        raise UserError(
-            f"{path}: its value head reads the hidden states of an actor (critic.kind probe), and "
-            "no text: no reward model"
-        )
     wanted = (saved or ValueHead()) if critic is None else head_of(critic)
     if isinstance(model, ProbeModelConfig) and wanted.layers is not None:
         wanted = replace(wanted, layers=layer_numbers(wanted.layers, model.num_actor_layers))

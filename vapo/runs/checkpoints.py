@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.networks.actor_critic import Actor, critic_of
+from vapo.networks.actor_critic import Actor
 from vapo.networks.build import choose_trained
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.lora import add_adapters, merged
@@ -146,7 +146,7 @@ def _critic_parameters(config: FitConfig) -> dict[str, str]:
         put_own_head(empty, config)
         choose_trained(empty, config)
         prefix = "critic." if count == 1 else f"{_MEMBERS}{member}."
-        parameters |= parameters_of(critic_of(empty), prefix)
+        parameters |= parameters_of(empty, f"{prefix}model.")
     return parameters
 
 

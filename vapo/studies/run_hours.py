@@ -14,8 +14,10 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.networks.actor_critic import Actor, ForwardFlops, critic_of
+from vapo.networks.actor_critic import Actor, critic_of
+from vapo.networks.forward_flops import ForwardFlops
 from vapo.networks.meta_device import Kind, model_of_config
+from vapo.studies.memory.passes import frozen_base
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 
 
@@ -119,6 +121,7 @@ def _response_flops(
             + one.per_squared_length * squares
         )
 
+    on_base = config.critic.kind == "adapters"
     reads_actor = critic is not None and config.critic.reads_actor
     of_actor = int(reads_old_logprobs(config) or reads_actor) + int(config.algorithm.kl.coef > 0)
     costs = {"actor": 0.0, "critic": 0.0, "states": 0.0}
@@ -130,7 +133,8 @@ def _response_flops(
             continue
         kind: Kind = "causal_lm" if name == "actor" else "value_model"
         empty = model_of_config(kind, model, path="", dtype="float32", attn_implementation="auto")
-        one = (Actor(empty) if name == "actor" else critic_of(empty)).forward_flops
+        base = frozen_base(actor, dtype="float32") if on_base and name == "critic" else None
+        one = (Actor(empty) if name == "actor" else critic_of(empty, base)).forward_flops
         minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
         costs[name] = num_forwards * flops(one, num_responses)

@@ -70,6 +70,17 @@ def can_change_attention(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend and model._can_set_attn_implementation())
 
 
+def switch_adapters(layer: Any, *, off: bool) -> bool:
+    """Turn the adapters of a layer of peft's off or on; whether they were off before.
+
+    The public `enable_adapters` takes their gradients away, too, which FSDP2 would keep of its
+    first pass.
+    """
+    before = bool(layer._disable_adapters)
+    layer._disable_adapters = off
+    return before
+
+
 def cpu_has_bfloat16_products() -> bool:
     """Whether the processor has instructions for bfloat16 products, and torch's kernels use them.
 

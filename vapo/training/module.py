@@ -109,7 +109,7 @@ class VapoModule(L.LightningModule):
             return
         mesh = None if self.device_mesh is None else self.device_mesh["data_parallel"]
         self.actor = make_actor(self.config, mesh)
-        self.critic = make_critic(self.config, mesh) if self.has_critic else None
+        self.critic = make_critic(self.config, mesh, self.actor) if self.has_critic else None
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)

@@ -73,10 +73,12 @@ def load_forward_networks(
 
     Raises: UserError: there is no critic, or it does not fit.
     """
-    critic, reference = None, None
+    critic, reference, base = None, None, None
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
-        critic = make_critic(config, None, trained=False)
+        if config.critic.kind == "adapters":  # of the policy, whose own may be merged into it
+            base = make_actor(config, None, trained=False).to(device)
+        critic = make_critic(config, None, base, trained=False)
         if checkpoint is not None:
             theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
             check_value_head(value_head_options(theirs), config, name=str(checkpoint.path))
@@ -85,10 +87,10 @@ def load_forward_networks(
                 path = critic_path(config, member)
                 checkpoint.fill(one.model, "critic", path, member=member)
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
-        reference = make_actor(config, None, trained=False)
+        reference = base or make_actor(config, None, trained=False)
     actor = Actor(model)
     networks: list[Actor | Critic] = [actor, *members_of(critic)]
-    models = [network.model for network in (*networks, reference) if network is not None]
+    models = [network.model for network in (*networks, reference, base) if network is not None]
     return ForwardNetworks(
         actor=actor,
         reference=reference,

@@ -60,7 +60,7 @@ class FileAlone:
 
 class CriticModule(VapoModule):
     """A run's module with its critic alone: stored rollouts train it without the policy, whose
-    states a probe reads.
+    states a probe reads, and on whose base adapters are.
 
     Whether rows are packed depends on the policy's architecture, too, so that a critic learns the
     same here as in a run, to the last bit.
@@ -69,8 +69,8 @@ class CriticModule(VapoModule):
     def configure_model(self) -> None:
         if hasattr(self, "layout"):
             return
-        self.critic, actor = make_critic(self.config, None), self.config.actor
-        if self.config.critic.reads_actor:
+        self.actor, actor = None, self.config.actor
+        if self.config.critic.kind != "network":
             self.actor = make_actor(self.config, None, trained=False)
             policy = self.actor.model
         else:
@@ -80,6 +80,7 @@ class CriticModule(VapoModule):
                 dtype=actor.dtype,
                 attn_implementation=actor.attn_implementation,
             )
+        self.critic = make_critic(self.config, None, self.actor)
         models = [policy, *(member.model for member in members_of(self.critic))]
         self.layout = choose_layout(self.config.training.packing, models)
 

@@ -67,6 +67,7 @@ class Estimate:
 class _Network:
     """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
 
+    `base`: the actor, whose frozen weights compute for a critic of adapters, and its config.
     Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have
     the dtype of `options`, what is computed and gathered that of the precision, gradients on their
     way between GPUs float32 where the precision is mixed.
@@ -78,17 +79,19 @@ class _Network:
         options: ActorConfig | CriticConfig,
         model: PreTrainedConfig,
         config: FitConfig,
+        base: tuple[_Network, PreTrainedConfig] | None = None,
     ) -> None:
         self.name: str = name
         self.is_sharded = config.trainer.strategy == "fsdp"
         is_mixed = config.trainer.precision == "bf16-mixed"
-        dtype = computing_dtype(config, options.dtype)
+        computes = options if base is None else config.actor
+        dtype = computing_dtype(config, computes.dtype)
         self.passes = NetworkPasses(
             NetworkShape(
                 kind="causal_lm" if name == "actor" else "value_model",
                 config=model,
                 dtype=dtype,
-                attn_implementation=options.attn_implementation,
+                attn_implementation=computes.attn_implementation,
                 gradient_checkpointing=options.gradient_checkpointing,
                 autocast=is_mixed and not self.is_sharded,
                 on_gpu=config.trainer.accelerator != "cpu",
@@ -97,14 +100,18 @@ class _Network:
                 casts_adapters=is_mixed and self.is_sharded,
                 read_layers=read_layers(config) if name == "actor" else (),
                 states_dtype=computing_dtype(config, config.actor.dtype),
+                base=None if base is None else base[1],
             )
         )
         count, ranks = self.passes.parameters, num_processes(config)
         parameter_bytes, self.compute_bytes = _BYTES[options.dtype], _BYTES[dtype]
+        if base is not None and not is_mixed:
+            self.compute_bytes = parameter_bytes
         self.reduce_bytes = 4 if is_mixed else parameter_bytes
         self.parameters = count
         trained, adapters = count.total, 0
-        if options.lora is not None or (isinstance(options, CriticConfig) and options.frozen):
+        is_part = options.lora is not None or bool(getattr(options, "frozen", ()))
+        if is_part and base is None:
             trained, adapters = _trained_parameters(self.name, model, config)
         # several critics: a pass is of one at a time
         self.copies = options.count if isinstance(options, CriticConfig) else 1
@@ -119,6 +126,10 @@ class _Network:
         shard = count.layer * parameter_bytes / ranks * config.trainer.cpu_offload
         layers = 2 * count.layer * self.compute_bytes + shard
         self.layers_gathered = layers * self.is_sharded
+        self.base_gathered = 0.0  # the root of the network that adapters are on
+        if base is not None:
+            self.layers_gathered = base[0].layers_gathered
+            self.base_gathered = base[0].root_gathered
 
     def reducing(self, activations: float) -> float:
         """Whole gradients on their way to their shards, beyond the activations of the time.
@@ -144,10 +155,11 @@ def estimate_memory(
         head = plan_head(critic, str(critic.name_or_path), config.critic).head
         # the columns of log-probs are nothing beside the states, and made-up inputs have none
         write_head(critic, replace(head, num_logprob_columns=None))
-        networks.append(_Network("critic", config.critic, critic, config))
+        base = (networks[0], actor) if config.critic.kind == "adapters" else None
+        networks.append(_Network("critic", config.critic, critic, config, base))
     has_reference = config.algorithm.kl.coef > 0
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}
-    if has_reference:
+    if has_reference and config.actor.lora is None:  # else it is the actor's own frozen weights
         resting["reference weights"] = networks[0].weights
     resting["optimizer states"] = sum(2 * n.trained for n in networks)
     host: Bytes = {}
@@ -300,7 +312,8 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
     """Forwards without gradients, one network after the other; gathered roots stay."""
     shares = shares_prompts([n.passes for n in networks], config)
     lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
-    roots = sum(n.root_gathered for n in networks) + has_reference * networks[0].root_gathered
+    has_copy = has_reference and config.actor.lora is None
+    roots = sum(n.root_gathered for n in networks) + has_copy * networks[0].root_gathered
     has_pages = config.value_pages.every_n_iterations is not None
     reads_actor = has_pages or reads_old_logprobs(config) or bool(read_layers(config))
     own = networks if has_reference or reads_actor else networks[1:]
@@ -322,7 +335,7 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
     several = all_rows.num_tokens > worst.num_tokens
     return {
         "gradients": _gradients(network, several, peak, config),
-        "gathered weights": network.layers_gathered + network.root_gathered,
+        "gathered weights": network.layers_gathered + network.root_gathered + network.base_gathered,
         "gradients in reduction": network.reducing(peak),
         "activations": memory.kept,
         "logits, temporaries": peak - memory.kept,

@@ -21,6 +21,7 @@ from vapo.config import FitConfig
 from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor_critic import Actor, Critic, critic_of
+from vapo.networks.adapters import accept_adapters, of_the_adapters
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.layouts import choose_layout
 from vapo.networks.lora import add_adapters
@@ -28,6 +29,7 @@ from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
+from vapo.networks.value_head import head_in, write_head
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.system.private_attributes import attention_implementation
@@ -49,6 +51,12 @@ class NetworkShape:
     casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
     read_layers: tuple[int, ...] = ()  # of an actor, whose states a critic reads
     states_dtype: str = "float32"  # of these
+    base: PreTrainedConfig | None = None  # of an actor, which a critic's adapters (`lora`) are on
+
+    @property
+    def backbone(self) -> PreTrainedConfig:
+        """Of the network that reads the tokens."""
+        return self.base or self.config
 
 
 class Parameters(NamedTuple):
@@ -79,7 +87,7 @@ class NetworkPasses:
 
     def __init__(self, shape: NetworkShape) -> None:
         self.shape = shape
-        self.num_layers = int(shape.config.get_text_config().num_hidden_layers)
+        self.num_layers = int(shape.backbone.get_text_config().num_hidden_layers)
         model = model_of_config(
             shape.kind,
             copy.deepcopy(shape.config),
@@ -87,8 +95,7 @@ class NetworkPasses:
             dtype=shape.dtype,
             attn_implementation="auto",
         )
-        modules = model.get_submodule("model.layers").children()
-        layers = [sum(p.numel() for p in layer.parameters()) for layer in modules] or [0]
+        layers = _layer_sizes(model)
         total = sum(p.numel() for p in model.parameters())
         root = total - sum(layers)
         table = model.get_input_embeddings().get_parameter("weight")
@@ -96,7 +103,7 @@ class NetworkPasses:
         is_tied = output is not None and output.get_parameter("weight") is table
         head = root if is_tied else root - table.numel()
         self.parameters = Parameters(total, max(layers), root, head)
-        is_uniform = len(set(layers)) == 1
+        is_uniform = len(set(layers if shape.base is None else _base_sizes(shape.base))) == 1
         few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
         self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
 
@@ -114,7 +121,24 @@ class NetworkPasses:
 
     @property
     def models(self) -> list[PreTrainedModel]:
-        return [fake.network.model for fake in self._networks]
+        return [fake.backbone for fake in self._networks]
+
+
+def _layer_sizes(model: PreTrainedModel) -> list[int]:
+    modules = model.get_submodule("model.layers").children()
+    return [sum(p.numel() for p in layer.parameters()) for layer in modules] or [0]
+
+
+def _base_sizes(base: PreTrainedConfig) -> list[int]:
+    return _layer_sizes(frozen_base(copy.deepcopy(base), dtype="float32").model)
+
+
+def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str = "auto") -> Actor:
+    """An empty actor as a critic's adapters are on it."""
+    kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
+    model = model_of_config("causal_lm", base, path=str(base.name_or_path), **kernels)
+    accept_adapters(model.requires_grad_(False))
+    return Actor(model)
 
 
 def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool:
@@ -126,12 +150,12 @@ def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool
 
 
 def _cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
-    config = copy.deepcopy(shape.config)
+    config = copy.deepcopy(shape.backbone)
     text = config.get_text_config()
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:num_layers]
     text.num_hidden_layers = num_layers
-    return replace(shape, config=config)
+    return replace(shape, **{"config" if shape.base is None else "base": config})
 
 
 class FakeNetwork:
@@ -141,25 +165,31 @@ class FakeNetwork:
         self.shape = shape
         self.mode = FakeTensorMode()
         is_flash = shape.attn_implementation == "flash_attention_2"
-        model = model_of_config(
-            shape.kind,
-            shape.config,
-            path=str(shape.config.name_or_path),
-            dtype=shape.dtype,
-            attn_implementation="sdpa" if is_flash else shape.attn_implementation,
-        )
-        if shape.lora is not None:
+        attention = "sdpa" if is_flash else shape.attn_implementation
+        options = {"path": str(shape.config.name_or_path), "attn_implementation": attention}
+        base, own = None, shape.config
+        if shape.base is not None:
+            assert shape.lora is not None
+            base = frozen_base(shape.base, dtype=shape.dtype, attn_implementation=attention)
+            own = of_the_adapters(shape.base, options["path"], shape.lora)
+            write_head(own, head_in(shape.config))
+        dtype = shape.dtype if base is None or shape.casts_adapters else "float32"
+        model = model_of_config(shape.kind, own, dtype=dtype, **options)
+        if shape.lora is not None and base is None:
             add_adapters(model, shape.lora, seed=0)
             if shape.casts_adapters:
                 model.to(getattr(torch, shape.dtype))
+        self.backbone = model if base is None else base.model
         with self.mode:
-            fill_with_fakes(model)
-        self.network = Actor(model) if shape.kind == "causal_lm" else critic_of(model)
+            for part in {self.backbone, model}:
+                fill_with_fakes(part)
+        self.network = Actor(model) if shape.kind == "causal_lm" else critic_of(model, base)
         if is_flash:  # it runs on no CPU; like SDPA without a mask, it keeps no scores
-            model.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
+            self.backbone.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
         if shape.gradient_checkpointing:
             enable_gradient_checkpointing(self.network, "model")
         self.network.train()
+        self.backbone.train()
         for parameter in self.network.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(_drop_grad)
@@ -214,7 +244,8 @@ class FakeNetwork:
     @contextmanager
     def _tracked(self) -> Iterator[MemoryTracker]:
         tracker = MemoryTracker()
-        tracker.ignore(*self.network.parameters(), *self.network.buffers())
+        for part in (self.network, self.backbone):
+            tracker.ignore(*part.parameters(), *part.buffers())
         with self.mode, tracker, counts_for_gpu(self.shape.on_gpu):
             yield tracker
 
@@ -254,7 +285,7 @@ class FakeNetwork:
         from torch.utils._mode_utils import no_dispatch
 
         prompts = rows if prompts is None else prompts
-        is_packed = attention_implementation(self.network.model) == PACKED_SDPA
+        is_packed = attention_implementation(self.backbone) == PACKED_SDPA
         layout: Layout = "shared_prompts" if is_packed else "padded"
         pairs = [([i % prompts] * prompt_tokens, [0] * response_tokens) for i in range(rows)]
         with no_dispatch():

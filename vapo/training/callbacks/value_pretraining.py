@@ -97,7 +97,7 @@ class ValuePretraining(Callback):
         saved = f"critic saved to {self.critic_dir}"
         if pl_module.config.critic.head_function is None:
             config = pl_module.config
-            for member in members_of(critic) if config.critic.reads_actor else ():
+            for member in members_of(critic) if config.critic.kind != "network" else ():
                 member.model.config.actor_fingerprint = fingerprint(config.actor.path)
             save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
         else:  # which no model folder has a place for

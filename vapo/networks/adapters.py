@@ -1,0 +1,199 @@
+"""A critic without a backbone of its own: adapters and a value head on an actor's frozen base.
+
+The adapters lie beside the base, not in it, so that they are sharded, trained and saved as the
+critic's. Each linear module of the base asks which adapters are on, and adds what they make of its
+input. Like a probe this is a Hugging Face model of its own kind; importing this module lets
+Transformers' Auto classes know it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from vapo.config.networks import LoraConfig
+from vapo.errors import UserError
+from vapo.networks.lora import adapters_off, linear_modules, target_names
+
+KEY = "critic.lora"
+
+
+class AdapterModelConfig(PreTrainedConfig):
+    """Adapters of `rank` on modules of an actor: `targets` has the channels into and out of each.
+
+    `actor_fingerprint` says on which base a saved one was trained; None: not known. `hidden_size`
+    and `num_hidden_layers` are the base's.
+    """
+
+    model_type = "vapo_adapters"
+
+    def __init__(
+        self,
+        *,
+        rank: int = 1,
+        lora_alpha: float = 1.0,
+        targets: Mapping[str, Sequence[int]] | None = None,
+        actor_fingerprint: str | None = None,
+        hidden_size: int = 1,
+        num_hidden_layers: int = 0,
+        **options: Any,
+    ) -> None:
+        self.rank, self.lora_alpha = rank, lora_alpha
+        self.targets = {name: list(sizes) for name, sizes in (targets or {}).items()}
+        self.actor_fingerprint = actor_fingerprint
+        self.hidden_size, self.num_hidden_layers = hidden_size, num_hidden_layers
+        super().__init__(**options)
+
+
+class Adapter(nn.Module):
+    """lora_alpha / rank * B A x, beside a frozen W x."""
+
+    def __init__(self, inputs: int, outputs: int, config: AdapterModelConfig) -> None:
+        super().__init__()
+        self.lora_A = nn.Linear(inputs, config.rank, bias=False)
+        self.lora_B = nn.Linear(config.rank, outputs, bias=False)
+        self.scale = config.lora_alpha / config.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not torch.is_autocast_enabled(x.device.type):  # which casts both
+            x = x.to(self.lora_A.weight.dtype)
+        made: Tensor = self.lora_B(self.lora_A(x)) * self.scale
+        return made
+
+
+class AdapterLayers(nn.Module):
+    """The place of a backbone. Its `layers` are the actor's, so it is sharded as a whole."""
+
+    def __init__(self, config: AdapterModelConfig) -> None:
+        super().__init__()
+        self.layers, self.adapters = nn.ModuleList(), nn.Module()
+        self.by_module: dict[str, Adapter] = {}
+        for name, (inputs, outputs) in config.targets.items():
+            *parents, last = name.split(".")
+            place = self.adapters
+            for parent in parents:
+                if not hasattr(place, parent):
+                    place.add_module(parent, nn.Module())
+                place = place.get_submodule(parent)
+            self.by_module[name] = Adapter(inputs, outputs, config)
+            place.add_module(last, self.by_module[name])
+
+    def add(self, module: str, x: Tensor, output: Tensor) -> Tensor:
+        """A module's output with what its adapter makes of its input, if it has one."""
+        adapter = self.by_module.get(module)
+        return output if adapter is None else (output + adapter(x)).to(output.dtype)
+
+
+class AdaptersForSequenceClassification(PreTrainedModel):
+    """Adapters, and a head `score` on the states that the base has with them."""
+
+    config_class = AdapterModelConfig
+    base_model_prefix = "model"
+
+    def __init__(self, config: AdapterModelConfig) -> None:
+        super().__init__(config)
+        self.model = AdapterLayers(config)
+        self.score = nn.Linear(config.hidden_size, config.num_labels or 1, bias=False)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Of no tokens: the base reads them."""
+        return nn.Embedding(0, self.config.hidden_size)
+
+
+AutoConfig.register(AdapterModelConfig.model_type, AdapterModelConfig)
+AutoModelForSequenceClassification.register(AdapterModelConfig, AdaptersForSequenceClassification)
+
+
+def of_the_adapters(model: PreTrainedConfig, path: str, options: LoraConfig) -> AdapterModelConfig:
+    """The config of a critic of adapters that starts from a folder: a saved one's, or new ones on
+    a policy.
+
+    Raises: UserError: the saved ones are not the config's.
+    """
+    if isinstance(model, AdapterModelConfig):
+        for name in ("rank", "lora_alpha"):
+            saved, wanted = getattr(model, name), getattr(options, name)
+            if saved != wanted:
+                raise UserError(
+                    f"{path}: its adapters have {name} {saved:g}, and {KEY}.{name} is {wanted:g}: "
+                    f"set {KEY}.{name}={saved:g}, or critic.init=policy"
+                )
+        return model
+    with torch.device("meta"):
+        base = AutoModelForCausalLM.from_config(model, trust_remote_code=False)
+    sizes = {name: [m.in_features, m.out_features] for name, m in linear_modules(base)}
+    text: Any = model.get_text_config(decoder=True)
+    return AdapterModelConfig(
+        rank=options.rank,
+        lora_alpha=options.lora_alpha,
+        targets={name: sizes[name] for name in target_names(base, options, KEY)},
+        hidden_size=text.hidden_size,
+        num_hidden_layers=text.num_hidden_layers,
+        num_labels=1,
+        name_or_path=path,
+    )
+
+
+@torch.no_grad()
+def new_adapters(config: AdapterModelConfig, seed: int) -> PreTrainedModel:
+    """Adapters that nothing has been loaded into: B is 0 and A at random, by the seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AdaptersForSequenceClassification(config).float()
+        for adapter in model.model.by_module.values():
+            nn.init.kaiming_uniform_(adapter.lora_A.weight, a=math.sqrt(5))
+            adapter.lora_B.weight.zero_()
+    return model
+
+
+# ---- on the base ------------------------------------------------------------------------------
+
+_on: ContextVar[tuple[AdapterLayers, Sequence[Any]] | None] = ContextVar("adapters", default=None)
+
+
+def accept_adapters(model: PreTrainedModel) -> None:
+    """Let a policy take a critic's adapters; before it gets adapters of its own."""
+    places = dict(linear_modules(model))
+    for name, module in places.items():
+        module.register_forward_hook(_hook_of(name))
+    model.adapter_places = frozenset(places)
+
+
+def _hook_of(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        found = _on.get()
+        return output if found is None else found[0].add(name, args[0], output)
+
+    return hook
+
+
+@contextmanager
+def on_base(adapters: AdapterLayers, others: Sequence[Any]) -> Iterator[None]:
+    """Inside the block the base has these adapters, and the `others` (peft's layers) are off."""
+    token = _on.set((adapters, others))
+    try:
+        with adapters_off(others):
+            yield
+    finally:
+        _on.reset(token)
+
+
+def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Of a checkpointed layer's two forwards: the second, in the backward, has the adapters of the
+    first."""
+    found = _on.get()
+    return nullcontext(), nullcontext() if found is None else on_base(*found)
