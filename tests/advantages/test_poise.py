@@ -24,7 +24,7 @@ from vapo.functional.columns import bad_inputs
 from vapo.functional.regression import principal_components, ridge_predictions
 from vapo.networks.actor_critic import Actor
 from vapo.networks.build import check_critic
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
 from vapo.studies.memory.estimate import read_layers
@@ -203,7 +203,7 @@ def test_the_states_are_those_of_transformers_in_every_layout(layout: Layout) ->
     networks = ForwardNetworks(
         actor, None, None, 1.0, 30, 0, layout, torch.device("cpu"), poise=options
     )
-    found = evaluate_rollouts(batch, networks)
+    found = add_logprobs_and_values(batch, networks)
     assert found.old_values is None
     assert found.actor_states is not None
     assert [len(states) for states in found.actor_states] == [3, 2, 3, 3]

@@ -9,7 +9,7 @@ import torch
 
 from tests.forked import Ranks
 from tests.invariance.gradients import FixedRollouts, RecordsGradients, config_on, fitted
-from tests.invariance.test_gradients import MANY, ONE_FORWARD, assert_same
+from tests.invariance.test_gradients import MANY, ONE_FORWARD, PADDED, assert_same
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
@@ -17,17 +17,21 @@ ADAPTERS = (
     *("actor.lora.rank=2", "critic.lora.rank=2"),
     "critic.lora.target_modules='q_proj,up_proj'",
 )
+ON_ONE_BASE = (  # the critic's beside those of the actor, whose layers are recomputed
+    *("critic.kind=adapters", "critic.init=policy"),
+    *("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true"),
+)
 WITH_REFERENCE = ("algorithm.kl.coef=0.1", "trainer.reduce_every_microbatch=true")
 
 
 class MovedAdapters(RecordsGradients):
-    """Adapters that have left 0, where A has no gradient; the reference runs before the actor."""
+    """Adapters and a head that have left 0: all have gradients. The reference runs first."""
 
     def configure_model(self) -> None:
         super().configure_model()
         with torch.no_grad():
             for name, parameter in self.named_parameters():
-                if ".lora_B." in name:
+                if ".lora_B." in name or ".score." in name:
                     parameter.fill_(0.02)
 
     def add_logprobs_and_values(
@@ -46,13 +50,23 @@ def adapted(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
     return fitted(MovedAdapters(config, pad_id=0), FixedRollouts(config), config)
 
 
+def test_on_one_base_a_gradient_does_not_depend_on_the_cut() -> None:
+    one = adapted(1, ONE_FORWARD, *ON_ONE_BASE, PADDED)
+    assert_same(one, adapted(1, MANY, *ON_ONE_BASE))
+    check_trained(one["gradients"])
+
+
 @pytest.mark.slow
-def test_two_ranks_have_the_gradients_of_one(two_ranks: Ranks) -> None:
+@pytest.mark.parametrize("kind", [(), ON_ONE_BASE], ids=["network", "adapters"])
+def test_two_ranks_have_the_gradients_of_one(two_ranks: Ranks, kind: tuple[str, ...]) -> None:
     kl = WITH_REFERENCE[:1]
-    one = adapted(1, ONE_FORWARD, *kl)
-    two = two_ranks.run(adapted, 2, MANY, *WITH_REFERENCE)
+    one = adapted(1, ONE_FORWARD, *kind, *kl)
+    two = two_ranks.run(adapted, 2, MANY, *kind, *WITH_REFERENCE)
     assert_same(one, two[0])
-    gradients = one["gradients"]
+    check_trained(one["gradients"])
+
+
+def check_trained(gradients: dict[str, torch.Tensor]) -> None:
     trained = {name for name in gradients if ".lora_" in name or ".score." in name}
     assert gradients.keys() == trained
     assert len({name.split(".")[0] for name in trained}) == 2, "of both networks"
