@@ -47,6 +47,7 @@ class ScriptedPlayer(Player):
                 turns = (Turn(0, len(word)),)
                 rollouts.append(Rollout(prompt, ids, word, (0.0,) * len(word), reason, turns))
                 advance(1)
+        assert isinstance(self.scorer, VerifierScorer)
         return self.scorer.score(rollouts)
 
 

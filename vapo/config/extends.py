@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import limits
-from vapo.config.kinds import is_interpolation
-from vapo.config.layers import EXTENDS, Layer, read_file, show
+from vapo.config.layers import EXTENDS, Layer, is_interpolation, read_file, show
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 

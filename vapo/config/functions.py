@@ -12,7 +12,8 @@ import re
 from typing import Any
 
 from vapo.config.environment_variables import escape
-from vapo.config.kinds import is_function_folder, is_interpolation
+from vapo.config.kinds import is_function_folder
+from vapo.config.layers import is_interpolation
 from vapo.config.options import Entries
 from vapo.config.origins import Origins
 from vapo.config.rules import Problem, Problems

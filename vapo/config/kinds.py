@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import re
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import field
@@ -17,14 +16,6 @@ from functools import cache, partial
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
-_NUMBERS = {
-    int: re.compile(r"[-+]?[0-9]{1,19}"),
-    float: re.compile(
-        r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?\.?(?:inf|infinity|nan)",
-        re.IGNORECASE,
-    ),
-}
-"""Quoted numbers that are taken: without spaces, underscores and digits of other scripts."""
 
 
 def option(default: Any, doc: str, **bounds: float) -> Any:
@@ -155,31 +146,3 @@ def split_null(hint: Any) -> tuple[Any, bool]:
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
     assert len(kinds) == 1, f"a key has one type, or one type and null: {hint}"
     return kinds[0], True
-
-
-def is_of_type(kind: Any, value: Any) -> bool:
-    """Whether a value that is not null can be one of a key of this type."""
-    if kind is Any:
-        return True
-    is_mapping = get_origin(kind) is dict
-    if is_mapping or isinstance(value, Mapping):
-        items = list(value.values()) if isinstance(value, Mapping) else []
-        is_text = kind != dict[str, str] or not any(
-            item is None or isinstance(item, (Mapping, list)) for item in items
-        )
-        return is_mapping and isinstance(value, Mapping) and is_text
-    if get_origin(kind) is Literal:
-        return value in get_args(kind)
-    if get_origin(kind) is list:
-        return isinstance(value, list)
-    if kind is bool:
-        return isinstance(value, bool) or str(value).lower() in ("true", "false")
-    if isinstance(value, (bool, list)):
-        return False
-    if kind in _NUMBERS and isinstance(value, str):
-        return _NUMBERS[kind].fullmatch(value) is not None
-    return kind is not int or isinstance(value, int)
-
-
-def is_interpolation(value: Any) -> bool:
-    return isinstance(value, str) and "${" in value

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from omegaconf import MISSING, OmegaConf
@@ -16,10 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
-from vapo.config.kinds import is_interpolation, is_of_type
 from vapo.config.nearest_path import nearest_path
 from vapo.config.options import Entry, Option, Section
-from vapo.config.trees import merge
 from vapo.config.written import leaves
 from vapo.errors import UserError
 
@@ -27,6 +25,15 @@ COMMAND_LINE = "command line"
 EXTENDS = "extends"
 """The key of a file that names the files it builds on; it is no key of the config."""
 _MAX_SHOWN_CHARS = 80
+
+_NUMBERS = {
+    int: re.compile(r"[-+]?[0-9]{1,19}"),
+    float: re.compile(
+        r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[-+]?[0-9]+)?|[-+]?\.?(?:inf|infinity|nan)",
+        re.IGNORECASE,
+    ),
+}
+"""Quoted numbers that are taken: without spaces, underscores and digits of other scripts."""
 
 
 @dataclass(frozen=True)
@@ -151,8 +158,16 @@ def read_overrides(
     """
     tree: dict[str, Any] = {}
     for text in texts:
-        merge(tree, _read_override(text, entries))
+        _put(tree, _read_override(text, entries))
     return Layer(COMMAND_LINE, tree, folder=str((folder or Path()).resolve()))
+
+
+def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:
+    for name, value in more.items():
+        if isinstance(value, dict) and isinstance(tree.get(name), dict):
+            _put(tree[name], value)
+        else:
+            tree[name] = value
 
 
 def _read_override(text: str, entries: Mapping[str, Entry]) -> dict[str, Any]:
@@ -238,8 +253,36 @@ def _fits(option: Option, value: Any) -> bool:
     return is_interpolation(value) or value == MISSING or is_of_type(option.type, value)
 
 
+def is_of_type(kind: Any, value: Any) -> bool:
+    """Whether a value that is not null can be one of a key of this type."""
+    if kind is Any:
+        return True
+    is_mapping = get_origin(kind) is dict
+    if is_mapping or isinstance(value, Mapping):
+        items = list(value.values()) if isinstance(value, Mapping) else []
+        is_text = kind != dict[str, str] or not any(
+            item is None or isinstance(item, (Mapping, list)) for item in items
+        )
+        return is_mapping and isinstance(value, Mapping) and is_text
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
+    if get_origin(kind) is list:
+        return isinstance(value, list)
+    if kind is bool:
+        return isinstance(value, bool) or str(value).lower() in ("true", "false")
+    if isinstance(value, (bool, list)):
+        return False
+    if kind in _NUMBERS and isinstance(value, str):
+        return _NUMBERS[kind].fullmatch(value) is not None
+    return kind is not int or isinstance(value, int)
+
+
 def type_error(option: Option, value: Any) -> str:
     return f"expects {option.label}, got {show(value)}"
+
+
+def is_interpolation(value: Any) -> bool:
+    return isinstance(value, str) and "${" in value
 
 
 def show(value: Any) -> str:

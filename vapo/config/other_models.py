@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vapo.config.kinds import is_interpolation
-from vapo.config.layers import Layer, show
+from vapo.config.layers import Layer, is_interpolation, show
 from vapo.config.sources import WrittenRate
 from vapo.errors import UserError
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 
 from vapo.config.environment_variables import escape
-from vapo.config.kinds import is_interpolation
-from vapo.config.layers import Layer
+from vapo.config.layers import Layer, is_interpolation
 from vapo.config.origins import Origins
 from vapo.config.trees import Tree, at
 

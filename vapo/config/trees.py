@@ -14,14 +14,8 @@ from typing import Any, get_args, get_origin
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vapo.config.kinds import (
-    hints_of,
-    is_interpolation,
-    is_of_type,
-    kinds_of,
-    own_type,
-    split_null,
-)
+from vapo.config.kinds import hints_of, kinds_of, own_type, split_null
+from vapo.config.layers import is_interpolation, is_of_type
 
 Tree = dict[str, Any]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import partial
 from random import Random
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ from vapo.system.shown_text import visible
 from vapo.types import Rollout
 
 Judge = TextJudge | ModelJudge
+_S = TypeVar("_S")
 
 FEWEST_WITHOUT_VERDICT = 8
 """A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
@@ -88,7 +89,7 @@ class Scorer(ABC):
         """
         return [None] * len(rollouts)
 
-    def __enter__(self) -> Self:
+    def __enter__(self: _S) -> _S:
         return self
 
     def __exit__(self, *_: object) -> None:
