@@ -34,8 +34,8 @@ from vapo.networks.meta_device import empty_value_model
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import parameters_of
-from vapo.training.optimizers import lr_of_phase, make_optimizers
-from vapo.types import Phase
+from vapo.training.optimizers import lr_of_iteration, make_optimizers
+from vapo.types import IterationStart, Phase
 
 __all__ = ["one_process", "policy", "reward_model"]
 PROBE = ("critic.kind=probe", "critic.layers=null")
@@ -229,7 +229,7 @@ def test_its_learning_rate_is_its_own(tmp_path: Path, policy: str) -> None:
     module = torch.nn.ModuleDict({"critic": make_critic(config, None)})
     (optimizer,), _ = make_optimizers(module, {"critic": config.critic})
     assert [group["lr"] for group in optimizer.param_groups] == [0.25]  # half, in the warmup
-    assert lr_of_phase(config, "critic", Phase.VALUE_PRETRAINING) is None
+    assert lr_of_iteration(config, "critic", IterationStart(1, Phase.VALUE_PRETRAINING)) is None
 
 
 def test_it_runs_in_bfloat16(tmp_path: Path, policy: str, one_process: DeviceMesh) -> None:

@@ -20,7 +20,7 @@ from vapo.training.minibatches import (
     num_steps,
     passes,
 )
-from vapo.training.optimizers import make_scheduler, set_learning_rate
+from vapo.training.optimizers import lr_of_iteration, make_scheduler, set_learning_rate
 from vapo.types import IterationStart, Phase
 
 __all__ = ["folder"]
@@ -120,7 +120,23 @@ EASY = [
     "critic.optimizer.lr=0.001",
     "critic.optimizer.warmup_steps=10",
     "checkpoints.keep=9",
+    "training.decay_fraction=1.0",
 ]
+
+
+def test_the_actors_rate_falls_over_the_last_iterations() -> None:
+    options = ("training.num_iterations=8", "actor.optimizer.lr=0.5")
+    for fraction, expected in (
+        (0.5, [0.5] * 5 + [0.375, 0.25, 0.125]),
+        (0.25, [0.5] * 7 + [0.25]),
+        (1.0, [0.5 * left / 8 for left in range(8, 0, -1)]),
+        (0.1, [0.5] * 8),  # less than an iteration
+    ):
+        config = system_config("vapo", *options, f"training.decay_fraction={fraction}")
+        starts = [IterationStart(9 + done, POLICY, done) for done in range(8)]
+        assert [lr_of_iteration(config, "actor", start) for start in starts] == expected
+        assert lr_of_iteration(config, "critic", starts[-1]) is None
+    assert lr_of_iteration(system_config("vapo", *options), "actor", starts[-1]) is None
 
 
 @pytest.mark.kills  # test_composite_resume.py has more steps of the critic among all that resumes
@@ -148,6 +164,8 @@ def test_a_run_with_more_steps_of_the_critic(folder: Path, monkeypatch: pytest.M
     factors = [min(1.0, (step + 1) / 10) for step in range(24)]
     rates = [(0.004 if i < 8 else 0.001) * factor for i, factor in enumerate(factors)]
     assert metric(whole, folder, "critic/lr") == pytest.approx(rates)
+    first, *later = metric(whole, folder, "actor/lr")
+    assert later == pytest.approx([first, first / 2, first / 2]), "the actor's falls by iteration"
     assert len(metric(whole, folder, "actor/policy_loss")) == 4
     assert len(metric(whole, folder, "critic/value_loss")) == 24
     assert metric(whole, folder, "critic/minibatches_without_loss") == [0.0] * 3

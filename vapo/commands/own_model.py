@@ -210,7 +210,7 @@ def _plain(entry: Any) -> Any:
 
 
 def _what_fits_the_gpu(
-    base: Path, values: Mapping[str, Any], overrides: Sequence[str]
+    base: Path, values: dict[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """What is trained instead of all weights where these do not fit the first GPU, and why.
 
@@ -218,7 +218,7 @@ def _what_fits_the_gpu(
     """
     there = torch.cuda.mem_get_info()[1]
 
-    def needed(more: Mapping[str, Any]) -> float:
+    def needed(more: dict[str, Any]) -> float:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
         return estimated(config, tell=lambda line: None)[1].peak
 

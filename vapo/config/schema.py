@@ -67,6 +67,13 @@ class TrainingConfig:
     num_iterations: int = option(
         300, "rollout batches after value pretraining (one iteration each)", ge=0
     )
+    decay_fraction: float = option(
+        0.0,
+        "the actor's learning rate falls linearly over this share of num_iterations, the last "
+        "ones, and would be 0 after them; 0: it is constant (paper)",
+        ge=0,
+        le=1,
+    )
     minibatch_size: int | None = option(
         512,
         "responses per optimizer step (paper: 512 of 8192, so 16 steps an iteration); null: all "

@@ -32,7 +32,7 @@ from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
     clip_gradient,
-    lr_of_phase,
+    lr_of_iteration,
     make_optimizers,
     number_parameters_as_module,
     set_learning_rate,
@@ -252,8 +252,8 @@ class VapoModule(L.LightningModule):
         max_norm = getattr(self.config, name).optimizer.max_grad_norm
         before_clip = clip_gradient(getattr(self, name), max_norm)
         norm, is_finite = finite_over_ranks(before_clip.to(loss.device), loss)
-        if (phase_lr := lr_of_phase(self.config, name, self.start.phase)) is not None:
-            set_learning_rate(optimizer, scheduler, phase_lr)
+        if (own_lr := lr_of_iteration(self.config, name, self.start)) is not None:
+            set_learning_rate(optimizer, scheduler, own_lr)
         lr = optimizer.param_groups[0]["lr"]
         if not is_finite:
             optimizer.zero_grad(set_to_none=True)

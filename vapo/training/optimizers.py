@@ -18,7 +18,7 @@ from vapo.config import FitConfig
 from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.config.networks import ActorConfig, OptimizerConfig
 from vapo.networks.value_head import LOGPROB_SCORE
-from vapo.types import Phase
+from vapo.types import IterationStart, Phase
 
 
 def make_optimizer(
@@ -117,12 +117,16 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def lr_of_phase(config: FitConfig, network: str, phase: Phase) -> float | None:
-    """The learning rate after warmup, where it depends on the phase; None: it does not."""
+def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> float | None:
+    """The learning rate after warmup, where it depends on the iteration; None: it does not."""
+    if network == "actor":
+        steps = config.training.decay_fraction * config.training.num_iterations
+        left = config.training.num_iterations - start.policy_iterations
+        return config.actor.optimizer.lr * min(1.0, left / steps) if steps else None
     own = config.components.value_pretraining.lr
-    if network != "critic" or own is None or config.critic.reads_actor:
+    if own is None or config.critic.reads_actor:
         return None
-    return own if phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
+    return own if start.phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
