@@ -166,7 +166,7 @@ IN_FOREGROUND = {"in_background": False, "every_n_iterations": 1}
             "12.0 MiB for 3 checkpoints (newest 1, best, the one being written), "
             f"972.0 MiB for 24576 rollouts of 1024 tokens, {CRITIC}",
             3 * 4 + 3 * ROLLOUTS + 1,
-            "trainer.checkpoint_every_n_iterations=1, or checkpoints.keep_rollouts=false, or ",
+            "checkpoints.every_n_iterations=1, or checkpoints.keep_rollouts=false, or ",
         ),
         (
             IN_FOREGROUND | {"keep": 1, "kept": None},

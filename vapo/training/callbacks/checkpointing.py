@@ -120,7 +120,7 @@ class Checkpointing(Checkpoint):
             num *= module.hyperparameters.num_responses
             longest = config.rollouts.max_response_tokens
             more = max(most_bytes(num, longest) - bytes_in(run / "rollouts"), 0)
-            fix = "trainer.checkpoint_every_n_iterations=1, or " if every > 1 else ""
+            fix = "checkpoints.every_n_iterations=1, or " if every > 1 else ""
             fix += "checkpoints.keep_rollouts=false"
             uses.append(DiskUse(f"{num} rollouts of {longest} tokens", more, fix))
         if module.has_critic and module.hyperparameters.value_pretraining_iterations > 0:
