@@ -225,9 +225,7 @@ def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
 ) -> None:
     """Weights, moments and steps are those of a run of one pass; a second one brought nothing."""
     found = iter([0.5, 0.5, 0.1])
-    monkeypatch.setattr(
-        heldout_critic, "heldout_explained_variance", lambda module, stored: next(found)
-    )
+    monkeypatch.setattr(heldout_critic, "explained_now", lambda module, batch: (None, next(found)))
     one = stored_fit(tmp_path / "one", data, "components.value_pretraining.epochs=1")
     more = stored_fit(tmp_path / "more", data, "components.value_pretraining.patience=1")
     ends = [read_checkpoint(run_dir / "checkpoints/last.ckpt") for run_dir in (one, more)]

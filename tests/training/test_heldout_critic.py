@@ -44,7 +44,7 @@ def follow(
     optimizer = make_optimizer(module.critic, OptimizerConfig())
     for number, value in enumerate(found, start=1):
         monkeypatch.setattr(
-            heldout_critic, "heldout_explained_variance", lambda module, stored, v=value: v
+            heldout_critic, "explained_now", lambda module, batch, v=value: (None, v)
         )
         with torch.no_grad():
             module.critic.model.score.weight.fill_(number)
