@@ -20,9 +20,10 @@ from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from vapo.config import FitConfig
 from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
-from vapo.networks.actor_critic import Actor, Critic, critic_of
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.adapters import accept_adapters, of_the_adapters
 from vapo.networks.build import enable_gradient_checkpointing
+from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.layouts import choose_layout
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
