@@ -17,7 +17,7 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.networks.actor_critic import Actor, ForwardFlops
 from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.meta_device import Kind, model_of_config
-from vapo.studies.memory.passes import frozen_base
+from vapo.studies.memory.shapes import frozen_base
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 
 
