@@ -214,7 +214,9 @@ def test_sharded_gradients_are_those_of_one_process(
         own = gradients(critic)
         assert len(own) == 9
         assert all(torch.equal(g, before[n]) for n, g in gradients(actor).items())
-        found.append(own | before)
+        torch.optim.SGD(critic.parameters(), lr=1e-2).step()
+        with torch.no_grad():  # by the weights after the step, not those gathered before it
+            found.append(own | before | {"values": values(critic)})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, msg=name)
 
