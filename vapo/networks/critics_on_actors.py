@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor
@@ -47,7 +47,7 @@ class AdapterCritic(Critic):
         places = getattr(actor.model, "adapter_places", frozenset())
         if missing := model.config.targets.keys() - places:
             raise ValueError(f"the actor has no place for the adapters of {sorted(missing)}")
-        self.__dict__ |= {"actor": actor, "_others": adapter_layers(actor)}
+        self.__dict__.update(actor=actor, _others=adapter_layers(actor))
         super().__init__(model)
 
     def _flops(self) -> ForwardFlops:
@@ -58,10 +58,8 @@ class AdapterCritic(Critic):
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
         layers: Any = self.model.get_submodule("model")
         with on_base(layers, self._others):
-            states = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
-        return cast(
-            Tensor, states.to(self.model.get_submodule("score").get_parameter("weight").dtype)
-        )
+            states: Tensor = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
+        return states.to(self.model.get_parameter("score.weight").dtype)
 
 
 def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:

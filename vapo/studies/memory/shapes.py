@@ -48,7 +48,7 @@ def cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:num_layers]
     text.num_hidden_layers = num_layers
-    return replace(shape, **{"config" if shape.base is None else "base": config})
+    return replace(shape, config=config) if shape.base is None else replace(shape, base=config)
 
 
 def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str = "auto") -> Actor:
