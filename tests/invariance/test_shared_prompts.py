@@ -34,8 +34,8 @@ from tests.invariance.test_packing import (
 from tests.networks.test_lora import lora_config, trained
 from vapo.errors import UserError
 from vapo.networks import packed_attention
+from vapo.networks.actor_critic import ForwardFlops
 from vapo.networks.build import make_reference
-from vapo.networks.forward_flops import ForwardFlops
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.layouts import choose_layout, enable_packing
 from vapo.networks.packed_attention import (

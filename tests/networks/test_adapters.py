@@ -214,7 +214,9 @@ def test_sharded_gradients_are_those_of_one_process(
         own = gradients(critic)
         assert len(own) == 9
         assert all(torch.equal(g, before[n]) for n, g in gradients(actor).items())
-        found.append(own | before)
+        torch.optim.SGD(critic.parameters(), lr=1e-2).step()
+        with torch.no_grad():  # by the weights after the step, not those gathered before it
+            found.append(own | before | {"values": values(critic)})
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient, msg=name)
 
@@ -287,9 +289,13 @@ def test_another_base_is_said(tmp_path: Path, policy: str) -> None:
 
 
 def test_they_are_float32_on_a_bfloat16_base(tmp_path: Path, policy: str) -> None:
-    _, critic = networks(adapters_config(tmp_path, policy, "actor.dtype=bfloat16"))
+    actor, critic = networks(adapters_config(tmp_path, policy, "actor.dtype=bfloat16"))
+    seen: list[torch.dtype] = []
+    layer = actor.get_submodule("model.model.layers.1")
+    layer.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
     assert {p.dtype for p in critic.parameters()} == {torch.float32}
     assert values(critic).dtype is torch.float32
+    assert seen == [torch.bfloat16], "the base's states stay in its dtype"
     exact = networks(adapters_config(tmp_path, policy))[1]
     gap = (values(critic) - values(exact)).abs().max() / values(exact).abs().max()
     assert 0 < gap < 0.1

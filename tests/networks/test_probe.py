@@ -26,8 +26,9 @@ from vapo.config import FitConfig
 from vapo.diagnostics.probe_notes import probe_notes
 from vapo.errors import UserError
 from vapo.functional.value_heads import probe_features
-from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, Probe, members_of
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, members_of
 from vapo.networks.build import check_head_is_kept, check_value_head, make_actor, make_critic
+from vapo.networks.critics_on_actors import Probe
 from vapo.networks.export import save_network
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model

@@ -40,19 +40,21 @@ def test_several_critics_cost_their_values_and_one_update() -> None:
     assert three["policy"].sampling == one["policy"].sampling
 
 
+def of(*overrides: str) -> dict[str, float]:
+    """Hours of an iteration's passes, by phase."""
+    config = system_config("vapo", *overrides)
+    actor, read = (
+        AutoConfig.from_pretrained(ROOT / "models/state_tracking/policy") for _ in range(2)
+    )
+    critic = as_critic(read, config.actor.path, config.critic)
+    phases = run_hours(config, HARDWARE, actor=actor, critic=critic)
+    return {name: hours.networks / hours.iterations for name, hours in phases.items()}
+
+
 def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> None:
     """And in value pretraining that pass alone, but with rollouts of a file."""
     probe = ("critic.kind=probe", "critic.init=policy")
     several, one_step = "training.minibatch_size=8", "training.minibatch_size=null"
-
-    def of(*overrides: str) -> dict[str, float]:
-        config = system_config("vapo", *overrides)
-        actor, read = (
-            AutoConfig.from_pretrained(ROOT / "models/state_tracking/policy") for _ in range(2)
-        )
-        critic = as_critic(read, config.actor.path, config.critic)
-        phases = run_hours(config, HARDWARE, actor=actor, critic=critic)
-        return {name: hours.networks / hours.iterations for name, hours in phases.items()}
 
     # a forward of the actor for its log-probs, or its states, and an update, which is three
     assert of(*probe, one_step)["policy"] == pytest.approx(of(*probe, several)["policy"])
@@ -60,6 +62,14 @@ def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> No
     assert found["policy"] == pytest.approx(4 * found["value pretraining"], rel=1e-3)
     stored = of(*probe, several, "components.value_pretraining.data=x.parquet")
     assert stored["value pretraining"] < 0.01 * found["value pretraining"]
+
+
+def test_adapters_cost_the_passes_of_a_network() -> None:
+    """And those of their own products, four numbers of rank 1 beside each matrix's sides."""
+    lora = ("critic.init=policy", "critic.lora.rank=1", "actor.lora.rank=1")
+    network, adapters = (of(f"critic.kind={kind}", *lora) for kind in ("network", "adapters"))
+    ratio = adapters["value pretraining"] / network["value pretraining"]
+    assert 1 < ratio < 1.1
 
 
 def test_a_shared_prompt_is_computed_once_in_each_pass() -> None:

@@ -9,8 +9,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from vapo.config.schema import TrainerConfig
-from vapo.networks.actor_critic import Actor, Critic
-from vapo.networks.forward_flops import ForwardFlops
+from vapo.networks.actor_critic import Actor, Critic, ForwardFlops
 from vapo.networks.token_inputs import token_inputs
 from vapo.system.stage_times import StageTimes
 from vapo.training.callbacks.recording import peak_tflops

@@ -2,14 +2,14 @@
 
 The actor gives log-probs and entropies, without a [tokens, V] tensor; the critic, a backbone and a
 head, values the state before the token. Several critics train on disjoint prompts: their mean is
-the value, their spread says how unsure it is.
+the value, their spread says how unsure it is. `ForwardFlops` is what a pass costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -18,15 +18,67 @@ from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprobs import logprob_columns, rows_of_logits, token_logprobs
-from vapo.networks.adapters import AdaptersForSequenceClassification, on_base
-from vapo.networks.forward_flops import ForwardFlops, num_of
 from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
-from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
 from vapo.types import RolloutBatch
+
+
+@dataclass(frozen=True)
+class ForwardFlops:
+    """Cost of one forward pass in operations: for each token, response token, squared length.
+
+    What the mathematics needs, not what the code does: recomputed activations and logits count
+    once, and so does a prompt that its responses share. A multiplication and an addition are two
+    operations; the backward costs twice the forward.
+    """
+
+    per_token: int
+    per_state: int
+    per_squared_length: int
+    frozen_per_token: int = 0  # of these, by weights that get no gradient
+    frozen_per_state: int = 0
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
+        """Cost for a dense decoder: 2 a weight and token; the input embedding is a table lookup.
+
+        Causal attention: half of 2 x 2 operations a pair of tokens, layer and channel.
+        """
+        config = model.config.get_text_config(decoder=True)
+        num_heads = config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
+        table = {id(p) for p in model.get_input_embeddings().parameters()}
+        backbone = [p for p in model.base_model.parameters() if id(p) not in table]
+        return cls(
+            per_token=2 * num_of(backbone),
+            per_state=2 * num_of(head.parameters()),
+            per_squared_length=2 * config.num_hidden_layers * num_heads * head_dim,
+            frozen_per_token=2 * num_of(p for p in backbone if not p.requires_grad),
+            frozen_per_state=2 * num_of(p for p in head.parameters() if not p.requires_grad),
+        )
+
+    def count_update(self, inputs: TokenInputs) -> float:
+        """Count a forward and its backward, which computes no gradient of frozen weights."""
+        spared = self.frozen_per_token * inputs.num_tokens
+        return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
+
+    def count(self, inputs: TokenInputs) -> float:
+        """Count one forward pass over all sequences; padding is not counted."""
+        # a response beside its prompt attends to all of it, and causally to itself
+        squares = sum(s.length * (s.length + 2 * s.prompt_length) for s in inputs.segments)
+        return float(
+            self.per_token * inputs.num_tokens
+            + self.per_state * len(inputs.targets)
+            + self.per_squared_length * squares
+        )
+
+
+def num_of(parameters: Iterable[nn.Parameter]) -> int:
+    """How many numbers they are in all."""
+    return sum(p.numel() for p in parameters)
 
 
 class ActorOutput(NamedTuple):
@@ -147,62 +199,6 @@ class Critic(nn.Module):
             return CriticOutput(self.head.values(outputs))
         logits = outputs.float().clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
-
-
-class Probe(Critic):
-    """A head on the states that the actor has computed before the update (`vapo.networks.probe`).
-
-    It has no part of the actor, so no gradient reaches it.
-    """
-
-    def _flops(self) -> ForwardFlops:
-        return ForwardFlops(0, 2 * num_of(self.model.parameters()), 0)
-
-    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-        if inputs.actor_states is None:
-            raise ValueError("a probe reads the actor's states, which these inputs lack")
-        dtype = self.model.get_submodule("score").get_parameter("weight").dtype
-        states: Tensor = self.model.get_submodule("model")(inputs.actor_states, dtype)
-        return states
-
-
-class AdapterCritic(Critic):
-    """Adapters and a head on the actor's frozen base, in whose passes the actor's own are off.
-
-    The actor is no part of its tree: it is sharded, moved, trained and saved as the actor alone.
-
-    Raises: ValueError: an adapter has no place in the actor's model (`accept_adapters`).
-    """
-
-    actor: Actor
-
-    def __init__(self, model: PreTrainedModel, actor: Actor) -> None:
-        places = getattr(actor.model, "adapter_places", frozenset())
-        if missing := model.config.targets.keys() - places:
-            raise ValueError(f"the actor has no place for the adapters of {sorted(missing)}")
-        self.__dict__ |= {"actor": actor, "_others": adapter_layers(actor)}
-        super().__init__(model)
-
-    def _flops(self) -> ForwardFlops:
-        found = ForwardFlops.of(self.actor.model, self.model.get_submodule("score"))
-        own = 2 * num_of(self.model.base_model.parameters())
-        return replace(found, per_token=found.frozen_per_token + own)
-
-    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-        layers: Any = self.model.get_submodule("model")
-        with on_base(layers, self._others):
-            states = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
-        return cast(
-            Tensor, states.to(self.model.get_submodule("score").get_parameter("weight").dtype)
-        )
-
-
-def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:
-    """The critic whose model this is; `actor`: whose base it is on, if it has no network."""
-    if isinstance(model, AdaptersForSequenceClassification):
-        assert actor is not None, "adapters are on an actor's base"
-        return AdapterCritic(model, actor)
-    return Probe(model) if isinstance(model, ProbeForSequenceClassification) else Critic(model)
 
 
 class CriticEnsemble(Critic):

@@ -170,7 +170,8 @@ def accept_adapters(model: PreTrainedModel) -> None:
     places = dict(linear_modules(model))
     for name, module in places.items():
         module.register_forward_hook(_hook_of(name))
-    model.adapter_places = frozenset(places)
+    live: Any = model
+    live.adapter_places = frozenset(places)
 
 
 def _hook_of(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:

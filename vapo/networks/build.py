@@ -14,16 +14,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vapo.config import FitConfig
 from vapo.config.algorithm import PoiseOptions
 from vapo.errors import UserError
-from vapo.networks.actor_critic import (
-    Actor,
-    AdapterCritic,
-    Critic,
-    CriticEnsemble,
-    FrozenBase,
-    critic_of,
-)
+from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoint_contexts
 from vapo.networks.critic_folders import critic_path
+from vapo.networks.critics_on_actors import AdapterCritic, critic_of
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes

@@ -14,10 +14,10 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.networks.actor_critic import Actor, critic_of
-from vapo.networks.forward_flops import ForwardFlops
+from vapo.networks.actor_critic import Actor, ForwardFlops
+from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.meta_device import Kind, model_of_config
-from vapo.studies.memory.passes import frozen_base
+from vapo.studies.memory.shapes import frozen_base
 from vapo.studies.memory.sizes import local_minibatch, num_processes
 
 

@@ -26,7 +26,8 @@ from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory import estimate as estimate_module
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
-from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape
+from vapo.studies.memory.passes import FakeNetwork, NetworkPasses
+from vapo.studies.memory.shapes import NetworkShape
 from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.memory.tracking import MemoryTracker
 

@@ -69,10 +69,10 @@ class CriticModule(VapoModule):
     def configure_model(self) -> None:
         if hasattr(self, "layout"):
             return
-        self.actor, actor = None, self.config.actor
+        actor, base = self.config.actor, None
         if self.config.critic.kind != "network":
-            self.actor = make_actor(self.config, None, trained=False)
-            policy = self.actor.model
+            self.actor = base = make_actor(self.config, None, trained=False)
+            policy = base.model
         else:
             policy = empty_model(  # of config.json, without weights
                 "causal_lm",
@@ -80,7 +80,7 @@ class CriticModule(VapoModule):
                 dtype=actor.dtype,
                 attn_implementation=actor.attn_implementation,
             )
-        self.critic = make_critic(self.config, None, self.actor)
+        self.critic = make_critic(self.config, None, base)
         models = [policy, *(member.model for member in members_of(self.critic))]
         self.layout = choose_layout(self.config.training.packing, models)
 

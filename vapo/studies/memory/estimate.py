@@ -29,7 +29,8 @@ from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.precision import computing_dtype
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
-from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, NetworkShape, shares_prompts
+from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, shares_prompts
+from vapo.studies.memory.shapes import NetworkShape
 from vapo.studies.memory.sizes import (
     local_minibatch,
     local_rollouts,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,45 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from vapo.config import FitConfig
-from vapo.config.networks import LoraConfig
 from vapo.functional.losses import categorical_value_loss
-from vapo.networks.actor_critic import Actor, Critic, critic_of
-from vapo.networks.adapters import accept_adapters, of_the_adapters
+from vapo.networks.actor_critic import Critic
 from vapo.networks.build import enable_gradient_checkpointing
 from vapo.networks.layouts import choose_layout
-from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import Kind, fill_with_fakes, model_of_config
+from vapo.networks.meta_device import fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
-from vapo.networks.value_head import head_in, write_head
 from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
+from vapo.studies.memory.shapes import NetworkShape, cut, frozen_base, made
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.system.private_attributes import attention_implementation
-
-
-@dataclass(frozen=True)
-class NetworkShape:
-    """A network to count: `dtype` is that of its parameters while it computes."""
-
-    kind: Kind
-    config: PreTrainedConfig
-    dtype: str
-    attn_implementation: str
-    gradient_checkpointing: bool
-    autocast: bool
-    on_gpu: bool
-    has_entropy_bonus: bool = False
-    lora: LoraConfig | None = None
-    casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
-    read_layers: tuple[int, ...] = ()  # of an actor, whose states a critic reads
-    states_dtype: str = "float32"  # of these
-    base: PreTrainedConfig | None = None  # of an actor, which a critic's adapters (`lora`) are on
-
-    @property
-    def backbone(self) -> PreTrainedConfig:
-        """Of the network that reads the tokens."""
-        return self.base or self.config
 
 
 class Parameters(NamedTuple):
@@ -105,7 +78,7 @@ class NetworkPasses:
         self.parameters = Parameters(total, max(layers), root, head)
         is_uniform = len(set(layers if shape.base is None else _base_sizes(shape.base))) == 1
         few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
-        self._networks = [FakeNetwork(_cut(shape, count)) for count in few]
+        self._networks = [FakeNetwork(cut(shape, count)) for count in few]
 
     def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
         """The memory of a pass, such as `FakeNetwork.update`, of the whole network."""
@@ -133,14 +106,6 @@ def _base_sizes(base: PreTrainedConfig) -> list[int]:
     return _layer_sizes(frozen_base(copy.deepcopy(base), dtype="float32").model)
 
 
-def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str = "auto") -> Actor:
-    """An empty actor as a critic's adapters are on it."""
-    kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
-    model = model_of_config("causal_lm", base, path=str(base.name_or_path), **kernels)
-    accept_adapters(model.requires_grad_(False))
-    return Actor(model)
-
-
 def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool:
     """Whether a prompt goes through the networks once for its responses."""
     if any(n.shape.attn_implementation == "flash_attention_2" for n in networks):
@@ -149,42 +114,18 @@ def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool
     return choose_layout(config.training.packing, models) == "shared_prompts"
 
 
-def _cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
-    config = copy.deepcopy(shape.backbone)
-    text = config.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:num_layers]
-    text.num_hidden_layers = num_layers
-    return replace(shape, **{"config" if shape.base is None else "base": config})
-
-
 class FakeNetwork:
     """An actor or critic of fake tensors."""
 
     def __init__(self, shape: NetworkShape) -> None:
         self.shape = shape
         self.mode = FakeTensorMode()
-        is_flash = shape.attn_implementation == "flash_attention_2"
-        attention = "sdpa" if is_flash else shape.attn_implementation
-        options = {"path": str(shape.config.name_or_path), "attn_implementation": attention}
-        base, own = None, shape.config
-        if shape.base is not None:
-            assert shape.lora is not None
-            base = frozen_base(shape.base, dtype=shape.dtype, attn_implementation=attention)
-            own = of_the_adapters(shape.base, options["path"], shape.lora)
-            write_head(own, head_in(shape.config))
-        dtype = shape.dtype if base is None or shape.casts_adapters else "float32"
-        model = model_of_config(shape.kind, own, dtype=dtype, **options)
-        if shape.lora is not None and base is None:
-            add_adapters(model, shape.lora, seed=0)
-            if shape.casts_adapters:
-                model.to(getattr(torch, shape.dtype))
-        self.backbone = model if base is None else base.model
+        self.network, self.backbone = made(shape)
         with self.mode:
-            for part in {self.backbone, model}:
+            for part in {self.backbone, self.network.model}:
                 fill_with_fakes(part)
-        self.network = Actor(model) if shape.kind == "causal_lm" else critic_of(model, base)
-        if is_flash:  # it runs on no CPU; like SDPA without a mask, it keeps no scores
+        if shape.attn_implementation == "flash_attention_2":
+            # it runs on no CPU; like SDPA without a mask, it keeps no scores
             self.backbone.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
         if shape.gradient_checkpointing:
             enable_gradient_checkpointing(self.network, "model")

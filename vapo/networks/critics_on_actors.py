@@ -1,0 +1,70 @@
+"""Critics without a network of their own: they compute values of what an actor makes of a text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from vapo.networks.actor_critic import Actor, Critic, ForwardFlops, num_of
+from vapo.networks.adapters import AdaptersForSequenceClassification, on_base
+from vapo.networks.lora import adapter_layers
+from vapo.networks.probe import ProbeForSequenceClassification
+from vapo.networks.token_inputs import TokenInputs
+
+
+class Probe(Critic):
+    """A head on the states that the actor has computed before the update (`vapo.networks.probe`).
+
+    It has no part of the actor, so no gradient reaches it.
+    """
+
+    def _flops(self) -> ForwardFlops:
+        return ForwardFlops(0, 2 * num_of(self.model.parameters()), 0)
+
+    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
+        if inputs.actor_states is None:
+            raise ValueError("a probe reads the actor's states, which these inputs lack")
+        dtype = self.model.get_submodule("score").get_parameter("weight").dtype
+        states: Tensor = self.model.get_submodule("model")(inputs.actor_states, dtype)
+        return states
+
+
+class AdapterCritic(Critic):
+    """Adapters and a head on the actor's frozen base, in whose passes the actor's own are off.
+
+    The actor is no part of its tree: it is sharded, moved, trained and saved as the actor alone.
+
+    Raises: ValueError: an adapter has no place in the actor's model (`accept_adapters`).
+    """
+
+    actor: Actor
+
+    def __init__(self, model: PreTrainedModel, actor: Actor) -> None:
+        places = getattr(actor.model, "adapter_places", frozenset())
+        if missing := model.config.targets.keys() - places:
+            raise ValueError(f"the actor has no place for the adapters of {sorted(missing)}")
+        self.__dict__.update(actor=actor, _others=adapter_layers(actor))
+        super().__init__(model)
+
+    def _flops(self) -> ForwardFlops:
+        found = ForwardFlops.of(self.actor.model, self.model.get_submodule("score"))
+        own = 2 * num_of(self.model.base_model.parameters())
+        return replace(found, per_token=found.frozen_per_token + own)
+
+    def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
+        layers: Any = self.model.get_submodule("model")
+        with on_base(layers, self._others):
+            states: Tensor = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
+        return states.to(self.model.get_parameter("score.weight").dtype)
+
+
+def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:
+    """The critic whose model this is; `actor`: whose base it is on, if it has no network."""
+    if isinstance(model, AdaptersForSequenceClassification):
+        assert actor is not None, "adapters are on an actor's base"
+        return AdapterCritic(model, actor)
+    return Probe(model) if isinstance(model, ProbeForSequenceClassification) else Critic(model)
