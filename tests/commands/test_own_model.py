@@ -189,7 +189,7 @@ def test_a_function_of_trl_trains_a_policy_and_prints_nothing(
         reward=ends_in_a_digit,
         overrides={
             "output_dir": str(tmp_path / "runs"),
-            "tracking.uri": str(tmp_path / "mlruns"),
+            "tracking.uri": str(store(tmp_path)),
             "rollouts.max_response_tokens": 8,
             "components.value_pretraining.num_iterations": 1,
             "components.group_sampling.num_prompts": 4,

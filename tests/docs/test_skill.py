@@ -12,6 +12,8 @@ import pytest
 
 from tests.config.fits import ROOT
 from tests.docs.test_commands_run import SMALLER
+from tests.integration.commands import FEW_PROMPTS
+from tests.tracking.ready_stores import ready_store
 from vapo import cli
 from vapo.studies.inspection import critic_verdicts, verdicts
 
@@ -50,17 +52,18 @@ def test_its_commands_run_in_their_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    ran = 0
+    smaller, ran = [*SMALLER, *FEW_PROMPTS], 0
     for program, *words in typed():
         if program == "cd":
             monkeypatch.chdir(tmp_path / words[0])
+            ready_store(Path("mlruns"))
             rows = ROOT / "tests/studies/inspection/fixtures/checked_steps.jsonl"
             Path("rollouts.jsonl").write_bytes(rows.read_bytes())
             continue
         assert program == "vapo"
         own = {word.partition("=")[0] for word in words if "=" in word}
-        small = [item for item in SMALLER if item.partition("=")[0] not in own]
-        extra = small if words[0] in ("fit", "validate") else []
+        small = [item for item in smaller if item.partition("=")[0] not in own]
+        extra = {"fit": small, "validate": small, "try": FEW_PROMPTS}.get(words[0], [])
         assert cli.main([*words, *extra]) == 0, (words, capsys.readouterr().err)
         ran += 1
     assert ran >= 7

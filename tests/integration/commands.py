@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from importlib.util import find_spec
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,9 @@ def _command(args: tuple[str, ...], err: Path, environment: dict[str, str]) -> i
     os.dup2(os.open(err, os.O_WRONLY | os.O_CREAT), 2)
     os.environ.clear()
     os.environ.update(environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
+    # what Lightning starts further processes by
+    sys.argv = ["vapo", *args]
+    sys.modules["__main__"].__spec__ = find_spec("vapo.__main__")
     return cli.main(args)
 
 

@@ -31,8 +31,8 @@ from tests.integration.commands import (
     store,
     summary,
     vapo,
+    vapo_forked,
     vapo_on_two_ranks,
-    vapo_process,
     vapo_under_srun,
 )
 from tests.tracking.metric_docs import documented_keys
@@ -386,12 +386,12 @@ def test_killed_and_resumed_equals_uninterrupted(
 def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
     """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export.
 
-    First Lightning starts the second process, then srun has started both.
+    First Lightning starts the second process, as a new interpreter; then srun has started both.
     """
     from mlflow import MlflowClient
 
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
-    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_process, small=SHORTEST)
+    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_forked, small=SHORTEST)
     run = fit(tmp_path, *sharded, "--ckpt_path", "last", run=vapo_under_srun, small=SHORTEST)
     assert len(list((tmp_path / "runs").iterdir())) == 1
     assert summary(run)["num_iterations"] == 3

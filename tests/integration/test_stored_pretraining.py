@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ def sample(folder: Path, *more: str, name: str = "rollouts.parquet") -> str:
     return run("rollouts", *BASE, *where(folder), "--num", str(NUM), "--output", str(path), *more)
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
+@cache  # other files' fixture, too
+def sampled_data(session: Path) -> Path:
+    folder = session / "stored_data"
+    folder.mkdir()
     assert "80 rollouts in 20 groups, accuracy 0." in sample(folder)
     return folder / "rollouts.parquet"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sampled_data(tmp_path_factory.getbasetemp())
 
 
 def test_the_file_says_what_was_sampled(data: Path) -> None:

@@ -25,6 +25,7 @@ SMALL = (
     "components.group_sampling.num_prompts=4",
     "training.minibatch_size=8",
     "rollouts.max_response_tokens=16",
+    "data.train.num_examples=128",
     "data.heldout.num_examples=4",
     "evaluation.k=1",
 )

@@ -80,6 +80,7 @@ def write_report(collection: Collection, folder: Path) -> str:
         for suffix in ("png", "svg"):
             path = folder / f"{drawing.name}.{suffix}"
             drawing.figure.savefig(path, metadata=_NO_DATE.get(suffix))
+            drawing.figure.set_layout_engine("none")  # laid out: the next needs no draw for that
         figures[drawing.name] = (drawing.caption, folder / f"{drawing.name}.png")
         pyplot.close(drawing.figure)
     (folder / "report.html").write_text(page(collection, results, figures))
