@@ -208,10 +208,10 @@ def test_what_a_resumed_run_has_written_needs_no_more_room(
     monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 4 * MIB)
     disk = SimpleNamespace(free=(3 * 4 + 300 + 1) * MIB)  # three checkpoints are still to come
     monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
-    Iterations(tmp_path, monkeypatch, **IN_FOREGROUND | {"keep": 2})
+    Iterations(tmp_path, monkeypatch, in_background=False, every_n_iterations=1, keep=2)
     disk.free -= 1
     with pytest.raises(InterruptedRunError, match=r"12\.0 MiB for 3 .*, 300\.0 MiB for 8192 roll"):
-        Iterations(tmp_path, monkeypatch, **IN_FOREGROUND | {"keep": 2})
+        Iterations(tmp_path, monkeypatch, in_background=False, every_n_iterations=1, keep=2)
 
 
 @IN_BOTH_WAYS

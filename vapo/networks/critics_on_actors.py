@@ -42,9 +42,10 @@ class AdapterCritic(Critic):
     """
 
     actor: Actor
+    _others: list[Any]
 
     def __init__(self, model: PreTrainedModel, actor: Actor) -> None:
-        places = getattr(actor.model, "adapter_places", frozenset())
+        places: frozenset[str] = getattr(actor.model, "adapter_places", frozenset())
         if missing := model.config.targets.keys() - places:
             raise ValueError(f"the actor has no place for the adapters of {sorted(missing)}")
         self.__dict__.update(actor=actor, _others=adapter_layers(actor))

@@ -128,8 +128,10 @@ def load_value_model(
     architecture = _architecture(config)
     has_head = has_classifier(config)
     if not has_head and isinstance(config, ProbeModelConfig | AdapterModelConfig):
-        is_probe = isinstance(config, ProbeModelConfig)
-        model = new_probe(config, dtype, seed) if is_probe else new_adapters(config, seed)
+        if isinstance(config, ProbeModelConfig):
+            model: PreTrainedModel = new_probe(config, dtype, seed)
+        else:
+            model = new_adapters(config, seed)
         begin_head(model, plan_head(config, path, critic))
         return model
     if not has_head and not architecture.endswith(("ForCausalLM", "LMHeadModel", "Model")):
