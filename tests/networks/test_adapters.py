@@ -13,8 +13,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from tests.judged import judged
 from tests.networks.test_build import INPUTS, one_process
 from tests.networks.test_value_head import BINS, config_of, policy, reward_model
+from tests.rollout_fixtures import make_rollouts
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.diagnostics.probe_notes import probe_notes
@@ -28,12 +30,14 @@ from vapo.networks.build import (
     make_reference,
 )
 from vapo.networks.export import save_network
+from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
 from vapo.networks.layouts import choose_layout
 from vapo.networks.loading import load_value_model
 from vapo.networks.lora import plain_copy
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.fingerprint import fingerprint
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import parameters_of
 
 __all__ = ["one_process", "policy", "reward_model"]
@@ -224,6 +228,24 @@ def test_sharded_gradients_are_those_of_one_process(
 def gradients(network: torch.nn.Module) -> dict[str, Tensor]:
     grads = {n: p.grad for n, p in network.named_parameters() if p.grad is not None}
     return {n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()}
+
+
+def test_no_root_stays_whole_after_an_evaluation(
+    tmp_path: Path, policy: str, one_process: DeviceMesh
+) -> None:
+    """As in value pretraining, where the actor has no pass of its own."""
+    config = adapters_config(tmp_path, policy, "trainer.strategy=fsdp", "trainer.accelerator=cpu")
+    actor, critic = networks(config, one_process)
+    batch = make_rollout_batch(
+        judged(*make_rollouts(4, vocab_size=30)),
+        group_size=1,
+        rewards=config.rewards,
+        max_response_tokens=32,
+    )
+    device = torch.device("cpu")
+    evaluate_rollouts(batch, ForwardNetworks(None, None, critic, 1.0, 99, 0, "padded", device))
+    for network in (actor, critic):
+        assert all(isinstance(p, DTensor) for p in network.parameters())
 
 
 def test_several_are_on_one_base(tmp_path: Path, policy: str) -> None:
