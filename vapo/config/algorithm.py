@@ -108,6 +108,7 @@ class PoiseConfig:
         -1,
         "whose states are read: 0 is the embedding, n the n-th decoder layer, -1 the last one, "
         "after the model's last norm (the authors' code: the 20th of Qwen3-4B's 36)",
+        ge=-1,
     )
     num_states: int = option(
         10, "the mean of so many last states of a response is read (code: 10; 32 of OLMo 3)", ge=1
