@@ -101,24 +101,25 @@ def test_data_that_does_not_do_is_one_error(model: str, data: Any, said: str, tm
 
 
 @pytest.fixture
-def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[bool, bool]]:
+def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
     """A GPU of 10 GiB. All weights need 9 GiB and a byte, with adapters and a probe 9 GiB."""
     asked = []
 
     def estimated(config: FitConfig, **_: Any) -> Any:
         has_adapters, reads_actor = config.actor.lora is not None, config.critic.reads_actor
-        asked.append((has_adapters, reads_actor))
+        asked.append((config.rollouts.max_concurrent_sequences, has_adapters, reads_actor))
         whole = not (has_adapters and reads_actor)
         return config, SimpleNamespace(peak=9 * GIB + whole), None, None
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB))
     monkeypatch.setattr("vapo.commands.own_model.estimated", estimated)
+    monkeypatch.setattr("vapo.commands.own_model.find_spec", lambda name: None)
     return asked
 
 
 def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
-    model: str, file: str, short_gpu: list[tuple[bool, bool]]
+    model: str, file: str, short_gpu: list[tuple[int, bool, bool]]
 ):
     chosen = own_model(model, file, "exact")
     config = load_config(FitConfig, chosen.files, chosen.overrides)
@@ -129,7 +130,24 @@ def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
         "low-rank adapters (actor.lora) and a critic without a network (critic.kind=probe), "
         "because all weights need 9.0 GiB of the GPU's 10.0;"
     ) in chosen.line
-    assert short_gpu == [(False, False), (True, True)]
+    assert short_gpu == [(256, False, False), (64, False, False), (64, True, True)]
+
+
+@pytest.mark.parametrize(("engine", "num"), [("transformers", 64), ("vllm", 256)])
+def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_caches(
+    model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, engine: str,
+    num: int,
+):  # fmt: skip
+    def estimated(config: FitConfig, **_: Any) -> Any:
+        peak = 9 * GIB + (config.rollouts.max_concurrent_sequences > 64)
+        return config, SimpleNamespace(peak=peak), None, None
+
+    monkeypatch.setattr("vapo.commands.own_model.estimated", estimated)
+    chosen = own_model(model, file, "exact", overrides=[f"rollouts.engine={engine}"])
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert config.rollouts.max_concurrent_sequences == num
+    assert (config.actor.lora is None) == (engine == "transformers")
+    assert ("fewer responses at a time, because all" in chosen.line) == (engine == "transformers")
 
 
 def test_what_fits_is_trained_whole(

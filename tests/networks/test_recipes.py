@@ -18,6 +18,7 @@ from vapo.config.other_models import check_learning_rates
 from vapo.config.written import flatten
 
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
+SCALES = sorted((ROOT / "conf/scale").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]
 WHEN: dict[str, Any] = {"smollm2_cpu": pytest.mark.slow}
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
@@ -55,7 +56,7 @@ def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
         assert (float(text) if isinstance(found, (int, float)) else text) == found, key
 
 
-@recipes
+@pytest.mark.parametrize("recipe", [*RECIPES, *SCALES], ids=lambda path: path.stem)
 def test_the_simulated_step_of_its_header_is_that_of_the_page(recipe: Path) -> None:
     """The page's table is held by the night tests of the simulation."""
     page = (ROOT / "docs/recipes.md").read_text()

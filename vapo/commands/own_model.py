@@ -37,9 +37,10 @@ PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
+_FEWER = {"rollouts.max_concurrent_sequences": 64}
 _ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
 _PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
-"""What is trained where all weights do not fit; the rates are those that models of language
+"""What is changed where all weights do not fit; the rates are those that models of language
 learned with (docs/critics.md, conf/worked_sums), the adapters' as much higher as theirs are."""
 
 
@@ -212,25 +213,32 @@ def _plain(entry: Any) -> Any:
 def _what_fits_the_gpu(
     base: Path, values: dict[str, Any], overrides: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
-    """What is trained instead of all weights where these do not fit the first GPU, and why.
+    """What is changed where the training of all weights does not fit the first GPU, and why.
 
-    A critic of which the overrides say anything is left as it is.
+    Fewer responses at a time where the trainer's own engine keeps their caches, which costs
+    nothing but speed; if that is not enough, adapters and a probe, too. A critic of which the
+    overrides say anything is left as it is.
     """
     there = torch.cuda.mem_get_info()[1]
+    given = [*as_overrides(values), *overrides]
 
     def needed(more: dict[str, Any]) -> float:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
         return estimated(config, tell=lambda line: None)[1].peak
 
-    whole = needed({})
-    if whole <= _ROOM * there:
+    if (whole := needed({})) <= _ROOM * there:
         return {}, []
+    why = f"all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
+    samples_here = load_config(FitConfig, [base], given).rollouts.engine == "transformers"
+    fewer = _FEWER if samples_here else {}
+    if fewer and needed(fewer) <= _ROOM * there:
+        return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
     has_own_critic = any(text.startswith("critic.") for text in overrides)
-    saved = _ADAPTERS if has_own_critic else _ADAPTERS | _PROBE
+    saved = fewer | _ADAPTERS if has_own_critic else fewer | _ADAPTERS | _PROBE
     names = "low-rank adapters (actor.lora)"
     if not has_own_critic:
         names += " and a critic without a network (critic.kind=probe)"
-    said = f"{names}, because all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
+    said = f"{names}, because {why}"
     if (less := needed(saved)) > _ROOM * there:
         said += f"; these still need {less / GIB:.1f}: docs/recipes.md says what to change next"
     return saved, [said]

@@ -331,11 +331,18 @@ RECIPES = {
     "dapo_math_qwen2.5_7b": "qwen2.5_7b",
     "paper_qwen2.5_32b": "qwen2.5_32b",
 }
+SCALES = {  # overlays of conf/scale, over GSM8K
+    "own_model_cpu": "smollm2_135m",
+    "own_model_gpu": "qwen2.5_0.5b",
+    "one_gpu": "qwen2.5_1.5b",
+    "fsdp_8gpu": "qwen2.5_7b",
+}
 
 
 def recipe(name: str, folder: Path, num_layers: int | None = None, *overrides: str) -> FitConfig:
     """A recipe with the shape of its model, of fewer layers if so many are given."""
-    shape = json.loads((ROOT / f"models/shapes/{RECIPES[name]}/config.json").read_text())
+    shapes = RECIPES | SCALES
+    shape = json.loads((ROOT / f"models/shapes/{shapes[name]}/config.json").read_text())
     if num_layers is not None:
         shape["num_hidden_layers"] = num_layers
         if shape.get("layer_types"):
@@ -343,7 +350,10 @@ def recipe(name: str, folder: Path, num_layers: int | None = None, *overrides: s
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(shape))
     paths = (f"actor.path={folder}", "critic.init=policy")
-    config = load_config(FitConfig, [ROOT / f"conf/recipes/{name}.yaml"], [*paths, *overrides])
+    files = (
+        [f"recipes/{name}.yaml"] if name in RECIPES else ["data/gsm8k.yaml", f"scale/{name}.yaml"]
+    )
+    config = load_config(FitConfig, [ROOT / "conf" / one for one in files], [*paths, *overrides])
     if config.trainer.precision == "auto":
         config = replace(config, trainer=replace(config.trainer, precision="bf16-mixed"))
     return config
@@ -357,7 +367,7 @@ def ratios(config: FitConfig) -> dict[str, float]:
 
 @pytest.mark.night
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *SCALES])
 def test_every_recipe_at_its_real_size(name: str, tmp_path: Path) -> None:
     """All layers, all ranks: the arithmetic is within 10 % in every stage of the step."""
     found = ratios(recipe(name, tmp_path / "shape"))
