@@ -30,7 +30,7 @@ from vapo.networks.build import (
     make_reference,
 )
 from vapo.networks.export import save_network
-from vapo.networks.forward_passes import ForwardNetworks, evaluate_rollouts
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.loading import load_value_model
 from vapo.networks.lora import plain_copy
@@ -243,7 +243,9 @@ def test_no_root_stays_whole_after_an_evaluation(
         max_response_tokens=32,
     )
     device = torch.device("cpu")
-    evaluate_rollouts(batch, ForwardNetworks(None, None, critic, 1.0, 99, 0, "padded", device))
+    add_logprobs_and_values(
+        batch, ForwardNetworks(None, None, critic, 1.0, 99, 0, "padded", device)
+    )
     for network in (actor, critic):
         assert all(isinstance(p, DTensor) for p in network.parameters())
 
