@@ -10,6 +10,7 @@ import torch
 
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
 from vapo.advantages.baselines import CriticBaseline
+from vapo.advantages.poise import Baseline
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
@@ -31,7 +32,7 @@ class PlainNetworks:
     asked: list[tuple[Phase, bool]] = field(default_factory=list)
     pad_id: int = 0
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
-    baseline: CriticBaseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
+    baseline: Baseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
 
     def evaluate_rollouts(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool

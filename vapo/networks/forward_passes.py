@@ -131,8 +131,9 @@ def _fill(
                 parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
                 of_rows = columns.setdefault(name, [None] * len(batch))
                 for row, part in zip(rows, parts, strict=True):
-                    last = networks.poise and networks.poise.num_states
-                    of_rows[row] = part if last is None else torch.cat([part[:1], part[-last:]])
+                    if networks.poise is not None:
+                        part = torch.cat([part[:1], part[-networks.poise.num_states :]])
+                    of_rows[row] = part
                 continue
             if name not in columns:
                 columns[name] = torch.zeros(*batch.response_mask.shape, *found.shape[1:])

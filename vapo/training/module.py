@@ -140,7 +140,7 @@ class VapoModule(L.LightningModule):
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         reads_states = self.config.critic.reads_actor and batch.actor_states is None
         algorithm = self.config.algorithm
-        reads_poise = wants_policy and isinstance(algorithm, PoiseOptions)
+        poise = algorithm.poise if isinstance(algorithm, PoiseOptions) else None
         networks = ForwardNetworks(
             actor=self.actor if wants_old or reads_states else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
@@ -151,7 +151,7 @@ class VapoModule(L.LightningModule):
             layout=self.layout,
             device=self.device,
             wants_logprobs=wants_old,
-            poise=algorithm.poise if reads_poise else None,
+            poise=poise if wants_policy else None,
         )
         with self.trainer.precision_plugin.forward_context():
             return evaluate_rollouts(batch, networks, with_entropy=with_entropy)
