@@ -342,6 +342,7 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
     ".critic.prompt.template": (".critic.prompt.kind", "policy"),
     # a probe's states say little without them, and a base of any system may have them
     ".critic.sampled_logprobs.lr": (".critic.kind", "network", "adapters"),
+    ".critic.layers": (".critic.kind", "network"),  # a base may cut one, which others refuse
     ".critic.late_anchor_tokens": (".critic.late_anchor", None),
     ".algorithm.kl.estimator": (".algorithm.kl.coef", 0.0),
     ".algorithm.kl.placement": (".algorithm.kl.coef", 0.0),
