@@ -184,6 +184,32 @@ def test_a_response_whose_entropy_is_not_finite_is_left_out() -> None:
     assert "old_entropy" not in bad_inputs(replace(batch, actor_states=None))
 
 
+@pytest.mark.parametrize("what", ["reward", "entropy", "state"])
+def test_a_batch_that_trains_nothing_leaves_no_nan_behind(what: str) -> None:
+    """Where most rows are bad the whole batch comes, and its update is skipped."""
+    config = config_of()
+    baseline = poise_of(config)
+    advantages(config, baseline, pairs(config, [1, 3, 1, 3], RIGHT))
+    bad = pairs(config, [1, 3, 1, 3], RIGHT)
+    assert bad.old_entropy is not None
+    assert bad.actor_states is not None
+    {"reward": bad.rewards, "entropy": bad.old_entropy, "state": bad.actor_states[0]}[what][:] = (
+        torch.nan
+    )
+    estimate_advantages(bad, Phase.POLICY_OPTIMIZATION, config, baseline)
+    assert baseline.features.isfinite().all()
+    assert baseline.targets.isfinite().all()
+    assert advantages(config, baseline, pairs(config, [2, 3], [True, False])).isfinite().all()
+
+
+def test_a_regression_on_other_states_does_not_go_on() -> None:
+    config = config_of()
+    other = config_of("algorithm.poise.num_states=3")
+    state = poise_of(other).state_dict()
+    with pytest.raises(UserError, match=r"num_states are .* set them as they were"):
+        poise_of(config).load_state_dict(state)
+
+
 def test_without_states_it_says_so() -> None:
     config = config_of()
     batch = batch_of(config, RIGHT, [[0.0]] * 4)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.config.algorithm import AlgorithmConfig, PoiseConfig, PoiseOptions
+from vapo.errors import UserError
 from vapo.functional.baselines import leave_one_out_advantages
 from vapo.functional.critic_mixtures import gate_explained_variance
 from vapo.functional.masking import zero_outside
@@ -25,7 +26,7 @@ class PoiseBaseline:
     `features` [N, F] and `targets` [N] are of the latest responses of all ranks, oldest first:
     what the actor's states say of a response, and the mean reward of the others to its prompt. The
     regression is fitted to them anew in each iteration, before they get its own rollouts, so that
-    neither a response nor one to its prompt is in the fit of its baseline. A checkpoint has them,
+    neither a response nor another of its iteration is in the fit of its baseline. A checkpoint has them,
     so that a resumed run fits the same.
     """
 
@@ -36,11 +37,19 @@ class PoiseBaseline:
         self.metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("features", "targets", "num_batches")}
+        own = {name: getattr(self, name) for name in ("features", "targets", "num_batches")}
+        return own | {"read": [self.config.layer, self.config.num_states]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        """Raises: UserError: the responses of the checkpoint were read in another way."""
+        own = [self.config.layer, self.config.num_states]
+        if state["read"] != own:
+            raise UserError(
+                "algorithm.poise.layer and num_states are {} and {}, and the checkpoint's "
+                "regression reads {} and {}: set them as they were".format(*own, *state["read"])
+            )
+        self.features, self.targets = state["features"], state["targets"]
+        self.num_batches = state["num_batches"]
 
     def weigh(
         self,
@@ -90,8 +99,11 @@ class PoiseBaseline:
     def _remember(
         self, features: Float[Tensor, "B F"], others: Float[Tensor, " B"], batch: EvaluatedBatch
     ) -> None:
-        """Responses without loss teach nothing: fillers, filtered ones, failed episodes."""
-        counted = batch.loss_mask.any(dim=1)
+        """Responses without loss teach nothing: fillers, filtered ones, failed episodes.
+
+        Nor do numbers that are not finite, which a batch that trains nothing still has.
+        """
+        counted = batch.loss_mask.any(dim=1) & others.isfinite() & features.isfinite().all(dim=1)
         new = gather_over_ranks(features[counted]), gather_over_ranks(others[counted].float())
         if len(self.targets):
             new = torch.cat([self.features, new[0]]), torch.cat([self.targets, new[1]])

@@ -78,7 +78,12 @@ def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
 
 
 def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> None:
-    """Raises: UserError: the adapters are on other modules than the config's have."""
+    """Raises: UserError: there are no saved adapters, or on other modules than the config's."""
+    if path != config.actor.path and not has_classifier(adapters):
+        raise UserError(
+            f"critic.init {path}: it has no adapters of a critic, and the base is actor.path's: "
+            "set critic.init=policy, or a folder of saved adapters"
+        )
     base = config.actor.path
     own: Any = as_critic(read_model_config(base), base, config.critic)
     if adapters.targets != own.targets:

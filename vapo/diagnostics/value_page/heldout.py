@@ -195,7 +195,12 @@ def _about(
 def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
     baseline = config.algorithm.baseline.kind
     trained_on = "Advantages are those that a policy iteration would train on."
-    if baseline != "critic":  # Tether's weight and EVPO's choice are of a run's own rollouts
+    if config.algorithm.advantage_estimator == "poise":
+        trained_on = (
+            "Advantages are against the other responses' mean reward. A run's are so in its first "
+            "iterations, and then against a regression on its own rollouts."
+        )
+    elif baseline != "critic":  # Tether's weight and EVPO's choice are of a run's own rollouts
         trained_on = (
             f"Advantages are the critic's alone. A run trains with algorithm.baseline {baseline}, "
             "which weighs them against mean rewards: value pages of the run itself have those."

@@ -105,7 +105,8 @@ def trial_run(
     Raises:
         UserError: whatever a run's networks, engine and rewards raise.
     """
-    own = replace(setting.config.training, num_iterations=num_policy_iterations)
+    # a trial is shorter than a run, whose rate does not fall so soon
+    own = replace(setting.config.training, num_iterations=num_policy_iterations, decay_fraction=0.0)
     setting = replace(setting, config=replace(setting.config, training=own))
     module = module_of(setting.config, setting.inputs)
     parts = training_parts(
