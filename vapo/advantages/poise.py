@@ -26,8 +26,8 @@ class PoiseBaseline:
     `features` [N, F] and `targets` [N] are of the latest responses of all ranks, oldest first:
     what the actor's states say of a response, and the mean reward of the others to its prompt. The
     regression is fitted to them anew in each iteration, before they get its own rollouts, so that
-    neither a response nor another of its iteration is in the fit of its baseline. A checkpoint has them,
-    so that a resumed run fits the same.
+    neither a response nor another of its iteration is in the fit of its baseline. A checkpoint has
+    them, so that a resumed run fits the same.
     """
 
     def __init__(self, config: PoiseConfig) -> None:

@@ -70,8 +70,8 @@ class TrainingConfig:
     decay_fraction: float = option(
         0.0,
         "the actor's learning rate falls linearly over this share of num_iterations, the last "
-        "ones, and would be 0 after them; 0, or no more than one iteration: it is constant (paper). A "
-        "run that is resumed with more iterations has the rate that belongs to those",
+        "ones, and would be 0 after them; 0, or no more than one iteration: it is constant "
+        "(paper). A run that is resumed with more iterations has the rate that belongs to those",
         ge=0,
         le=1,
     )
