@@ -54,7 +54,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 	export PATH="$$PATH:$(CURDIR)/$(BIN)" SSL_CERT_FILE="$${SSL_CERT_FILE:-$$cert}"; \
 	test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
 	case "$$options" in *pip) false;; *) $(UV) $$options $(PIP_ARGS) $(EVERYTHING);; esac || { \
-		test -z "$$UV_RESOLUTION" && \
+		test -z "$$UV_RESOLUTION" || { echo "make: only uv can install with UV_RESOLUTION, and it" \
+			"failed or cannot be told all of pip's configuration" >&2; exit 1; }; \
 		$(BIN)/python -m pip install --quiet --no-compile $(PIP_ARGS) $(EVERYTHING); }
 	@# all cores compile, where pip would take one
 	@$(BIN)/python -W ignore -m compileall -q -j 0 -x '$(NOT_COMPILED)' $(VENV)/lib > /dev/null 2>&1 || true

@@ -133,6 +133,29 @@ def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
     assert short_gpu == [(256, False, False), (64, False, False), (64, True, True)]
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "algorithm.advantage_estimator=leave_one_out",
+            "components.value_pretraining.enabled=false",
+            "components.decoupled_gae.enabled=false",
+            "components.length_adaptive_gae.enabled=false",
+        ],
+        ["critic={layers: 1}"],
+    ],
+    ids=["no critic", "a critic of one's own"],
+)
+def test_adapters_alone_where_no_probe_is_wanted(
+    model: str, file: str, short_gpu: list[Any], overrides: list[str]
+):
+    chosen = own_model(model, file, "exact", overrides=overrides)
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert config.actor.lora is not None
+    assert config.critic.kind == "network"
+    assert "critic.kind" not in chosen.line
+
+
 @pytest.mark.parametrize(("engine", "num"), [("transformers", 64), ("vllm", 256)])
 def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_caches(
     model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, engine: str,

@@ -10,6 +10,7 @@ import pytest
 
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.config import FitConfig
+from vapo.config.checkpoints import identity_values
 from vapo.config.components import ClipHigher
 from vapo.config.data import JsonlSource
 from vapo.config.loading import compose, from_yaml, load_config
@@ -111,6 +112,22 @@ def test_yaml_round_trip_with_text_that_looks_like_interpolation(tmp_path: Path)
     )
     assert config.data.prompt_template == r"${x}$ {prompt} \${y}"
     assert from_yaml(FitConfig, to_yaml(config), source="text") == config
+
+
+def test_a_config_that_an_earlier_version_recorded_is_read(tmp_path: Path) -> None:
+    """Of a checkpoint, in which nobody can edit it. A file gets the error with the new name."""
+    now = ("critic.value_clip=0.25", "checkpoints.every_n_iterations=3")
+    config = fit_config(tmp_path, *now)
+    text = to_yaml(config)
+    for block, new, old in (
+        ("algorithm", "  value_clip: 0.25\n", "  value_clip: 0.25\n"),
+        ("trainer", "  every_n_iterations: 3\n", "  checkpoint_every_n_iterations: 3\n"),
+    ):
+        assert text.count(new) == 1
+        text = text.replace(new, "").replace(f"\n{block}:\n", f"\n{block}:\n{old}")
+    assert from_yaml(FitConfig, text, source="the checkpoint's config") == config
+    recorded = {"algorithm.value_clip": 0.25, "trainer.checkpoint_every_n_iterations": 3}
+    assert identity_values(recorded) == identity_values({"critic.value_clip": 0.25})
 
 
 def test_tree_keeps_interpolations_and_loads_back(tmp_path: Path) -> None:

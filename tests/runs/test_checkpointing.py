@@ -199,6 +199,17 @@ def test_a_run_that_would_fill_the_disk_is_refused_with_the_keys(
     )
 
 
+def test_no_more_rollouts_are_counted_than_a_run_has_iterations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint every 1000 iterations is one at the end of 350."""
+    monkeypatch.setattr(checkpointing, "expected_bytes", lambda module: 4 * MIB)
+    disk = SimpleNamespace(free=MIB)
+    monkeypatch.setattr(checkpoint_saving.shutil, "disk_usage", lambda folder: disk)
+    with pytest.raises(InterruptedRunError, match=f"{350 * 8192} rollouts of 1024 tokens"):
+        Iterations(tmp_path, monkeypatch, in_background=False, every_n_iterations=1000, keep=2)
+
+
 def test_what_a_resumed_run_has_written_needs_no_more_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

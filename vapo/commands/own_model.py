@@ -229,14 +229,15 @@ def _what_fits_the_gpu(
     if (whole := needed({})) <= _ROOM * there:
         return {}, []
     why = f"all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
-    samples_here = load_config(FitConfig, [base], given).rollouts.engine == "transformers"
-    fewer = _FEWER if samples_here else {}
+    asked = load_config(FitConfig, [base], given)
+    fewer = _FEWER if asked.rollouts.engine == "transformers" else {}
     if fewer and needed(fewer) <= _ROOM * there:
         return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
-    has_own_critic = any(text.startswith("critic.") for text in overrides)
-    saved = fewer | _ADAPTERS if has_own_critic else fewer | _ADAPTERS | _PROBE
+    has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
+    takes_probe = not has_own_critic and asked.algorithm.has_critic
+    saved = fewer | _ADAPTERS | _PROBE if takes_probe else fewer | _ADAPTERS
     names = "low-rank adapters (actor.lora)"
-    if not has_own_critic:
+    if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     said = f"{names}, because {why}"
     if (less := needed(saved)) > _ROOM * there:

@@ -12,7 +12,8 @@ from contextlib import suppress
 from vapo.errors import UserError
 from vapo.system.ports import check_port
 from vapo.system.shown_text import say
-from vapo.tracking.links import curves_page, experiments_page, run_page, runs_page
+from vapo.tracking.links import SCORE, curves_page, experiments_page, run_page, runs_page
+from vapo.tracking.metric_names import stored_names
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
 
@@ -50,7 +51,8 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
         runs = client.search_runs([experiment_id], of_sweep)
         if runs:
             ids = [found.info.run_id for found in runs]
-            curves = curves_page(server, experiment_id, ids)
+            stored = stored_names(runs[0].data.metrics, SCORE)[:1]  # an older one, maybe
+            curves = curves_page(server, experiment_id, ids, *stored)
             beside = f"{curves} (the scores of its runs, side by side)"
         else:
             beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"

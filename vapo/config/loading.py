@@ -55,6 +55,13 @@ class Composed(Generic[_T]):
     tree: Tree
 
 
+_MOVED = {
+    ("algorithm", "value_clip"): ("critic", "value_clip"),
+    ("trainer", "checkpoint_every_n_iterations"): ("checkpoints", "every_n_iterations"),
+}
+"""Where a recorded config of an earlier version has a key, and where it is now."""
+
+
 def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> _T:
     """Merge the files, then the overrides (`dotted.key=value`); the last wins.
 
@@ -72,9 +79,13 @@ def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -
 def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
     """A config from YAML text, as `to_yaml` writes it; `source` names it in errors.
 
-    Of an environment that is not used an earlier version recorded the options, too.
+    Earlier versions recorded some keys in another place, and the options of an environment that is
+    not used, too.
     """
     layer = read_text(text, source)
+    for (block, name), (new_block, new_name) in _MOVED.items():
+        if isinstance(old := layer.tree.get(block), dict) and name in old:
+            layer.tree.setdefault(new_block, {})[new_name] = old.pop(name)
     environment = layer.tree.get("environment")
     if isinstance(environment, dict) and environment.get("kind") is None:
         layer.tree["environment"] = {"kind": None}

@@ -15,7 +15,7 @@ from vapo.config.credentials import without_credentials
 from vapo.tracking.stores import Store, locate_store
 
 _TRAINING_VIEW = "?workflowType=machine_learning"
-_SHOWN_METRIC = "eval/avg_at_k"
+SCORE = "eval/avg_at_k"
 
 
 def experiments_page(server: str) -> str:
@@ -34,7 +34,9 @@ def runs_page(server: str, experiment_id: str) -> str:
     return f"{server.rstrip('/')}/{place}"
 
 
-def curves_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str:
+def curves_page(
+    server: str, experiment_id: str, run_ids: Sequence[str], metric: str = SCORE
+) -> str:
     """The score's curve of each of these runs in one chart; other metrics are chosen beside it.
 
     The page of an experiment's runs (`runs_page`) draws the parent of a sweep in their place: it
@@ -42,9 +44,9 @@ def curves_page(server: str, experiment_id: str, run_ids: Sequence[str]) -> str:
     """
     asked = {
         "runs": list(run_ids),
-        "metric": _SHOWN_METRIC,
+        "metric": metric,
         "experiments": [experiment_id],
-        "plot_metric_keys": [_SHOWN_METRIC],
+        "plot_metric_keys": [metric],
     }
     query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in asked.items())
     return f"{server.rstrip('/')}/#/metric?{query}&x_axis=step"

@@ -1,8 +1,8 @@
 """The names under which older versions of this package stored a metric.
 
-A metric has one name, that of docs/metrics.md, in MLflow, in code and wherever it is shown. Until
-0.2.0 a few had another one, and MLflow's name of most had a prefix. Stores keep the runs of those
-versions, so whatever reads a store asks here.
+A metric has one name, that of docs/metrics.md, in MLflow, in code and wherever it is shown. Before
+2026-11-26 a few had another one, and MLflow's name of most had a prefix. Stores keep the runs of
+those versions, so whatever reads a store asks here.
 """
 
 from __future__ import annotations

@@ -112,7 +112,9 @@ class Checkpointing(Checkpoint):
 
     def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
         """What the run may still put on the disk beside its checkpoints."""
-        config, every, run = module.config, self.every_n_iterations, self.run_dir.path
+        config, run = module.config, self.run_dir.path
+        total = module.hyperparameters.value_pretraining_iterations + config.training.num_iterations
+        every = min(self.every_n_iterations, total)
         uses = []
         if self.kept is not None:
             # those sampled ahead, and those of an iteration that runs during a save
