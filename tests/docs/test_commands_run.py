@@ -62,7 +62,7 @@ def chosen() -> list[Command]:
         if c.page in PAGES
         and c.program == "vapo"
         and c.words[0] in ("fit", "try", "validate", "filter")
-        and not any("recipes/" in word or "print_config" in word for word in c.words)
+        and not any(w == "--model" or "recipes/" in w or "print_config" in w for w in c.words)
     ]
     return sorted(found, key=lambda command: PAGES.index(command.page))
 

@@ -134,7 +134,9 @@ def test_every_key_for_a_user_of_trl_exists() -> None:
         assert all(is_key(key, describe(FitConfig)) for key in keys), ours
 
 
-OTHERS = {  # Lightning's, verl's, a function of ours, and what docs/why.md says is no key
+OTHERS = {  # Lightning's, verl's, a function of ours, no key by docs/why.md, and old names
+    "trainer.checkpoint_every_n_iterations",
+    "algorithm.value_clip",
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
     "training.epochs",
