@@ -75,8 +75,6 @@ def test_the_pages_commands_in_their_order(
     for name, text in named_files():
         (tmp_path / name).write_text(text)
     (tmp_path / "my_overlay.yaml").write_text("seed: 1\n")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "big").symlink_to(ROOT / "models" / "state_tracking" / "policy")
     ready_store(tmp_path / "mlruns")
     monkeypatch.chdir(tmp_path)
     ran = []
