@@ -50,14 +50,14 @@ FREE_KEYS = (
     *("rollouts.vllm", "rollouts.servers", "trainer.accelerator", "trainer.devices"),
     *("trainer.num_nodes", "trainer.num_threads", "trainer.sharded_checkpoints"),
     *("trainer.profile", "trainer.peak_tflops"),
-    "trainer.checkpoint_every_n_iterations",  # of older runs
 )
 
 
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """A flattened config (`loading.flatten`) without `FREE_KEYS` and the folders of functions."""
-    decide = (key for key in values if not is_function_folder(key) and not is_under(key, FREE_KEYS))
-    named = {"algorithm.value_clip": "critic.value_clip"}  # of older runs
+    free = (*FREE_KEYS, "trainer.checkpoint_every_n_iterations")  # the last is of older runs
+    named = {"algorithm.value_clip": "critic.value_clip"}  # of older runs, too
+    decide = (key for key in values if not is_function_folder(key) and not is_under(key, free))
     return {named.get(key, key): values[key] for key in decide}
 
 
