@@ -8,8 +8,7 @@ import pytest
 
 from tests.config.fits import fit_config
 from tests.config.test_function_rules import NO_CRITIC, problem
-from vapo.config.critic import BoundedHead, CategoricalHead, as_loaded
-from vapo.config.critic_rules import value_range
+from vapo.config.critic import BoundedHead, CategoricalHead, as_loaded, value_range
 from vapo.sweep.plan import start_from_critic
 
 BOUNDED, CATEGORICAL = "critic.head.kind=bounded", "critic.head.kind=categorical"

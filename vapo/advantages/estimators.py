@@ -23,7 +23,7 @@ from vapo.advantages.credit import (
 from vapo.advantages.poise import Baseline
 from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
-from vapo.config.critic_rules import critic_is_punished
+from vapo.config.hyperparameters import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     length_adaptive_lambda,

@@ -11,8 +11,8 @@ from torch import Tensor
 from vapo.advantages.credit import critic_rewards
 from vapo.config import FitConfig
 from vapo.config.components import ValuePretraining
-from vapo.config.critic import CriticConfig
-from vapo.config.critic_rules import critic_is_punished, value_range
+from vapo.config.critic import CriticConfig, value_range
+from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
 from vapo.functional.advantages import anchor_mask
 from vapo.functional.baselines import measured_targets, prompt_noise_weights

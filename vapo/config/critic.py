@@ -7,7 +7,7 @@ another. The defaults are VAPO's. Nothing here imports torch.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from omegaconf import MISSING
 
@@ -225,3 +225,37 @@ class CriticConfig:
     def reads_actor(self) -> bool:
         """Whether it values what the actor's forward passes say, and reads no tokens itself."""
         return isinstance(self, ProbeCritic)
+
+
+_TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
+
+
+class ValueRange(NamedTuple):
+    """The value targets that a head can learn, its ends included."""
+
+    low: float
+    high: float
+
+    def holds(self, low: float, high: float) -> bool:
+        slack = _TOLERANCE * (self.high - self.low)
+        return self.low - slack <= low and high <= self.high + slack
+
+
+def value_range(critic: CriticConfig) -> ValueRange | None:
+    """The head's range; None: a scalar head's, which has no ends.
+
+    HL-Gauss's targets are clamped to [low, high]; two-hot's, and any expectation, to the centers
+    of the outer bins.
+    """
+    head = critic.head
+    if isinstance(head, BoundedHead):
+        return ValueRange(head.low, head.high)
+    if not isinstance(head, CategoricalHead):
+        return None
+    smears = critic.loss == "cross_entropy" and head.targets == "hl_gauss"
+    return ValueRange(head.low, head.high) if smears else centers_of_bins(head)
+
+
+def centers_of_bins(head: CategoricalHead) -> ValueRange:
+    inset = 0.0 if head.support == "inclusive" else (head.high - head.low) / head.num_bins / 2
+    return ValueRange(head.low + inset, head.high - inset)

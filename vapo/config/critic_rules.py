@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from vapo.config.critic import (
     BoundedHead,
     CategoricalHead,
-    CriticConfig,
     GivenMeanReward,
     ProbeCritic,
+    centers_of_bins,
+    value_range,
 )
 from vapo.config.data import sources_of
-from vapo.config.hyperparameters import resolve
+from vapo.config.hyperparameters import critic_is_punished, resolve
 from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
 from vapo.config.schema import FitConfig
 
@@ -23,7 +22,6 @@ _OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
     *("layers", "head_function", "lora", "frozen", "attn_implementation", "prompt.kind"),
 )
 _NOT_BESIDE_A_BASE = ("layers", "head_function", "attn_implementation", "dtype")
-_TOLERANCE = 1e-6  # of a range's width, for sums of rounded numbers
 
 # What a config of any method may say: where a critic starts, how large and fast it is, and whether
 # it reads log-probs.
@@ -32,37 +30,6 @@ NOT_A_METHOD = {
     *("init", "layers", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
     *("attn_implementation", "head_function_folder"),
 }
-
-
-class ValueRange(NamedTuple):
-    """The value targets that a head can learn, its ends included."""
-
-    low: float
-    high: float
-
-    def holds(self, low: float, high: float) -> bool:
-        slack = _TOLERANCE * (self.high - self.low)
-        return self.low - slack <= low and high <= self.high + slack
-
-
-def value_range(critic: CriticConfig) -> ValueRange | None:
-    """The head's range; None: a scalar head's, which has no ends.
-
-    HL-Gauss's targets are clamped to [low, high]; two-hot's, and any expectation, to the centers
-    of the outer bins.
-    """
-    head = critic.head
-    if isinstance(head, BoundedHead):
-        return ValueRange(head.low, head.high)
-    if not isinstance(head, CategoricalHead):
-        return None
-    smears = critic.loss == "cross_entropy" and head.targets == "hl_gauss"
-    return ValueRange(head.low, head.high) if smears else _centers(head)
-
-
-def _centers(head: CategoricalHead) -> ValueRange:
-    inset = 0.0 if head.support == "inclusive" else (head.high - head.low) / head.num_bins / 2
-    return ValueRange(head.low + inset, head.high - inset)
 
 
 def critic_options_have_a_critic(config: FitConfig) -> Problems:
@@ -204,7 +171,7 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
                     f"{key} {value} has no effect with {_HEAD}.targets two_hot: leave it out, or "
                     f"set {_HEAD}.targets=hl_gauss"
                 )
-    ends = _centers(head) if isinstance(head, CategoricalHead) else value_range(critic)
+    ends = centers_of_bins(head) if isinstance(head, CategoricalHead) else value_range(critic)
     if ends and isinstance(head, GivenMeanReward) and not ends.low < head.mean_reward < ends.high:
         key = f"{_HEAD}.mean_reward"
         yield Problem(
@@ -262,11 +229,6 @@ def gives_configured_rewards(config: FitConfig) -> bool:
     ]
     known = ("exact", "regex", "math", "math_verify")
     return all(verifier in known for verifier in verifiers)
-
-
-def critic_is_punished(config: FitConfig) -> bool:
-    """Whether the overlong punishment is in the critic's reward, and so in its value targets."""
-    return config.rewards.overlong.soft_punishment and config.critic.reward == "shaped"
 
 
 CRITIC_RULES: tuple[Rule, ...] = (

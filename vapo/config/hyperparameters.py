@@ -110,6 +110,11 @@ def num_actor_steps(config: FitConfig) -> int:
     return total // (config.training.minibatch_size or total)
 
 
+def critic_is_punished(config: FitConfig) -> bool:
+    """Whether the overlong punishment is in the critic's reward, and so in its value targets."""
+    return config.rewards.overlong.soft_punishment and config.critic.reward == "shaped"
+
+
 def compares_groups(config: FitConfig) -> bool:
     """Whether the responses to one prompt are compared, so that a group must stay whole."""
     algorithm, is_weighed = config.algorithm, config.critic.weights == "prompt_noise"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from vapo.config import FitConfig
-from vapo.config.critic_rules import critic_is_punished
+from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
 
 if TYPE_CHECKING:  # a file is looked at before torch is loaded

@@ -129,14 +129,16 @@ class IterationRunner:
         algorithm = self.config.algorithm
         metrics = iteration_metrics(batch, resolve(self.config))
         metrics |= correction_metrics(batch, mismatch_of(self.config))
-        batch, masked = mask_by_spread(
-            batch,
-            agreement=algorithm.agreement_mask_share,
-            disagreement=algorithm.disagreement_mask_share,
-        )
+        if batch.value_spread is not None:
+            batch, masked = mask_by_spread(
+                batch,
+                agreement=algorithm.agreement_mask_share,
+                disagreement=algorithm.disagreement_mask_share,
+            )
+            metrics |= masked
         if start.phase is Phase.POLICY_OPTIMIZATION:
             metrics |= self.networks.baseline.metrics
-        return batch, metrics | masked
+        return batch, metrics
 
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None

@@ -68,7 +68,7 @@ RECIPE = (
 
 
 @pytest.mark.parametrize(
-    "shape", ["smollm2_135m", pytest.param("qwen2.5_7b", marks=pytest.mark.slow)]
+    "shape", ["smollm2_135m", pytest.param("qwen2.5_7b", marks=pytest.mark.night)]
 )
 def test_a_run_needs_at_most_1_15_times_the_memory_of_grpo(shape: str) -> None:
     """The most at any time, and in the updates, which no cache of the sampler hides."""
@@ -91,7 +91,7 @@ def test_a_reference_of_frozen_weights_costs_nothing(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
+@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.night), "fsdp"])
 def test_the_simulated_step_is_that_of_the_arithmetic(folder: Path, strategy: str) -> None:
     ranks = (f"trainer.strategy={strategy}", f"trainer.devices={1 + (strategy == 'fsdp')}")
     options = (*ADAPTERS, *ranks, PADDED, "trainer.precision=32-true", "trainer.accelerator=cpu")

@@ -16,7 +16,8 @@ from transformers import PreTrainedTokenizerBase
 from vapo.advantages.credit import critic_rewards
 from vapo.advantages.value_loss_columns import reward_range
 from vapo.config import FitConfig, resolve
-from vapo.config.critic_rules import critic_is_punished, gives_configured_rewards
+from vapo.config.critic_rules import gives_configured_rewards
+from vapo.config.hyperparameters import critic_is_punished
 from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
