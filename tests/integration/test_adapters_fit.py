@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.commands import vapo
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
+    exported_critic,
     folder,
     metric,
     tiny_fit,
     validate_with_page,
 )
 from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit, where
-from tests.runs.comparing import assert_same
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
 __all__ = ["data", "folder"]
@@ -54,16 +53,12 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(tensor.any() for tensor in state.values())
     assert len(metric(whole, folder, "critic/value_loss")) == 12
     assert load_file(whole / "pretrained_critic/model.safetensors").keys() == state.keys()
-    for name in ("pretrained_critic", "exported"):
-        path = whole / name
-        if name == "exported":
-            result = vapo("export", str(checkpoint), str(path), "--network", "critic")
-            assert result.returncode == 0, result.stderr
-            assert_same(dict(load_file(path / "model.safetensors")), state)
+    exported = exported_critic(whole, folder / "exported")
+    for path in (whole / "pretrained_critic", exported):
         assert json.loads((path / "config.json").read_text())["actor_fingerprint"]
     found = validate_with_page(folder, checkpoint, *OPTIONS)
     assert "critic/explained_variance" in found
-    again = tiny_fit("vapo", folder, monkeypatch, *OPTIONS, f"critic.init={whole / 'exported'}")
+    again = tiny_fit("vapo", folder, monkeypatch, *OPTIONS, f"critic.init={exported}")
     assert again.is_dir()
 
 

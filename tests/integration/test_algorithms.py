@@ -11,7 +11,7 @@ import torch
 from mlflow import MlflowClient
 from safetensors.torch import load_file
 
-from tests.integration.commands import ROOT, summary
+from tests.integration.commands import ROOT, summary, vapo
 from tests.integration.scripted_runs import Notebook, train
 from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
@@ -75,6 +75,30 @@ def assert_resumes_alike(
     for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
         assert_same(actual[name], expected[name], name)
     return expected
+
+
+def assert_goes_on(system: str, folder: Path, monkeypatch: Any, *overrides: str) -> Path:
+    """A run stopped after a policy iteration ends as the whole one, whose folder is returned."""
+    whole = tiny_fit(system, folder, monkeypatch, *overrides)
+    half = tiny_fit(system, folder, monkeypatch, *overrides, "training.num_iterations=1")
+    last = half / "checkpoints/last.ckpt"
+    resumed = tiny_fit(system, folder, monkeypatch, *overrides, ckpt_path=last)
+    expected, actual = (
+        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
+    )
+    for part in ("state_dict", "optimizer_states", "lr_schedulers", "baseline", "global_step"):
+        assert_same(actual[part], expected[part], part)
+    return whole
+
+
+def exported_critic(run_dir: Path, folder: Path) -> Path:
+    """The last critic of a run, by `vapo export`, which has the checkpoint's weights."""
+    checkpoint = run_dir / "checkpoints/last.ckpt"
+    result = vapo("export", str(checkpoint), str(folder), "--network", "critic")
+    assert result.returncode == 0, result.stderr
+    state = network_state(read_checkpoint(checkpoint), "critic")
+    assert_same(dict(load_file(folder / "model.safetensors")), state)
+    return folder
 
 
 def validate_with_page(folder: Path, checkpoint: Path, *overrides: str) -> dict[str, float]:
@@ -170,31 +194,16 @@ def test_dynamic_sampling_resumes_to_the_same_weights(
 
     The held-out score does not rise here, and last.ckpt must be written all the same.
     """
-    whole = tiny_fit("dapo", folder, monkeypatch)
-    half = tiny_fit("dapo", folder, monkeypatch, "training.num_iterations=1")
-    resumed = tiny_fit("dapo", folder, monkeypatch, ckpt_path=half / "checkpoints/last.ckpt")
-    expected, actual = (
-        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
-    )
-    assert int(expected["state_dict"]["iteration"]) == 2
-    expected, actual = network_state(expected, "actor"), network_state(actual, "actor")
-    assert all(torch.equal(expected[name], tensor) for name, tensor in actual.items())
+    whole = assert_goes_on("dapo", folder, monkeypatch)
+    assert int(read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
 
 
 @pytest.mark.kills
 def test_poise_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped when its regression has one iteration to be fitted to."""
     options = ["algorithm.poise.bootstrap_iterations=1", "training.num_iterations=3"]
-    whole = tiny_fit("poise", folder, monkeypatch, *options)
+    whole = assert_goes_on("poise", folder, monkeypatch, *options)
     assert metric(whole, folder, "baseline/num_fitted_responses") == [0.0, 16.0, 32.0]
-    half = tiny_fit("poise", folder, monkeypatch, options[0], "training.num_iterations=1")
-    last = half / "checkpoints/last.ckpt"
-    resumed = tiny_fit("poise", folder, monkeypatch, *options, ckpt_path=last)
-    expected, actual = (
-        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
-    )
-    for name in ("state_dict", "optimizer_states", "baseline", "global_step"):
-        assert_same(actual[name], expected[name], name)
 
 
 def metric(run_dir: Path, folder: Path, key: str) -> list[float]:
@@ -243,12 +252,4 @@ def test_minibatches_without_loss_are_no_steps(
 def test_a_run_with_minibatches_without_loss_resumes_to_the_same_state(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS)
-    half = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS, "training.num_iterations=1")
-    last = half / "checkpoints/last.ckpt"
-    resumed = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS, ckpt_path=last)
-    expected, actual = (
-        read_checkpoint(path / "checkpoints/last.ckpt") for path in (whole, resumed)
-    )
-    for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
-        assert_same(actual[name], expected[name], name)
+    assert_goes_on("dr_grpo", folder, monkeypatch, *PAIRS)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.commands import vapo
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
+    exported_critic,
     folder,
     metric,
     tiny_fit,
@@ -56,10 +56,7 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert load_file(whole / "pretrained_critic/model.safetensors").keys() == state.keys()
     found = validate_with_page(folder, checkpoint, *OPTIONS)
     assert "critic/explained_variance" in found
-    exported = folder / "exported"
-    result = vapo("export", str(checkpoint), str(exported), "--network", "critic")
-    assert result.returncode == 0, result.stderr
-    assert_same(dict(load_file(exported / "model.safetensors")), state)
+    exported = exported_critic(whole, folder / "exported")
     again = tiny_fit("vapo", folder, monkeypatch, *OPTIONS, f"critic.init={exported}")
     assert again.is_dir()
 

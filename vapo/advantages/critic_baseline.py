@@ -11,7 +11,12 @@ from torch import Tensor
 
 from vapo.config.algorithm import BaselineConfig, Evpo, LinearMix, Tether
 from vapo.functional.advantages import monte_carlo_returns
-from vapo.functional.baselines import group_mean_advantages, leave_one_out_advantages, tether_fit
+from vapo.functional.baselines import (
+    group_mean_advantages,
+    leave_one_out_advantages,
+    mean_of_others,
+    tether_fit,
+)
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
     gate_explained_variance,
@@ -19,7 +24,7 @@ from vapo.functional.critic_mixtures import (
     linear_mix,
     tether_advantages,
 )
-from vapo.functional.masking import first_column, zero_outside
+from vapo.functional.masking import first_column, response_means, zero_outside
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch
 
@@ -89,7 +94,7 @@ class CriticBaseline:
         config: Tether,
     ) -> Float[Tensor, "B T"]:
         """Use the weight of earlier rollouts, then fit this batch's for later ones."""
-        others = rewards - leave_one_out_advantages(rewards, group_size=batch.group_size)
+        others = mean_of_others(rewards, group_size=batch.group_size)
         columns = (batch.values, others[:, None], advantages)
         used, tethered = self.rho, tether_advantages(*columns, batch.response_mask, rho=self.rho)
         fitted = tether_fit(*columns, batch.loss_mask, ridge=config.ridge, reduce=sum_over_ranks)
@@ -115,8 +120,7 @@ class CriticBaseline:
         explained, by = values[mask], returns[mask]
         if config.level == "response":
             counted = mask.any(dim=1)
-            lengths = mask.sum(dim=1).clamp(min=1)
-            explained = (zero_outside(values, mask).sum(dim=1) / lengths)[counted]
+            explained = response_means(values, mask)[counted]
             first = first_column(mask)[:, None]
             by = returns.gather(1, first)[:, 0][counted]
         found = gate_explained_variance(explained, by, reduce=sum_over_ranks)

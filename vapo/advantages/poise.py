@@ -12,9 +12,9 @@ from torch import Tensor
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.config.algorithm import AlgorithmConfig, PoiseConfig, PoiseOptions
 from vapo.errors import UserError
-from vapo.functional.baselines import leave_one_out_advantages
+from vapo.functional.baselines import mean_of_others
 from vapo.functional.critic_mixtures import gate_explained_variance
-from vapo.functional.masking import zero_outside
+from vapo.functional.masking import response_means, zero_outside
 from vapo.functional.regression import principal_components, ridge_predictions
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch
@@ -67,11 +67,11 @@ class PoiseBaseline:
         """
         size = batch.group_size
         rewards, features = token_rewards.sum(dim=1), response_features(batch)
-        others = baseline = rewards - leave_one_out_advantages(rewards, group_size=size)
+        others = baseline = mean_of_others(rewards, group_size=size)
         num_fitted = len(self.targets) * (self.num_batches >= self.config.bootstrap_iterations)
         if num_fitted:
             predicted = self._predicted(features).to(rewards.dtype)
-            baseline = predicted - leave_one_out_advantages(predicted, group_size=size)
+            baseline = mean_of_others(predicted, group_size=size)
             against = (rewards - baseline)[:, None].expand(batch.response_mask.shape)
             advantages = zero_outside(against, batch.response_mask)
         explained = gate_explained_variance(baseline, rewards, reduce=sum_over_ranks)
@@ -132,6 +132,5 @@ def response_features(batch: EvaluatedBatch) -> Float[Tensor, "B F"]:
         one = of_row[:, 0].float()  # one layer
         mean = one[1:].mean(dim=0) if len(one) > 1 else one.sum(dim=0)
         rows.append(torch.cat([one[:1].sum(dim=0), mean]))
-    lengths = batch.response_lengths.clamp(min=1)
-    means = zero_outside(entropy, batch.response_mask).sum(dim=1) / lengths
-    return torch.cat([torch.stack(rows), means.float()[:, None]], dim=1)
+    means = response_means(entropy, batch.response_mask).float()
+    return torch.cat([torch.stack(rows), means[:, None]], dim=1)

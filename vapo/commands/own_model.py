@@ -220,18 +220,17 @@ def _what_fits_the_gpu(
     overrides say anything is left as it is.
     """
     there = torch.cuda.mem_get_info()[1]
-    given = [*as_overrides(values), *overrides]
 
-    def needed(more: dict[str, Any]) -> float:
+    def needed(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
-        return estimated(config, tell=lambda line: None)[1].peak
+        return config, estimated(config, tell=lambda line: None)[1].peak
 
-    if (whole := needed({})) <= _ROOM * there:
+    asked, whole = needed({})
+    if whole <= _ROOM * there:
         return {}, []
     why = f"all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
-    asked = load_config(FitConfig, [base], given)
     fewer = _FEWER if asked.rollouts.engine == "transformers" else {}
-    if fewer and needed(fewer) <= _ROOM * there:
+    if fewer and needed(fewer)[1] <= _ROOM * there:
         return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
     has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
     takes_probe = not has_own_critic and asked.algorithm.has_critic
@@ -240,6 +239,6 @@ def _what_fits_the_gpu(
     if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     said = f"{names}, because {why}"
-    if (less := needed(saved)) > _ROOM * there:
+    if (less := needed(saved)[1]) > _ROOM * there:
         said += f"; these still need {less / GIB:.1f}: docs/recipes.md says what to change next"
     return saved, [said]

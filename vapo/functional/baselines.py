@@ -62,6 +62,20 @@ def leave_one_out_advantages(
 
 
 @torch.no_grad()
+def mean_of_others(x: Float[Tensor, " B"], *, group_size: int) -> Float[Tensor, " B"]:
+    """The mean of the other G - 1 of each response's group.
+
+    Groups are contiguous.
+    Units: those of x.
+    Raises: ValueError when group_size < 2 or it does not divide the number of responses.
+
+    >>> mean_of_others(torch.tensor([3.0, 1.0]), group_size=2)
+    tensor([1., 3.])
+    """
+    return x - leave_one_out_advantages(x, group_size=group_size)
+
+
+@torch.no_grad()
 def group_mean_advantages(rewards: Float[Tensor, " B"], *, group_size: int) -> Float[Tensor, " B"]:
     """Score each response against its group's mean, unscaled (Dr.GRPO).
 

@@ -32,6 +32,15 @@ def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
     return torch.where(mask, x, 0.0)
 
 
+def response_means(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """The mean of each row's True tokens; 0 where there is none.
+
+    >>> response_means(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
+    tensor([2.])
+    """
+    return zero_outside(x, mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """bfloat16 and float16 as float32; float64 stays float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -23,7 +23,7 @@ from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.model_configs import as_critic, read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
-from vapo.networks.probe import ProbeModelConfig, read_layers
+from vapo.networks.probe import ProbeModelConfig, known_layers
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
@@ -42,7 +42,7 @@ def check_critic(config: FitConfig) -> None:
     """
     if isinstance(config.algorithm, PoiseOptions):
         path, layers = config.actor.path, [config.algorithm.poise.layer]
-        read_layers(layers, read_model_config(path), key="algorithm.poise.layer", path=path)
+        known_layers(layers, read_model_config(path), key="algorithm.poise.layer", path=path)
     check_own_head(config)
     check_value_head(config)
     check_frozen(config)

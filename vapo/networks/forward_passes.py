@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vapo.config.algorithm import PoiseConfig
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns, members_of
-from vapo.networks.probe import read_layers
+from vapo.networks.probe import known_layers
 from vapo.networks.token_inputs import (
     Layout,
     TokenInputs,
@@ -63,7 +63,7 @@ def add_logprobs_and_values(
     layers = () if networks.critic is None else networks.critic.layers
     if poise is not None:
         assert networks.actor is not None
-        layers = read_layers(
+        layers = known_layers(
             [poise.layer], networks.actor.model.config, key="algorithm.poise.layer"
         )
     reads_states = batch.actor_states is None and bool(layers)

@@ -114,7 +114,7 @@ def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
         return model
     text: Any = model.get_text_config(decoder=True)
     num_layers = text.num_hidden_layers
-    numbers = read_layers(probe.layers, model, key="critic.probe.layers", path=path)
+    numbers = known_layers(probe.layers, model, key="critic.probe.layers", path=path)
     if len(set(numbers)) < len(numbers):
         raise UserError(
             f"critic.probe.layers {probe.layers} names a layer of {path} twice: the actor's layer "
@@ -131,7 +131,7 @@ def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
     )
 
 
-def read_layers(
+def known_layers(
     layers: Sequence[int], model: PreTrainedConfig, *, key: str, path: str = ""
 ) -> tuple[int, ...]:
     """The layers of an actor that a key names, as `layer_numbers` has them.

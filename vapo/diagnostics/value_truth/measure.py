@@ -22,7 +22,7 @@ from vapo.diagnostics.value_truth.choice import choose_places
 from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
-from vapo.functional.baselines import leave_one_out_advantages
+from vapo.functional.baselines import mean_of_others
 from vapo.prompts.procedural import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
 from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
@@ -127,8 +127,7 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
     size = batch.group_size
     if size == 1:
         return [None] * len(batch)
-    own = rewards.double()
-    means = (own - leave_one_out_advantages(own, group_size=size)).tolist()
+    means = mean_of_others(rewards.double(), group_size=size).tolist()
     is_whole = ~batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return [m if whole else None for m, whole in zip(means, is_whole.tolist(), strict=True)]
 

@@ -9,16 +9,12 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
-import pyarrow.parquet
 from transformers import PreTrainedConfig
 
-from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import PoiseOptions
+from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
-from vapo.config.critic import ProbeCritic
 from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.config.schema import ActorConfig, CriticConfig
@@ -38,6 +34,7 @@ from vapo.studies.memory.sizes import (
     num_processes,
     worst_microbatch,
 )
+from vapo.studies.memory.states import read_layers, states_bytes
 
 GIB = 2**30
 _BYTES = {"float32": 4, "bfloat16": 2}
@@ -169,7 +166,9 @@ def estimate_memory(
     if config.checkpoints.save_in_background:
         host |= _checkpoint_copy(networks, config)
     if layers := read_layers(config):
-        host["actor's states"] = _states(networks[0], len(layers), actor, config)
+        host["actor's states"] = states_bytes(
+            len(layers), actor, config, item_bytes=networks[0].compute_bytes
+        )
     if isinstance(config.rollouts, VllmEngine):
         options = config.rollouts.vllm
         sampling = _vllm(networks[0], options, config)
@@ -213,29 +212,6 @@ def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -
     trained = [p for p in empty.parameters() if p.requires_grad]
     adapters = sum(p.numel() for p in trained if id(p) not in own)
     return sum(p.numel() for p in trained) - adapters, adapters
-
-
-def read_layers(config: FitConfig) -> tuple[int, ...]:
-    """The actor's layers whose states the critic reads, or POISE's baseline."""
-    if isinstance(config.algorithm, PoiseOptions):
-        return (config.algorithm.poise.layer,)
-    if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
-        return ()
-    return tuple(config.critic.probe.layers)
-
-
-def _states(
-    network: _Network, num_layers: int, actor: PreTrainedConfig, config: FitConfig
-) -> float:
-    """Of the responses of an iteration, or of a file where there is one, as they are computed."""
-    rows, name = local_rollouts(config), config.components.value_pretraining.data
-    if name and resolve(config).value_pretraining_iterations and Path(name).is_file():
-        rows = max(rows, pyarrow.parquet.read_metadata(name).num_rows)  # each process has all
-    tokens = rows * config.rollouts.max_response_tokens
-    if isinstance(config.algorithm, PoiseOptions):
-        tokens = rows * (1 + config.algorithm.poise.num_states)
-    channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
-    return float(tokens * channels * network.compute_bytes)
 
 
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:

@@ -1,0 +1,36 @@
+"""The hidden states of an actor that wait in the host's memory, for a probe or POISE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.parquet
+from transformers import PreTrainedConfig
+
+from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import PoiseOptions
+from vapo.config.critic import ProbeCritic
+from vapo.studies.memory.sizes import local_rollouts
+
+
+def read_layers(config: FitConfig) -> tuple[int, ...]:
+    """The actor's layers whose states the critic reads, or POISE's baseline."""
+    if isinstance(config.algorithm, PoiseOptions):
+        return (config.algorithm.poise.layer,)
+    if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
+        return ()
+    return tuple(config.critic.probe.layers)
+
+
+def states_bytes(
+    num_layers: int, actor: PreTrainedConfig, config: FitConfig, *, item_bytes: int
+) -> float:
+    """Of the responses of an iteration, or of a file where there is one, as they are computed."""
+    rows, name = local_rollouts(config), config.components.value_pretraining.data
+    if name and resolve(config).value_pretraining_iterations and Path(name).is_file():
+        rows = max(rows, pyarrow.parquet.read_metadata(name).num_rows)  # each process has all
+    tokens = rows * config.rollouts.max_response_tokens
+    if isinstance(config.algorithm, PoiseOptions):
+        tokens = rows * (1 + config.algorithm.poise.num_states)
+    channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
+    return float(tokens * channels * item_bytes)
