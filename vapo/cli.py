@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vapo.commands.command_line import Command, did_you_mean
@@ -95,15 +96,15 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
         say(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
     options, overrides = parser.read(argv, entries)
-    if name == "fit":
-        overrides = _with_own_model(options, overrides)
+    if "model" in options:
+        overrides = _with_own_model(name, options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
             raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}")
     _run_configured(name, command, schema, options, overrides)
 
 
-def _with_own_model(options: dict[str, Any], overrides: list[str]) -> list[str]:
+def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) -> list[str]:
     """The overrides with those of `--model`, `--data` and `--reward`, whose base becomes --config.
 
     Raises: UserError: one of the three is missing, or --config is given as well.
@@ -115,13 +116,12 @@ def _with_own_model(options: dict[str, Any], overrides: list[str]) -> list[str]:
     if options["config"]:
         raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
     if missing := [flag for flag in own if flag not in given]:
-        raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo fit --help`")
-    quiet = options["quiet"]
-    _tell("fit", "loading torch and transformers, to look at the model ...", quiet=quiet)
+        raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo {name} --help`")
     from vapo.commands.own_model import own_model
 
-    chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides)
-    _tell("fit", chosen.line, quiet=quiet)
+    tell = partial(_tell, name, quiet=options.get("quiet", False))
+    chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides, tell=tell)
+    tell(chosen.line)
     options["config"] = chosen.files
     return chosen.overrides
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
+from scipy.stats import binomtest
 from scipy.stats import t as students_t
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -56,15 +57,21 @@ def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
     The k responses of a prompt are not independent: a hard prompt fails all of them. So the
     sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
     interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
-    fewer than 4 prompts, and has no width when all prompts have the same score.
-    Source: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size.
+    fewer than 4 prompts. Where every response is wrong, or every one right, no spread can be
+    estimated: it is Wilson's interval of N prompts, all of which failed or succeeded.
+    Sources: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size;
+    Wilson 1927.
     """
     means = prompt_means.double()
     sums = torch.stack([means.sum(), means.square().sum(), torch.ones_like(means).sum()])
     total, total_squares, num = sum_over_ranks(sums).unbind()
     mean = total / num
     variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
-    limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
+    if num >= _MIN_PROMPTS and mean in (0, 1):
+        wilson = binomtest(int(total), int(num)).proportion_ci(method="wilson")
+        limits = wilson.low, wilson.high
+    else:
+        limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
     low, high = mean.new_tensor(limits).clamp(0, 1).tolist()
     return {"mean": float(mean), "ci_low": low, "ci_high": high, "num_prompts": float(num)}
 

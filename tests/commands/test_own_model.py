@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +114,7 @@ def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB))
-    monkeypatch.setattr("vapo.commands.own_model.estimated", estimated)
+    monkeypatch.setattr("vapo.commands.estimate.estimated", estimated)
     monkeypatch.setattr("vapo.commands.own_model.find_spec", lambda name: None)
     return asked
 
@@ -165,7 +166,7 @@ def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_cach
         peak = 9 * GIB + (config.rollouts.max_concurrent_sequences > 64)
         return config, SimpleNamespace(peak=peak), None, None
 
-    monkeypatch.setattr("vapo.commands.own_model.estimated", estimated)
+    monkeypatch.setattr("vapo.commands.estimate.estimated", estimated)
     chosen = own_model(model, file, "exact", overrides=[f"rollouts.engine={engine}"])
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     assert config.rollouts.max_concurrent_sequences == num
@@ -278,6 +279,38 @@ def test_half_of_the_options_is_one_error(args: str, said: str):
     result = command("fit", *args.split())
     assert result.returncode == 2
     assert said in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ({"data": "typo.jsonl"}, "data.train.path: there is no file typo.jsonl"),
+        ({"reward": "exakt"}, "rewards.verifier: expects exact|"),
+        ({"reward": "tests/commands/trl_reward.py:no_such"}, "trl_reward.py has no no_such"),
+        ({"overrides": ["training.num_iteration=3"]}, "did you mean 'training.num_iterations'?"),
+        ({"model": "/nowhere"}, "the model: /nowhere: no such model folder"),
+    ],
+    ids=["data", "verifier", "function", "key", "model"],
+)
+def test_what_is_written_is_checked_before_libraries_are_loaded(
+    model: str, file: str, own: dict[str, Any], said: str
+):
+    """What takes seconds is told first, and nothing has been told here."""
+    told: list[str] = []
+    asked: dict[str, Any] = {"model": model, "data": file, "reward": "exact", **own}
+    with pytest.raises(UserError, match=re.escape(said)):
+        own_model(**asked, tell=told.append)
+    assert told == []
+
+
+def test_a_model_of_ones_own_is_tried_before_it_is_trained(model: str, file: str):
+    result = command(
+        "try", "--model", model, "--data", file, "--reward", "exact", "--num", "1",
+        "rollouts.max_response_tokens=2",
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "1 of 1: " in result.stdout
+    assert "response, 2 tokens" in result.stdout
 
 
 def test_the_command_shows_the_config_that_it_chose(model: str, file: str, tmp_path: Path):

@@ -153,6 +153,14 @@ def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
     assert (few["eval/avg_at_k_ci_low"], few["eval/avg_at_k_ci_high"]) == (0.0, 1.0)
 
 
+@pytest.mark.parametrize(("text", "low", "high"), [("b", 0.0, 0.434482), ("a", 0.565518, 1.0)])
+def test_all_wrong_or_all_right_is_wilsons_interval(text: str, low: float, high: float):
+    """Of 5 prompts: z^2 / (5 + z^2) = 3.841459 / 8.841459."""
+    metrics = run([text] * 5, "aaaaa")[0].metrics
+    assert metrics["eval/avg_at_k_ci_low"] == pytest.approx(low, abs=1e-6)
+    assert metrics["eval/avg_at_k_ci_high"] == pytest.approx(high, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("degrees", "expected"), [(3, 3.182446), (4, 2.776445), (9, 2.262157), (29, 2.045230)]
 )

@@ -22,6 +22,7 @@ from vapo.sweep.plan import (
     Task,
     budget_differences,
     describe_size,
+    make_plan,
     set_key,
 )
 
@@ -204,6 +205,20 @@ def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:
         "sweep grid: 2 rows, seed 0: 1 run and 1 value pretraining, each a process of its own"
     )
     assert planned.assigned["a", 0] == planned.assigned["gamma 1.0", 0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "overrides", "said"),
+    [
+        ("rows: [{row: a}]", ["seed=5"], "^seed has no effect in a sweep: --seeds gives each run's"),
+        ("rows: [{row: a}, {product: {seed: [1, 2]}}]", [], "^row 'seed 1' of the grid: seed has"),
+    ],
+)
+def test_a_seed_of_ones_own_is_refused(
+    tmp_path: Path, rows: str, overrides: list[str], said: str
+) -> None:
+    with pytest.raises(UserError, match=said):
+        make_plan(grid(tmp_path, rows), [ROOT / "conf/vapo.yaml"], overrides, [0])
 
 
 def test_other_budgets_are_told(of_ablation: Plan, tmp_path: Path) -> None:

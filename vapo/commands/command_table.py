@@ -31,6 +31,15 @@ _CHECKPOINT = "a checkpoint; last and best: of the newest run in output_dir"
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
+_OWN_MODEL = (
+    option(
+        "--model MODEL",
+        "in place of --config, with the next two: a folder or hub id, for which a base config is "
+        "chosen (docs/first_steps.md)",
+    ),
+    option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
+    option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
+)
 
 COMMANDS = {
     "init": Command(
@@ -39,13 +48,7 @@ COMMANDS = {
     ),
     "fit": configured(
         "fit", "train a policy",
-        option(
-            "--model MODEL",
-            "in place of --config, with the next two: a folder or hub id, for which a base config "
-            "is chosen (docs/first_steps.md)",
-        ),
-        option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
-        option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
+        *_OWN_MODEL,
         option("--quiet", "print warnings and errors alone", **SWITCH),
         option("--profile", "the same as trainer.profile=true", **SWITCH),
         option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
@@ -53,6 +56,7 @@ COMMANDS = {
     ),
     "try": configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
+        *_OWN_MODEL,
         option("--num N", "training prompts, a response to each; default: 5", type=positive),
         option(
             "--responses FILE",
@@ -62,6 +66,7 @@ COMMANDS = {
     ),
     "validate": configured(
         "validate", "score a policy on held-out prompts",
+        *_OWN_MODEL,
         option("--ckpt_path last|best|PATH", f"score the actor of {_CHECKPOINT}"),
         option(
             "--value_page FILE",
@@ -167,8 +172,7 @@ COMMANDS = {
             option("--jobs N", "runs at a time; default: 1, on a cluster all", type=positive),
             option(
                 "--dry_run",
-                "print the plan, the tokens that it samples at most and how long such runs took, "
-                "and stop", **SWITCH,
+                "print the plan with its budget, and how long such runs took, and stop", **SWITCH,
             ),
             option("--launcher", "", choices=["local", "slurm"], default="local"),
             option(

@@ -1,7 +1,8 @@
 """A run without a config file: a model, data and a reward become a base config and overrides.
 
-`vapo fit --model M --data D --reward R` and `vapo.fit(model=..., dataset=..., reward=...)`. What is
-chosen here is said in one line, and stands in the run's `config.yaml`.
+`vapo fit --model M --data D --reward R`, the same of `vapo try` and `vapo validate`, and
+`vapo.fit(model=..., dataset=..., reward=...)`. What is chosen here is said in one line, and stands
+in the run's `config.yaml`. Paths, keys and functions are checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -17,19 +18,15 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
 
-import torch
-
-from vapo.commands.estimate import estimated
+from vapo.commands.file_checks import check_functions
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
 from vapo.config.data import HuggingfaceSource
 from vapo.config.loading import load_config
 from vapo.errors import UserError, about
-from vapo.networks.loading import load_tokenizer
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
 from vapo.rewards.foreign_functions import ANSWERS
-from vapo.studies.memory.estimate import GIB
 from vapo.system.installation import root
 from vapo.system.shown_text import redacted, visible
 
@@ -60,6 +57,7 @@ def own_model(
     *,
     heldout: Any = None,
     overrides: Sequence[str] = (),
+    tell: Callable[[str], None] = lambda line: None,
 ) -> OwnModel:
     """Choose the base, and read the data's columns.
 
@@ -70,40 +68,55 @@ def own_model(
         reward: a verifier's name, a function as `folder/file.py:function`, or the function.
         heldout: as `data`; None: a tenth of the training prompts, at most 64, is held out.
         overrides: the user's own `KEY=VALUE`; they win.
+        tell: is told what takes some seconds.
 
-    Raises: UserError: no such model, data or column.
+    Raises: UserError: no such model, data, column, key, verifier or function.
     """
     try:
-        return _chosen(model, data, reward, heldout, list(overrides))
+        values, told = _from_files(model, data, reward, heldout, list(overrides))
+        tell("loading torch and transformers, to look at the model ...")
+        return _chosen(model, values, told, list(overrides))
     except UserError as error:
         error.args = (redacted(str(error)),)
         raise
 
 
-def _chosen(
+def _from_files(
     model: str, data: Any, reward: str | Callable[..., Any], heldout: Any, overrides: list[str]
-) -> OwnModel:
+) -> tuple[dict[str, Any], str]:
+    """The values that no library is asked for, checked, and what to say of the data."""
     with about("the model"):
         check_model_folder(model, has_tokenizer=True)
-    has_gpu = torch.cuda.is_available()
-    base = root() / f"conf/scale/own_model_{'gpu' if has_gpu else 'cpu'}.yaml"
-    has_template = bool(load_tokenizer(model).chat_template)
     values: dict[str, Any] = {
         "actor.path": model,
-        "data.chat_template": has_template,
         "output_dir": f"runs/{Path(model).name}",
         **_reward(reward),
     }
     if find_spec("vllm") is not None:
         values["rollouts.engine"] = "vllm"
     any_data = {"data.train.kind": "huggingface", "data.train.path": model}
-    folder = load_config(FitConfig, [base], [*as_overrides(values | any_data), *overrides])
+    folder = load_config(FitConfig, [_base("cpu")], [*as_overrides(values | any_data), *overrides])
     rows_dir = Path(folder.output_dir).expanduser() / "data"
     told, num_rows = _put_source(values, "train", data, overrides, rows_dir)
     if heldout is not None:
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
+    composed = load_config(FitConfig, [_base("cpu")], [*as_overrides(values), *overrides])
+    check_functions(composed)
+    return values, told
+
+
+def _chosen(model: str, values: dict[str, Any], told: str, overrides: list[str]) -> OwnModel:
+    """What the machine and the tokenizer decide, put to the values."""
+    import torch
+
+    from vapo.networks.loading import load_tokenizer
+
+    has_gpu = torch.cuda.is_available()
+    base = _base("gpu" if has_gpu else "cpu")
+    has_template = bool(load_tokenizer(model).chat_template)
+    values = {"data.chat_template": has_template, **values}
     parts = [f"begins with conf/scale/{base.name}"]
     if has_gpu:
         saved, said = _what_fits_the_gpu(base, values, overrides)
@@ -113,6 +126,10 @@ def _chosen(
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
     return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))
+
+
+def _base(machine: str) -> Path:
+    return root() / f"conf/scale/own_model_{machine}.yaml"
 
 
 def _given(key: str, overrides: Sequence[str]) -> str | None:
@@ -219,6 +236,11 @@ def _what_fits_the_gpu(
     nothing but speed; if that is not enough, adapters and a probe, too. A critic of which the
     overrides say anything is left as it is.
     """
+    import torch
+
+    from vapo.commands.estimate import estimated
+    from vapo.studies.memory.estimate import GIB
+
     there = torch.cuda.mem_get_info()[1]
 
     def needed(more: dict[str, Any]) -> tuple[FitConfig, float]:

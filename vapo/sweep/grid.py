@@ -20,6 +20,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from vapo.config import Components
 from vapo.config.credentials import without_credentials
 from vapo.config.layers import Layer, read_text
+from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 
 
@@ -168,7 +169,8 @@ def read_grid(path: Path) -> Grid:
         layer = read_text(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        raise UserError(f"--grid {path}: {reason}") from None
+        hint = nearest_path(path) if isinstance(error, FileNotFoundError) else ""
+        raise UserError(f"--grid {path}: {reason}{hint}") from None
     file = _checked(_File, layer.tree, layer, "")
     rows: list[Row] = []
     for number, content in enumerate(file.rows):
