@@ -143,6 +143,12 @@ def test_every_command_with_a_config_checks_before_it_loads(
     assert "none" in capsys.readouterr().err
 
 
+def test_critics_takes_rows_of_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
+    files = [word for flag, file in COMMANDS["critics"].needs for word in (f"--{flag}", file)]
+    assert cli.main(["critics", *files, "--rows", "scalr"]) == 2
+    assert "--rows: the grid has no row 'scalr'; did you mean" in capsys.readouterr().err
+
+
 def fit_config(*overrides: str) -> FitConfig:
     return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
 

@@ -103,6 +103,13 @@ def test_held_out_prompts_are_not_trained_on(tmp_path: Path):
         load_prompts(both(tmp_path, ["z"], ["z"]), character_tokenizer())
 
 
+def test_a_source_of_equal_prompts_cannot_be_split(tmp_path: Path):
+    data = both(tmp_path, ["a"] * 9, ["z"])
+    data.heldout, data.heldout_size = None, 2
+    with pytest.raises(UserError, match=r"data\.train: all 7 .* the source repeats the same"):
+        load_prompts(data, character_tokenizer())
+
+
 def test_split_off_the_training_source(tmp_path: Path):
     problems = [f"p{i}" for i in range(50)] + ["p0", "p1", "p2"]
     data = DataConfig(train=source(tmp_path, "train", problems), heldout_size=10)

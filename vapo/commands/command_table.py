@@ -40,6 +40,13 @@ _OWN_MODEL = (
     option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
     option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
 )
+_ROWS_AND_SEEDS = (
+    option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+    option(
+        "--rows NAME,NAME", "only these rows of the grid; may be repeated", action="append",
+        default=[],
+    ),
+)
 
 COMMANDS = {
     "init": Command(
@@ -164,11 +171,7 @@ COMMANDS = {
         (
             option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--grid FILE", "the rows, as conf/sweep/ablation.yaml", type=Path),
-            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
-            option(
-                "--rows NAME,NAME", "only these rows of the grid; may be repeated",
-                action="append", default=[],
-            ),
+            *_ROWS_AND_SEEDS,
             option("--jobs N", "runs at a time; default: 1, on a cluster all", type=positive),
             option(
                 "--dry_run",
@@ -195,7 +198,7 @@ COMMANDS = {
             option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--rollouts FILE", "what `vapo rollouts` wrote", type=Path),
             option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
-            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+            *_ROWS_AND_SEEDS,
             option(
                 "--every_n_iterations N", "measured so often; default: about 20 times",
                 type=positive,

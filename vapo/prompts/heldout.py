@@ -13,15 +13,27 @@ from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 
-def without(source: TrainingSource, texts: Set[str]) -> TrainingSource:
-    """Remove the prompts that have one of these texts from a source."""
+def without(
+    source: TrainingSource, texts: Set[str], *, is_split_off: bool = False
+) -> TrainingSource:
+    """Remove the prompts that have one of these texts from a source.
+
+    Args:
+        is_split_off: whether the held-out prompts are the source's own.
+
+    Raises: UserError: none is left.
+    """
     stages = []
     for stage in source.stages:
         kept = [prompt for prompt in stage.prompts if prompt.text not in texts]
         if not kept:
             raise UserError(
-                f"{_key(source)}: all {len(stage.prompts)} training prompts are held out too; use "
-                "another source or seed for data.heldout"
+                f"{_key(source)}: all {len(stage.prompts)} training prompts are held out too; "
+                + (
+                    "the source repeats the same prompts: give others, or data.heldout"
+                    if is_split_off
+                    else "use another source or seed for data.heldout"
+                )
             )
         stages.append(replace(stage, prompts=kept))
     return replace(source, stages=tuple(stages))

@@ -115,7 +115,8 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
             ]
         )
     heldout_texts = {prompt.text for prompt in heldout}
-    kept = [without(source, heldout_texts) for source in sources]
+    is_split_off = data.heldout is None
+    kept = [without(source, heldout_texts, is_split_off=is_split_off) for source in sources]
     training = TrainingSet(tuple(kept))
     prompts, num_read = training.prompts, len(TrainingSet(tuple(sources)).prompts)
     first = {prompt.text: prompt.answer for prompt in reversed(prompts)}

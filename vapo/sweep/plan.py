@@ -98,10 +98,6 @@ def make_plan(
 
     Raises: UserError for a config that is wrong; a row's names the row.
     """
-    for texts, place in ((overrides, ""), *((row.overrides, row.name) for row in grid.rows)):
-        if any(text.partition("=")[0].strip() == "seed" for text in texts):
-            where = f"row '{place}' of the grid: " if place else ""
-            raise UserError(f"{where}seed has no effect in a sweep: --seeds gives each run's")
     base, row_configs = compose_rows(grid, files, overrides)
     assigned: dict[tuple[str, int], str] = {}
     tasks: dict[str, Task] = {}
@@ -123,6 +119,10 @@ def compose_rows(
 
     Raises: UserError for a config that is wrong; a row's names the row.
     """
+    for texts, place in ((overrides, ""), *((row.overrides, row.name) for row in grid.rows)):
+        if any(text.partition("=")[0].strip() == "seed" for text in texts):
+            where = f"row '{place}' of the grid: " if place else ""
+            raise UserError(f"{where}seed has no effect in a grid: --seeds gives each run's")
     entries = describe(FitConfig)
     layers = [*read_files(files), read_overrides(overrides, entries)]
     base = compose_layers(FitConfig, layers).config
