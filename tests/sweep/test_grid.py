@@ -165,7 +165,7 @@ def test_products_lists_and_named_rows(tmp_path: Path) -> None:
         tmp_path,
         """
 rows:
-  - product: {algorithm.eps_low: [0.1, 0.2], seed: [7]}
+  - product: {algorithm.eps_low: [0.1, 0.2], algorithm.gamma: [0.5]}
     paper_scores: [1, null]
   - list: [{algorithm.gamma: 0.9, algorithm.kl.placement: reward}]
     overrides: {algorithm.kl.coef: 0.1}
@@ -173,8 +173,8 @@ rows:
 """,
     )
     assert [(row.name, row.overrides, row.paper_score) for row in found.rows] == [
-        ("eps_low 0.1, seed 7", ("algorithm.eps_low=0.1", "seed=7"), 1),
-        ("eps_low 0.2, seed 7", ("algorithm.eps_low=0.2", "seed=7"), None),
+        ("eps_low 0.1, gamma 0.5", ("algorithm.eps_low=0.1", "algorithm.gamma=0.5"), 1),
+        ("eps_low 0.2, gamma 0.5", ("algorithm.eps_low=0.2", "algorithm.gamma=0.5"), None),
         (
             "gamma 0.9, placement reward",
             ("algorithm.kl.coef=0.1", "algorithm.gamma=0.9", "algorithm.kl.placement=reward"),

@@ -43,7 +43,9 @@ _OWN_MODEL = (
 _ROWS_AND_SEEDS = (
     option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
     option(
-        "--rows NAME,NAME", "only these rows of the grid; may be repeated", action="append",
+        "--rows NAME,NAME",
+        "only these rows of the grid; may be repeated",
+        action="append",
         default=[],
     ),
 )

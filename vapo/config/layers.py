@@ -21,7 +21,8 @@ from vapo.config.options import Entry, Option, Section
 from vapo.config.written import leaves
 from vapo.errors import UserError
 
-COMMAND_LINE = "command line"
+COMMAND_LINE, ROW = "command line", "overrides"
+"""Where overrides are written: in the shell, or in a row of a grid."""
 EXTENDS = "extends"
 """The key of a file that names the files it builds on; it is no key of the config."""
 _MAX_SHOWN_CHARS = 80
@@ -45,6 +46,10 @@ class Layer:
     lines: Mapping[str, int] = field(default_factory=dict)
     folder: str | None = None
     is_extended: bool = False  # a file that another one names, not the command line
+
+    @property
+    def is_overrides(self) -> bool:
+        return self.name in (COMMAND_LINE, ROW)
 
     def place(self, key: str) -> str:
         """Where the key, or the nearest block around it, is written: `file:line`."""
@@ -146,7 +151,7 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
 
 
 def _place(name: str, node: yaml.Node) -> str:
-    return name if name == COMMAND_LINE else f"{name}:{node.start_mark.line + 1}"
+    return name if name in (COMMAND_LINE, ROW) else f"{name}:{node.start_mark.line + 1}"
 
 
 def read_overrides(
@@ -156,10 +161,10 @@ def read_overrides(
 
     `folder` is that of the file in which they are written; None: they are typed.
     """
-    tree: dict[str, Any] = {}
+    name, tree = COMMAND_LINE if folder is None else ROW, dict[str, Any]()
     for text in texts:
-        _put(tree, _read_override(text, entries))
-    return Layer(COMMAND_LINE, tree, folder=str((folder or Path()).resolve()))
+        _put(tree, _read_override(text, entries, name))
+    return Layer(name, tree, folder=str((folder or Path()).resolve()))
 
 
 def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:
@@ -170,34 +175,34 @@ def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:
             tree[name] = value
 
 
-def _read_override(text: str, entries: Mapping[str, Entry]) -> dict[str, Any]:
+def _read_override(text: str, entries: Mapping[str, Entry], place: str) -> dict[str, Any]:
     """A value for a text key is taken as it stands."""
     key, equals, value_text = text.partition("=")
     key = key.strip()
     if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key):
-        raise UserError(f"{COMMAND_LINE}: '{text}' is not of the form dotted.key=value")
-    value = _parse_value(key, value_text.strip(), entries.get(key))
+        raise UserError(f"{place}: '{text}' is not of the form dotted.key=value")
+    value = _parse_value(key, value_text.strip(), entries.get(key), place)
     for name in reversed(key.split(".")):
         value = {name: value}
     return value
 
 
-def _parse_value(key: str, text: str, entry: Entry | None) -> Any:
+def _parse_value(key: str, text: str, entry: Entry | None, place: str) -> Any:
     if isinstance(entry, Option) and entry.type is str:
         if entry.nullable and text in ("", "null", "~"):
             return None
         if text[:1] not in ("'", '"'):
             if (reason := limits.interpolation_excess(text)) is not None:
-                raise UserError(f"{COMMAND_LINE}: {key}: {reason}")
+                raise UserError(f"{place}: {key}: {reason}")
             return text
     try:
         node = limits.composed_node(text)
         if node is not None:
-            _number(node, f"{key}.", COMMAND_LINE, {})
+            _number(node, f"{key}.", place, {})
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
         reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{COMMAND_LINE}: {key}: '{text}' is not valid YAML: {reason}") from None
+        raise UserError(f"{place}: {key}: '{text}' is not valid YAML: {reason}") from None
 
 
 def check_keys(

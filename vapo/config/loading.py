@@ -25,7 +25,6 @@ from vapo.config.extends import read_files
 from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names
 from vapo.config.layers import (
-    COMMAND_LINE,
     Layer,
     check_keys,
     is_interpolation,
@@ -99,7 +98,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     origins = Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for layer in layers:
-        if layer.name == COMMAND_LINE and layer.tree:
+        if layer.is_overrides and layer.tree:
             before: Tree = {}
             trees.merge(before, values)
             changed.append((layer, Layer("files", before)))

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from vapo.config.layers import COMMAND_LINE, Layer, show
+from vapo.config.layers import Layer, show
 from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
 from vapo.config.sources import Change, Sources
@@ -57,7 +57,7 @@ def made_from(
     Args:
         changed: each layer of the command line, with what was there before it.
     """
-    files = (layer for layer in layers if layer.name != COMMAND_LINE and not layer.is_extended)
+    files = (layer for layer in layers if not (layer.is_overrides or layer.is_extended))
     return Sources(
         tuple(layer.name for layer in files),
         tuple(c for layer, before in changed for c in _changes(config, layer, before, entries)),
