@@ -15,6 +15,7 @@ from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
+from vapo.config.unread_changes import unread_changes
 from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
@@ -184,7 +185,7 @@ def begin_record(
     logger.log_config(to_yaml(config), params(config))
     logger.log_inputs(dataset_inputs(config, prompts))
     progress.note(prompts.report.describe())
-    for line in (*reward_weight_notes(config), *probe_notes(config)):
+    for line in (*unread_changes(config), *reward_weight_notes(config), *probe_notes(config)):
         progress.note(line)
     per_iteration = resolve(config).num_prompts
     if len(prompts.train) < per_iteration:

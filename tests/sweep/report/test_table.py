@@ -322,3 +322,16 @@ def test_a_rows_name_cannot_break_the_markdown_table() -> None:
     assert lines[3].startswith(r"| **all of \| it** | **2** | **50.0 ")
     assert lines[4] == ""
     assert lines[-1] == "a | b c, seed 0: left out."
+
+
+def test_no_difference_between_scores_on_other_held_out_prompts() -> None:
+    """A run that recorded none is compared: an old one, or another program's."""
+    found = collection({"all": {0: 0.5}, "same": {0: 0.6}, "old": {0: 0.7}, "other": {0: 0.9}}, {})
+    heldout = {"all": "a1", "same": "a1", "other": "b2"}
+    runs = [replace(run, heldout=heldout.get(run.row)) for run in found.runs]
+    found = replace(found, runs=runs)
+    table = make_table(found)
+    gaps = {row.name: row.difference and round(row.difference.mean, 6) for row in table}
+    assert gaps == {"all": None, "same": 10, "old": 20, "other": None}
+    said = "No difference to all, since the held-out prompts are others: other."
+    assert conclusion(found, table)[-1] == said

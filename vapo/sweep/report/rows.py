@@ -99,12 +99,17 @@ def facts_of(run: Any, resumed_with: str | None, pretraining: Any | None) -> dic
     for tag in _MODEL_TAGS:
         if tags.get(tag):
             facts[tag] = tags[tag].rpartition("(")[2].rstrip(")")
+    return facts | {f"{kind} prompts": digests for kind, digests in prompts_of(run).items()}
+
+
+def prompts_of(run: Any) -> dict[str, str]:
+    """The digests of a run's prompts: `training` and `evaluation`, as far as it recorded them."""
     prompts = defaultdict(list)
     inputs = run.inputs.dataset_inputs if run.inputs else []
     for one in sorted(inputs, key=lambda one: str(one.dataset.name)):
         context = next((tag.value for tag in one.tags if tag.key == "mlflow.data.context"), "other")
-        prompts[f"{context} prompts"].append(one.dataset.digest)
-    return facts | {key: " ".join(digests) for key, digests in prompts.items()}
+        prompts[context].append(one.dataset.digest)
+    return {kind: " ".join(digests) for kind, digests in prompts.items()}
 
 
 def usable(

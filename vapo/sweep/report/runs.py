@@ -20,6 +20,7 @@ from vapo.sweep.report.rows import (
     Recorded,
     as_recorded,
     facts_of,
+    prompts_of,
     separate_rows,
     usable,
 )
@@ -43,13 +44,18 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. `history`: metric -> step -> value; `positions`: the position diagnostics."""
+    """One run.
+
+    `history`: metric -> step -> value; `positions`: the position diagnostics; `heldout`: the
+    digest of the prompts that it was scored on, None where it recorded none.
+    """
 
     run_id: str
     row: str
     seed: int
     history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     positions: Sequence[Mapping[str, Any]] = ()
+    heldout: str | None = None
 
     def score(self, within: int | None = None) -> float | None:
         """avg@k of the last evaluation, or of the last within so many policy steps."""
@@ -222,7 +228,9 @@ class Reader:
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
-        return RunRecord(run_id, row, seed, history, [json.loads(table) for table in tables])
+        positions = [json.loads(table) for table in tables]
+        heldout = prompts_of(one.run).get("evaluation")
+        return RunRecord(run_id, row, seed, history, positions, heldout)
 
     def _find(self, run_id: str) -> Any | None:
         from mlflow.exceptions import MlflowException

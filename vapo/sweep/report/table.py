@@ -128,17 +128,29 @@ def quantile(degrees: float) -> float:
     return float(students_t.ppf(0.975, degrees))
 
 
+def elsewhere(collection: Collection) -> list[str]:
+    """The rows that were scored on other held-out prompts than the full system: a difference of
+    such scores would be one of the prompts, too."""
+    heldout = {
+        row.name: {run.heldout for run in collection.runs if run.row == row.name} - {None}
+        for row in collection.rows
+    }
+    full = heldout.get(collection.full_system or "", set())
+    return [name for name, own in heldout.items() if own and full and own != full]
+
+
 def make_table(collection: Collection) -> list[RowResult]:
     """Every row of the collection, in its order, whether it has runs or not."""
     scores = {row.name: _scores(collection, row.name) for row in collection.rows}
     paper = {row.name: row.paper_score for row in collection.rows}
     full = scores.get(collection.full_system or "", {})
+    others = elsewhere(collection)
     full_paper = paper.get(collection.full_system or "")
     results = []
     for name, mine in scores.items():
         difference, how, paper_difference, common_seeds = None, "", None, None
         if name != collection.full_system:
-            if mine and full:
+            if mine and full and name not in others:
                 difference, how = compare(mine, full)
             common = len(mine.keys() & full.keys())
             if how == "paired" and common < max(len(mine), len(full)):
@@ -194,6 +206,11 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     lines.append(" ".join([*scores, "A single seed has no interval."]))
     if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
         lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
+    if others := elsewhere(collection):
+        lines.append(
+            f"No difference to {collection.full_system}, since the held-out prompts are others: "
+            f"{', '.join(others)}."
+        )
     return [*lines, *collection.notes]
 
 
