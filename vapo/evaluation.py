@@ -204,6 +204,7 @@ def _metrics(
         **majority,
         "eval/response_length_mean": mean_of_all([rollout.num_sampled for rollout in rollouts]),
         "eval/truncation_rate": mean_of_all(is_cut),
+        "eval/failure_rate": mean_of_all([r.failure is not None for r in rollouts]),
         "eval/num_prompts": score["num_prompts"],
     }
 

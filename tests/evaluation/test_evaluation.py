@@ -153,6 +153,13 @@ def test_interval_is_clipped_and_with_few_prompts_the_whole_range():
     assert (few["eval/avg_at_k_ci_low"], few["eval/avg_at_k_ci_high"]) == (0.0, 1.0)
 
 
+def test_responses_without_a_verdict_are_counted_apart():
+    metrics = run(["a slow", "a a", "slow slow", "a b"], "aaaa")[0].metrics
+    assert metrics["eval/failure_rate"] == 3 / 8
+    assert metrics["eval/avg_at_k"] == 4 / 8
+    assert run(FIVE, "aaaaa")[0].metrics["eval/failure_rate"] == 0
+
+
 @pytest.mark.parametrize(("text", "low", "high"), [("b", 0.0, 0.434482), ("a", 0.565518, 1.0)])
 def test_all_wrong_or_all_right_is_wilsons_interval(text: str, low: float, high: float):
     """Of 5 prompts: z^2 / (5 + z^2) = 3.841459 / 8.841459."""

@@ -90,6 +90,19 @@ def test_a_verifier_that_always_fails_ends_the_command():
     assert "raise KeyError" in source[int(place[1]) - 1]
 
 
+def test_a_verifier_that_never_returns_is_found_after_its_first_responses():
+    """And not after all of a batch; one that has answered may time out as often as it likes."""
+    with hostile("as_told", num_workers=2, timeout_s=0.2) as python:
+        done: list[int] = []
+        with pytest.raises(UserError) as error:
+            python.score([rollout("hang")] * 400, advance=done.append)
+    assert "as_told timed out on each of the first 8 responses, 0.2 s each" in str(error.value)
+    assert len(done) == 7
+    with hostile("as_told", num_workers=2, timeout_s=0.2) as python:
+        verdicts = python.score([rollout("42"), *[rollout("hang")] * 9, rollout("42")])
+    assert [v.failure for v in verdicts] == [None, *["timeout"] * 9, None]
+
+
 def test_failure_text_can_be_encoded():
     with hostile("as_told", num_workers=1) as python:
         failure = python.score([rollout("raise")])[0].failure

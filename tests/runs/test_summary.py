@@ -10,7 +10,14 @@ from vapo.config.critic import CriticConfig
 from vapo.config.functions import names_a_notebooks_function
 from vapo.errors import InterruptedRunError, UserError
 from vapo.runs.run_dirs import make_run_dir
-from vapo.runs.summary import FAILED_EPISODES, RunSummary, render_summary, score_line, write_summary
+from vapo.runs.summary import (
+    FAILED_EPISODES,
+    RunSummary,
+    render_summary,
+    score_line,
+    unjudged,
+    write_summary,
+)
 
 PLAIN_FIELDS = {
     "k",
@@ -42,6 +49,12 @@ def summary():
         tracking_uri="sqlite:////x/mlflow.db",
         config_hash="0123456789ab",
     )
+
+
+def test_what_was_not_judged_is_a_warning():
+    (said,) = unjudged({"eval/failure_rate": 0.59375})
+    assert said == "59.4 % of the last evaluation's responses had no verdict: wrong"
+    assert unjudged({"eval/failure_rate": 0.0}) == unjudged({}) == []
 
 
 def test_summary_json(summary, tmp_path):

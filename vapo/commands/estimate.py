@@ -21,6 +21,7 @@ from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
+from vapo.runs.checkpoint_saving import num_kept, shown_size
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.libraries import quiet_libraries
@@ -62,6 +63,7 @@ def run(
         )
     if (continued := most_continuations(config)) is not None:
         say(continuations_line(config, continued))
+    say(disk_line(config, estimate))
     if gpu_memory_gib is not None:
         say(verdict(estimate, gpu_memory_gib))
     if hardware is not None:
@@ -227,6 +229,16 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
         f"prefixes, {continued.num_responses:,} continuations and {continued.num_tokens:,} more "
         f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
         f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
+    )
+
+
+def disk_line(config: FitConfig, estimate: Estimate) -> str:
+    """What checkpoints take in `output_dir`; the run counts its rollouts, too, before it begins."""
+    kept = num_kept(config.checkpoints.keep, estimate.checkpoint)
+    most = shown_size((kept + 2) * estimate.checkpoint)
+    return (
+        f"disk: {shown_size(estimate.checkpoint)} for a checkpoint, up to {most} in output_dir for "
+        f"the newest {kept} (checkpoints.keep), the best and one that is being written"
     )
 
 

@@ -31,7 +31,7 @@ from vapo.runs.manifests import path_for_lightning, read_manifest
 from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tell
 from vapo.runs.run_dirs import RunDir, open_run_dir
 from vapo.runs.stopping import Stopping
-from vapo.runs.summary import RunSummary, render_summary, score_line, write_summary
+from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device
@@ -227,7 +227,7 @@ def summarize(
         best_iteration=best_iteration,
         status="FAILED" if stop else "FINISHED",
         stopped="" if stop is None else str(stop),
-        warnings=list(watch.warnings.values()),
+        warnings=[*watch.warnings.values(), *unjudged(callbacks.evaluation.latest)],
         faults=dict(watch.faults.totals),
     )
     write_summary(run_dir.path, summary)

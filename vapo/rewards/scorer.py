@@ -121,6 +121,7 @@ class VerifierScorer(Scorer):
             )
         self.judges: list[Judge] = []
         self._warns = output is None  # else every failure is shown beside its response
+        self._num_timeouts: dict[int, int | None] = {}  # by judge; None: it has answered
         by_source = rewards_by_source(rewards, config.data)
         if all(own is rewards for own in by_source.values()):
             by_source = {"": rewards}
@@ -149,11 +150,31 @@ class VerifierScorer(Scorer):
         prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
 
         def on_reply(reply: dict[str, Any]) -> None:
-            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
+            verdict = Verdict(**verdict_fields(judge.config, reply))
+            self._check_for_timeouts(judge, verdict)
+            on_verdict(verdict)
 
         if isinstance(judge, ModelJudge):
             return judge.submit(rollout, on_reply, num_responses)
         return judge.submit((rollout.response_text, prompt.answer, prompt.columns), on_reply)
+
+    def _check_for_timeouts(self, judge: Judge, verdict: Verdict) -> None:
+        """A verifier that never returns is found after its first responses, and not after a batch
+        of them, each of which takes its time limit.
+
+        Raises: UserError: it has not answered yet, and the last of these timed out.
+        """
+        num = self._num_timeouts.get(id(judge), 0)
+        if num is None or not self._warns:
+            return
+        is_timeout = (verdict.failure or "").startswith("timeout")
+        self._num_timeouts[id(judge)] = num = num + 1 if is_timeout else None
+        if num == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
+            raise UserError(
+                f"the {_shown(judge)} timed out on each of the first {num} responses, "
+                f"{judge.config.timeout_s:g} s each (rewards.timeout_s): it may never return; "
+                "`vapo try` shows a response at a time"
+            )
 
     def pump(self, timeout_s: float) -> None:
         """Hand out the verdicts that have come; waits at most so long for the first."""
@@ -185,8 +206,7 @@ class VerifierScorer(Scorer):
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         for judge, rows in self._shares(rollouts) if self._warns else ():
-            whose = f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
-            _check([rollouts[row] for row in rows], whose, "counted as incorrect")
+            _check([rollouts[row] for row in rows], _shown(judge), "counted as incorrect")
 
     def extracts_answers(self, source: str = "") -> bool:
         return self._judge_of(source).config.verifier in EXTRACTING
@@ -261,6 +281,10 @@ def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scor
     """
     kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
     return kind(config, output)
+
+
+def _shown(judge: Judge) -> str:
+    return f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
 
 
 def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:

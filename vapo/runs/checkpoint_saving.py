@@ -26,6 +26,7 @@ from vapo.system.distributed import all_ranks, gather_objects, leave_together, r
 from vapo.system.files import replace_folder, sync
 
 _SPARE_BYTES = 1 << 20
+_LARGE_BYTES = 2**30  # of a checkpoint: from here on one is kept beside the best
 _AFTER = (
     "; earlier checkpoints are whole, and so are the iteration's rollouts: fix it, then "
     "resume with --ckpt_path last"
@@ -143,6 +144,11 @@ def expected_bytes(module: nn.Module) -> int:
     return weights + 2 * trained + buffers
 
 
+def num_kept(keep: int | None, num_bytes: float) -> int:
+    """How many of the newest checkpoints are kept: `checkpoints.keep`, else by their size."""
+    return keep or (1 if num_bytes > _LARGE_BYTES else 2)
+
+
 @dataclass(frozen=True)
 class DiskUse:
     """Bytes that something may take, and the setting with which it takes fewer, if there is one."""
@@ -169,7 +175,7 @@ def bytes_in(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def shown_size(num_bytes: int) -> str:
+def shown_size(num_bytes: float) -> str:
     """As `5.2 GiB`, or `12.3 MiB` where it is less than one."""
     in_mib = num_bytes / 2**20
     return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"

@@ -69,6 +69,13 @@ class RunSummary:
         self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
 
 
+def unjudged(evaluation: Mapping[str, float]) -> list[str]:
+    """What a score does not say: how many of its responses nothing has judged."""
+    share = evaluation.get("eval/failure_rate", 0.0)
+    said = f"{100 * share:.3g} % of the last evaluation's responses had no verdict: wrong"
+    return [said] if share else []
+
+
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:
     """Write summary.json whole or not at all; nan becomes null.
 

@@ -20,7 +20,7 @@ from tests.studies.memory.memory_measurement import (
 from tests.studies.memory.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
-from vapo.commands.estimate import continuations_line, render, run, verdict
+from vapo.commands.estimate import continuations_line, disk_line, render, run, verdict
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
@@ -196,6 +196,7 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     numbers = estimate(folder, *overrides, "checkpoints.save_in_background=true")
     total = numbers.parameters["actor"] + numbers.parameters["critic"]
     assert list(numbers.host.values()) == [12 * total * copies]
+    assert numbers.checkpoint == 12 * total
     assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
     assert not estimate(folder, *overrides).host
 
@@ -423,6 +424,16 @@ def test_it_fits_or_not() -> None:
     assert verdict(estimate, 80).startswith("fits in 80 GiB, of which 1.5 are left to CUDA")
     assert "67.5 GiB to spare" in verdict(estimate, 80)
     assert verdict(estimate, 12).endswith("0.5 GiB are missing")
+
+
+@pytest.mark.parametrize(("keep", "kept", "most"), [(None, 1, "6.0"), (3, 3, "10.0")])
+def test_what_checkpoints_take_on_the_disk(
+    config: FitConfig, keep: int | None, kept: int, most: str
+) -> None:
+    config = replace(config, checkpoints=replace(config.checkpoints, keep=keep))
+    said = disk_line(config, Estimate({}, {}, 1, checkpoint=2.0 * GIB))
+    assert said.startswith(f"disk: 2.0 GiB for a checkpoint, up to {most} GiB in output_dir")
+    assert f"the newest {kept} (checkpoints.keep), the best and one" in said
 
 
 @pytest.mark.slow

@@ -48,7 +48,8 @@ Bytes = dict[str, float]
 class Estimate:
     """Bytes by stage and part; `parameters` by network; `host` what a process keeps there.
 
-    `shares_prompts`: a prompt goes through the networks once for its responses in one pass.
+    `checkpoint`: bytes of one, of all processes. `shares_prompts`: a prompt goes through the
+    networks once for its responses in one pass.
     """
 
     stages: dict[str, Bytes]
@@ -56,6 +57,7 @@ class Estimate:
     num_processes: int
     host: Bytes = field(default_factory=dict)
     shares_prompts: bool = False
+    checkpoint: float = 0.0
 
     @property
     def peak(self) -> float:
@@ -195,7 +197,9 @@ def estimate_memory(
     stages["optimizer step"] = resting | _optimizer_step(networks, config)
     parameters = {n.name: n.copies * n.parameters.total for n in networks}
     shares = shares_prompts([n.passes for n in networks], config)
-    return Estimate(stages, parameters, num_processes(config), host, shares)
+    num_shards = num_processes(config) if config.trainer.strategy == "fsdp" else 1
+    checkpoint = num_shards * _written(networks)
+    return Estimate(stages, parameters, num_processes(config), host, shares, checkpoint)
 
 
 def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
@@ -214,9 +218,14 @@ def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -
     return sum(p.numel() for p in trained) - adapters, adapters
 
 
+def _written(networks: list[_Network]) -> float:
+    """A process's part of a checkpoint: weights, and two moments of what is trained."""
+    return sum(n.weights + 2 * n.trained for n in networks)
+
+
 def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
-    """Weights and two moments: of the shards, or, where one process writes one file, of all."""
-    written = sum(n.weights + 2 * n.trained for n in networks)
+    """What is written of the shards, or, where one process writes one file, of all."""
+    written = _written(networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
         return {"copy of a checkpoint": written}
     return {"copy of a checkpoint, first process only": written * num_processes(config)}

@@ -23,6 +23,7 @@ from vapo.runs.checkpoint_saving import (
     bytes_in,
     check_space,
     expected_bytes,
+    num_kept,
     one_line,
     shown_size,
     together,
@@ -37,9 +38,6 @@ from vapo.system.files import point_link
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
-
-LARGE_BYTES = 2**30
-"""Of a checkpoint: from here on one is kept beside the best, if the config does not say."""
 
 
 @dataclass(eq=False)
@@ -100,7 +98,7 @@ class Checkpointing(Checkpoint):
         if self.in_background:
             self._saves = BackgroundSaves()
         self._num_bytes = expected_bytes(pl_module)
-        self._num_kept = self.keep or (1 if self._num_bytes > LARGE_BYTES else 2)
+        self._num_kept = num_kept(self.keep, self._num_bytes)
         prepare = partial(self._prepare, pl_module)
         together(prepare, "the run cannot begin", first_only=True)
         self.note(
