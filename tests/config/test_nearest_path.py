@@ -29,3 +29,6 @@ def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         read_file(Path("conf/algorithm/grop.yaml"))
     with pytest.raises(UserError, match=r"folder; did you mean models/state_tracking/policy\?"):
         load_tokenizer("models/state_trackin/policy")
+    monkeypatch.chdir(ROOT / "docs")
+    with pytest.raises(UserError, match="no such file; `vapo init` writes the shipped configs"):
+        read_file(Path("conf/vapo.yaml"))

@@ -79,7 +79,10 @@ def read_file(path: Path) -> Layer:
             )
         text = contents.decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"--config {path}: no such file{nearest_path(path)}") from None
+        hint = nearest_path(path)
+        if path.parts[:1] == ("conf",) and not Path("conf").exists():
+            hint = "; `vapo init` writes the shipped configs into this folder"
+        raise UserError(f"--config {path}: no such file{hint}") from None
     except IsADirectoryError:
         raise UserError(f"--config {path}: this is a folder, give a YAML file") from None
     except UnicodeDecodeError:
