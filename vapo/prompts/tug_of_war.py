@@ -82,14 +82,14 @@ def tug_of_war(
     with the first key in which they differ.
 
     A demonstration is the list of the keys that are pressed, the right ones; with
-    `habit_probability`, drawn for each turn, one that habit presses: of the signs a to m any key, of
-    n to z one that is wrong.
+    `habit_probability`, drawn for each turn, one that habit presses: of the signs a to m any key,
+    of n to z one that is wrong.
 
     Raises: UserError: an option is out of range.
 
     >>> row = tug_of_war(1, seed=0)[0]
     >>> row.problem, row.demonstration[:3]
-    ('885440:bM', ('3', '4', '1'))
+    ('957529:zM', ('1', '2', '3'))
     """
     check_range("num_turns", num_turns, low=1, high=MAX_TURNS)
     check_shares(habit_probability=habit_probability)
@@ -97,7 +97,7 @@ def tug_of_war(
     for index in range(num_examples):
         number = f"{Random(f'tug_of_war/number/{seed}/{index}').randrange(10**DIGITS):0{DIGITS}d}"
         game = Tug(number, num_turns)
-        problem, turns = f"{number}:{game.shown}", []
+        problem, turns = f"{number}:{game.shown}", list[str]()
         rng = Random(f"tug_of_war/demonstration/{seed}/{index}")
         while not game.has_ended:
             is_habit = rng.random() < habit_probability
