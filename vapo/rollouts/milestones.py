@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import Literal
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.algorithm import MilestonesConfig
@@ -62,6 +64,21 @@ def milestones(texts: Iterable[str], *, kind: Literal["nth", "all"]) -> dict[Has
     return found
 
 
+def numbered_milestones(
+    texts: Sequence[Sequence[str]], *, kind: Literal["nth", "all"]
+) -> Int[Tensor, "G T"]:
+    """The milestone before each token of a group's responses, 0 where there is no number yet.
+
+    Equal ones have equal numbers. `texts` are of all tokens but the last; padding may be anything.
+    """
+    numbers: dict[Hashable, int] = {}
+    found = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
+    for row, own in enumerate(texts):
+        for mark, start in milestones(own, kind=kind).items():
+            found[row, start:] = numbers.setdefault(mark, len(numbers))
+    return found
+
+
 def with_milestone_values(
     batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutBatch, dict[str, float]]:
@@ -69,19 +86,17 @@ def with_milestone_values(
 
     Metrics are over all ranks, which must all call this, each with whole groups.
     """
+    mask, size = batch.response_mask, batch.group_size
+    texts = [token_texts(rollout.response_ids[:-1], tokenizer) for rollout in batch.rollouts]
     states = torch.zeros_like(batch.response_ids)
-    is_start = torch.zeros_like(batch.response_mask)
-    texts = [token_texts(rollout.response_ids, tokenizer) for rollout in batch.rollouts]
-    numbered: dict[Hashable, int] = {}
-    for row, own in enumerate(texts):
-        if row % batch.group_size == 0:
-            numbered = {}  # 0: no number yet, with which every response begins
-        for mark, start in milestones(own[:-1], kind=options.kind).items():
-            states[row, start:] = numbered.setdefault(mark, len(numbered))
-            is_start[row, start] = True
-    mask = batch.response_mask
+    for first in range(0, len(batch), size):
+        rows = slice(first, first + size)
+        found = numbered_milestones(texts[rows], kind=options.kind)
+        states[rows, : found.shape[1]] = found
+    is_start = mask & (states != states.roll(1, dims=1))
+    is_start[:, 0] = True
     values, counts = milestone_values(
-        batch.rewards, states, mask, group_size=batch.group_size, shrinkage=options.shrinkage
+        batch.rewards, states, mask, group_size=size, shrinkage=options.shrinkage
     )
     has_number = mask & (states > 0)
     sums = torch.stack([mask.sum(), has_number.sum(), (has_number & (counts > 0)).sum()])
