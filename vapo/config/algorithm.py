@@ -15,7 +15,7 @@ from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
 _OfGroups = Literal[
-    *("group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise", "milestones")
+    "group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise", "milestones"
 ]
 COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
