@@ -46,6 +46,7 @@ CRITIC_FREE = (
     "raft",
     "vineppo",
     "poise",
+    "milestones",
 )
 PRESETS = (
     "sao",

@@ -4,22 +4,22 @@
         [--config conf/worked_sums/vapo.yaml] [--number 512] [--heldout 512] [--step_ends ';.'] \
         [--layers 10,20,-1] [KEY=VALUE ...]
 
-`milestones` and `kernel` are our own readings of Numca and Hista (arXiv 2605.29782), of which we
-could read no more than the abstract: numbers as milestones, and a kernel on hidden states. Every
-value of a response is made of the returns of others alone. The settings of each are those that
-explain most of the first groups' returns; the last groups judge it, as in `critic_curve.py`.
+`milestones` (of `vapo.functional.milestones`) and `kernel` are our own readings of Numca and Hista
+(arXiv 2605.29782), of which we could read no more than the abstract: numbers as milestones, and a
+kernel on hidden states. Every value of a response is made of the returns of others alone. The
+settings of each are those that explain most of the first groups' returns; the last groups judge
+it, as in `critic_curve.py`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import re
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from itertools import accumulate, product
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,10 +28,12 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.functional.milestones import milestone_values
 from vapo.networks.build import make_actor
 from vapo.networks.forward_passes import cut_rollouts
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.token_inputs import rollout_inputs
+from vapo.rollouts.milestones import numbered_milestones, token_texts
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
 from vapo.system.files import write_text
@@ -39,14 +41,15 @@ from vapo.system.libraries import set_threads
 
 Values = list[np.ndarray]  # of each response, of the state before each token
 ESTIMATES = ("group_mean", "milestones", "kernel")
-MILESTONES = ("last", "nth", "all")
+MILESTONES: tuple[Literal["nth", "all"], ...] = ("nth", "all")
 SHRINKAGES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 KERNELS = ("states", "responses")
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class Responses(NamedTuple):
-    """Of each response: the text before each token, and by layer the states there [tokens, H]."""
+    """Of each response: what its tokens but the last add to the text, and by layer the states
+    before each token [tokens, H]."""
 
     groups: Sequence[str]
     rewards: np.ndarray
@@ -61,34 +64,24 @@ def group_means(responses: Responses) -> np.ndarray:
     return np.array([rewards[rows].mean() for rows in others])
 
 
-def milestone(text: str, kind: str) -> Hashable:
-    """The numbers in a text: the last one, how many and the last one, or all of them.
-
-    >>> [milestone("3+14=17;1", kind) for kind in MILESTONES]
-    ['1', (4, '1'), ('3', '14', '17', '1')]
-    """
-    numbers = re.findall(r"\d+", text)
-    last = numbers[-1] if numbers else None
-    return {"last": last, "nth": (len(numbers), last), "all": tuple(numbers)}[kind]
-
-
-def milestone_values(responses: Responses, *, kind: str, shrinkage: float) -> Values:
-    """V = (sum of R_j + shrinkage m) / (n + shrinkage) over the n others of the group that came to
-    the same milestone, m the mean of all others; m where none did."""
-    reached = [[milestone(text, kind) for text in texts] for texts in responses.texts]
-    sums: dict[Hashable, tuple[float, int]] = {}
-    for group, reward, own in zip(responses.groups, responses.rewards, reached, strict=True):
-        for mark in set(own):
-            total, count = sums.get((group, mark), (0.0, 0))
-            sums[group, mark] = total + reward, count + 1
-    values = []
-    rows = zip(responses.groups, responses.rewards, group_means(responses), reached, strict=True)
-    for group, reward, mean, own in rows:
-        found = np.array([sums[group, mark] for mark in own])
-        totals, counts = found[:, 0] - reward, found[:, 1] - 1
-        weights = np.maximum(counts + shrinkage, 1e-9)
-        values.append(np.where(counts > 0, (totals + shrinkage * mean) / weights, mean))
-    return values
+def values_by_milestones(
+    responses: Responses, *, kind: Literal["nth", "all"], shrinkage: float
+) -> Values:
+    """`vapo.functional.milestones.milestone_values` of each group."""
+    groups, values = np.array(responses.groups), dict[int, np.ndarray]()
+    for group in dict.fromkeys(responses.groups):
+        rows = np.flatnonzero(groups == group).tolist()
+        texts = [responses.texts[row] for row in rows]
+        lengths = torch.tensor([len(own) + 1 for own in texts])
+        found, _ = milestone_values(
+            torch.from_numpy(responses.rewards[rows]).double(),
+            numbered_milestones(texts, kind=kind),
+            torch.arange(int(lengths.max())) < lengths[:, None],
+            group_size=len(rows),
+            shrinkage=shrinkage,
+        )
+        values |= {r: v[:n].numpy() for r, v, n in zip(rows, found, lengths, strict=True)}
+    return [values[row] for row in range(len(groups))]
 
 
 def kernel_values(
@@ -129,10 +122,10 @@ def candidates(name: str, responses: Responses) -> Iterator[tuple[dict[str, Any]
     """The settings that an estimate may have, and its values by each."""
     if name == "group_mean":
         means = group_means(responses)
-        yield {}, [np.full(len(t), m) for t, m in zip(responses.texts, means, strict=True)]
+        yield {}, [np.full(len(t) + 1, m) for t, m in zip(responses.texts, means, strict=True)]
     elif name == "milestones":
         for kind, weight in product(MILESTONES, SHRINKAGES):
-            values = milestone_values(responses, kind=kind, shrinkage=weight)
+            values = values_by_milestones(responses, kind=kind, shrinkage=weight)
             yield {"kind": kind, "shrinkage": weight}, values
     else:
         for layer, kernel, in_group in product(responses.states, KERNELS, (True, False)):
@@ -162,11 +155,7 @@ def read_responses(
 ) -> Responses:
     states = states_of(config, rows, tokenizer, layers)
     center = np.concatenate(states).mean(axis=0)
-    texts = []
-    for row in rows:
-        ids = row.rollout.response_ids[:-1]
-        pieces = (tokenizer.decode([i], skip_special_tokens=True) for i in ids)
-        texts.append(list(accumulate(pieces, initial="")))
+    texts = [token_texts(row.rollout.response_ids[:-1], tokenizer) for row in rows]
     return Responses(
         [row.group for row in rows],
         np.array([row.rollout.reward for row in rows]),

@@ -46,7 +46,7 @@ from vapo.types import (
 
 NAN = float("nan")
 NUM, GROUP, MOST = 12, 3, 16
-OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo", "poise")]
+OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo", "poise", "milestones")]
 """Those without a baseline that these batches lack."""
 TURNS = (
     "environment.kind=function",

@@ -104,11 +104,8 @@ def test_critic(system: str) -> None:
     assert config.algorithm.has_critic == (system not in CRITIC_FREE)
     if system in CRITIC_FREE:
         numbers = resolve(config)
-        assert (numbers.value_pretraining_iterations, numbers.lambda_critic, numbers.alpha) == (
-            0,
-            None,
-            None,
-        )
+        assert (numbers.value_pretraining_iterations, numbers.lambda_critic) == (0, None)
+        assert (numbers.alpha is not None) == (system == "milestones"), "whose values are no critic"
 
 
 EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
@@ -125,6 +122,7 @@ EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
     "raft": ("correct_only", "logprob", "token_mean", 0.2, False, None),
     "vineppo": ("vine", "clipped_ratio", "token_mean", 0.2, True, "k3 loss"),
     "poise": ("poise", "clipped_ratio", "token_mean", 0.28, False, None),
+    "milestones": ("milestones", "clipped_ratio", "token_mean", 0.28, True, None),
     "vc_ppo": ("gae", "clipped_ratio", "sequence_mean", 0.2, False, None),
 }
 
@@ -142,7 +140,7 @@ def test_structure(system: str) -> None:
         algorithm.whiten_advantages,
         f"{kl.estimator} {kl.placement}" if kl.coef > 0 else None,
     )
-    assert numbers.mu == 0.0
+    assert numbers.mu == (0.1 if system == "milestones" else 0.0)
     least = 0.0 if system == "poise" else -1.0
     assert (config.rewards.correct, config.rewards.incorrect) == (1.0, least)
 

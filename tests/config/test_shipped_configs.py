@@ -114,6 +114,7 @@ NOT_WITH_EPISODES = {
     "justrl2": (PUNISHMENT, [f"{PUNISHMENT}=false", "critic.reward=shaped"]),
     "remax": ("greedy_baseline", []),
     "vineppo": ("vine", []),
+    "milestones": ("milestones", []),
 }
 """The key of what an environment is refused with, and what makes the rest of the system work."""
 

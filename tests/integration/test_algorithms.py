@@ -43,7 +43,7 @@ SIZES = {  # of the rollout batch of 16
     system: ["training.minibatch_size=8"] for system in SYSTEMS if system not in ONE_STEP
 }
 WITH_KL_LOSS = ("grpo", "vineppo", "reinforce_pp_baseline", "easyppo")
-ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao", "poise")
+ONE_OF_A_KIND = ("vapo", "grpo", "dapo", "remax", "raft", "vineppo", "sao", "poise", "milestones")
 SAMPLE_OTHERWISE = ("dapo", "remax", "vineppo")
 WITHOUT_CLIP = ("rloo", "remax", "raft", "sao", "bpco", "bpco_answer")
 
@@ -132,6 +132,7 @@ def check_metrics(
     assert ("rollout/greedy_reward_mean" in metrics) == (system == "remax")
     assert ("vine/num_continuation_tokens" in metrics) == (system == "vineppo")
     assert ("baseline/num_fitted_responses" in metrics) == (system == "poise")
+    assert ("milestones/shared_share" in metrics) == (system == "milestones")
     assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
     assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
     if system in ONE_STEP:  # on-policy: the ratio is 1 in every step

@@ -78,9 +78,9 @@ class Paper:
         terms = [loss(i, t) for i in rows for t in range(self.lengths[i])]
         return sum(terms, ZERO) / len(terms)
 
-    def gae(self, i: int, lambda_: float) -> list[float]:
+    def gae(self, i: int, lambda_: float, values: list[list[float]] | None = None) -> list[float]:
         """A_t as the expanded sum of (gamma lambda)^k times TD errors."""
-        v = [*self.values[i], 0.0]
+        v = [*(values or self.values)[i], 0.0]
         last = self.lengths[i] - 1
         deltas = [
             (self.rewards[i] if t == last else 0.0) + v[t + 1] - v[t] for t in range(last + 1)
@@ -105,9 +105,9 @@ def std(x: list[float]) -> float:
     return math.sqrt(sum((y - mean(x)) ** 2 for y in x) / (len(x) - 1))
 
 
-def vapo(p: Paper) -> Tensor:
+def vapo(p: Paper, values: list[list[float]] | None = None) -> Tensor:
     lambdas = [min(max(1 - 1 / (ALPHA * n), 0.0), 1.0) for n in p.lengths]
-    a = whitened([p.gae(i, lambdas[i]) for i in range(p.num)])
+    a = whitened([p.gae(i, lambdas[i], values) for i in range(p.num)])
     rows = list(range(p.num))
     policy = p.token_level(rows, lambda i, t: p.ppo(i, t, a[i][t], high=0.28))
     correct = [i for i in rows if p.correct[i]]
@@ -233,9 +233,14 @@ def poise(p: Paper) -> Tensor:
     return p.token_level(list(range(p.num)), loss)
 
 
+def milestones(p: Paper) -> Tensor:
+    """VAPO's, with the values of milestones; test_milestones has these."""
+    return vapo(p, p.step_values)
+
+
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
-    vineppo, poise,
+    vineppo, poise, milestones,
 )} | {"hl_gauss": vapo, "probe": vapo, "adapters": vapo, **CRITIC_READINGS}  # fmt: skip
 
 
@@ -286,7 +291,7 @@ def test_equal_rewards_in_a_group_teach_nothing(system: str) -> None:
     assert loss.isfinite()
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert gradient.isfinite().all()
-    if system not in ("remax", "vineppo"):  # their baselines are other responses
+    if system not in ("remax", "vineppo", "milestones"):  # values of other responses
         assert batch.advantages is not None
         assert not batch.advantages.any()
         assert not gradient.any()

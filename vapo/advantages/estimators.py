@@ -26,6 +26,7 @@ from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
+    gae,
     length_adaptive_lambda,
     length_geometric_lambda,
     monte_carlo_returns,
@@ -107,6 +108,16 @@ def vine(
     )
 
 
+def milestones(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
+    """GAE with the values of `vapo.functional.milestones`, which nothing is trained for."""
+    assert batch.step_values is not None
+    columns = (token_rewards, batch.step_values, batch.response_mask)
+    lambda_ = policy_lambda(batch, hyperparameters)
+    return Estimate(gae(*columns, gamma=hyperparameters.gamma, lambda_=lambda_))
+
+
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
     """One number a response is the advantage of each of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
@@ -137,6 +148,7 @@ ESTIMATORS: dict[str, Estimator] = {
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
     "vine": vine,
+    "milestones": milestones,
 }
 
 

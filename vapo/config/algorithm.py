@@ -14,7 +14,9 @@ from omegaconf import MISSING
 from vapo.config.kinds import FOLDER_DOC, choice, option, section
 from vapo.config.values import SegmentsConfig
 
-_OfGroups = Literal["group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise"]
+_OfGroups = Literal[
+    "group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise", "milestones"
+]
 COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
     "gae", _OfGroups, "reward_to_go", "greedy_baseline", "correct_only", "vine", "function"
@@ -138,6 +140,29 @@ class PoiseOptions:
 
 
 @dataclass
+class MilestonesConfig:
+    kind: Literal["nth", "all"] = option(
+        "nth",
+        "when two responses are in the same state: they have as many numbers and the same last "
+        "one, or all numbers are the same",
+    )
+    shrinkage: float = option(
+        0.25,
+        "the mean of the group's others counts as so many responses that came to the milestone",
+        ge=0,
+    )
+
+
+@dataclass
+class MilestonesOptions:
+    """GAE with values that are the mean rewards of others that came to the same numbers."""
+
+    milestones: MilestonesConfig = section(
+        MilestonesConfig, "the numbers in responses, and what states are worth by them"
+    )
+
+
+@dataclass
 class LinearMix:
     """weight * A_gae + (1 - weight) * A_group (Le Critique)."""
 
@@ -210,11 +235,13 @@ class AlgorithmConfig:
         "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
         "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT), vine (VinePPO, "
         "which continues every response from each of its steps), poise (POISE, a regression on "
-        "the hidden states of the prompt's other responses); function is estimator_function, "
+        "the hidden states of the prompt's other responses), milestones (GAE, whose values are "
+        "of the responses that came to the same numbers); function is estimator_function, "
         "which says with the keys after it what it needs",
         function=OwnEstimatorOptions,
         vine=VineOptions,
         poise=PoiseOptions,
+        milestones=MilestonesOptions,
     )
     gae_over: Literal["tokens", "turns"] = option(
         "tokens",
@@ -280,6 +307,11 @@ class AlgorithmConfig:
         """Whether advantages need values."""
         own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
         return own or self.advantage_estimator == "gae"
+
+    @property
+    def uses_gae(self) -> bool:
+        """Whether the policy's advantages are GAE's, so that its lambda is read."""
+        return self.advantage_estimator in ("gae", "milestones")
 
     @property
     def compares_groups(self) -> bool:

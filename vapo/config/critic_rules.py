@@ -40,7 +40,8 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
     on = {
         "value_pretraining": numbers.value_pretraining_iterations > 0,
         "decoupled_gae": numbers.lambda_critic is not None,
-        "length_adaptive_gae": (numbers.alpha, numbers.k) != (None, None),
+        "length_adaptive_gae": not config.algorithm.uses_gae
+        and (numbers.alpha, numbers.k) != (None, None),
     }
     if any(on.values()):
         off = ", ".join(f"components.{name}.enabled=false" for name, is_on in on.items() if is_on)

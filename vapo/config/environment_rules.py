@@ -66,6 +66,11 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
             f"{_ESTIMATOR} vine continues responses from the middle of a text, where an "
             f"environment cannot be: set {_ESTIMATOR}=gae, or {_KIND}=null"
         )
+    if estimator == "milestones":
+        yield Problem(
+            f"{_ESTIMATOR} milestones values a state by what whole responses earned, and the turns "
+            f"of an episode have rewards of their own: set {_ESTIMATOR}=gae, or {_KIND}=null"
+        )
     if algorithm.needs_greedy_baseline:
         also = ", algorithm.estimator_uses_greedy_baseline=false" if estimator == "function" else ""
         yield Problem(

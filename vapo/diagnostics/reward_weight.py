@@ -30,13 +30,15 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
 
 def reward_weight_notes(config: FitConfig) -> list[str]:
     """The lines for the console; none without GAE."""
-    if config.algorithm.advantage_estimator != "gae":
+    algorithm = config.algorithm
+    if not algorithm.uses_gae:
         return []
     weight, of = first_token_weight(config)
     lines = [
         f"weight of the final reward in a long response's first advantage: {weight:.3g} ({of})"
     ]
-    if weight < _LEAST_WITHOUT_PRETRAINING and not resolve(config).value_pretraining_iterations:
+    is_pretrained = resolve(config).value_pretraining_iterations or not algorithm.has_critic
+    if weight < _LEAST_WITHOUT_PRETRAINING and not is_pretrained:
         lines.append(
             "warning: without components.value_pretraining early tokens are trained on the values "
             "of a critic that has learned nothing yet, since the reward itself hardly reaches them "

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import VineOptions
+from vapo.config.algorithm import MilestonesOptions, VineOptions
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
@@ -19,6 +19,7 @@ from vapo.rollouts.batch import make_rollout_batch, source_metrics
 from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
+from vapo.rollouts.milestones import with_milestone_values
 from vapo.rollouts.player import Player
 from vapo.system.distributed import (
     gather_over_ranks,
@@ -221,6 +222,10 @@ class RolloutCollection:
         if isinstance(algorithm, VineOptions):
             seed = derive_seed(self.config.seed, "continuations", iteration, rank())
             batch, found = with_step_values(batch, self.continuer(settings), seed=seed)
+            metrics |= found
+        if isinstance(algorithm, MilestonesOptions):
+            options, tokenizer = algorithm.milestones, self.player.tokenizer
+            batch, found = with_milestone_values(batch, options, tokenizer)
             metrics |= found
         return batch, metrics
 

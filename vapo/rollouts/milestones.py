@@ -1,0 +1,110 @@
+"""The numbers in a response as milestones, and what its states are worth by those of others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from vapo.config.algorithm import MilestonesConfig
+from vapo.functional.metrics import explained_variance
+from vapo.functional.milestones import milestone_values
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import RolloutBatch
+
+
+def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What each token adds to the text; a special token adds nothing.
+
+    A token is decoded behind the one before it: some tokenizers leave out the space before a word
+    where it is the first.
+    """
+
+    @cache
+    def text(*some: int) -> str:
+        return str(tokenizer.decode(list(some), skip_special_tokens=True))
+
+    first = [text(one) for one in ids[:1]]
+    return first + [text(one, two)[len(text(one)) :] for one, two in pairwise(ids)]
+
+
+def milestones(texts: Iterable[str], *, kind: Literal["nth", "all"]) -> dict[Hashable, int]:
+    """The numbers so far, and how many tokens a response has when it comes to them.
+
+    `nth` is how many numbers there are and the last one, `all` is all of them. Digits that follow
+    each other are one number, which is a milestone before it has ended, too. No response comes back
+    to a milestone that it has left.
+
+    >>> milestones(["3", "+", "1", "4"], kind="nth")
+    {(0, ''): 0, (1, '3'): 1, (2, '1'): 3, (2, '14'): 4}
+    >>> list(milestones(["3", "+", "1", "4"], kind="all"))
+    [(), ('3',), ('3', '1'), ('3', '14')]
+    """
+    numbers: list[str] = []
+    is_open = False
+    found: dict[Hashable, int] = {() if kind == "all" else (0, ""): 0}
+    for num_tokens, text in enumerate(texts, start=1):
+        for part in re.findall(r"\d+|\D+", text):
+            if part[0].isdecimal() and is_open:
+                numbers[-1] += part
+            elif part[0].isdecimal():
+                numbers.append(part)
+            is_open = part[0].isdecimal()
+        if re.search(r"\d", text):
+            mark = tuple(numbers) if kind == "all" else (len(numbers), numbers[-1])
+            found[mark] = num_tokens
+    return found
+
+
+def numbered_milestones(
+    texts: Sequence[Sequence[str]], *, kind: Literal["nth", "all"]
+) -> Int[Tensor, "G T"]:
+    """The milestone before each token of a group's responses, 0 where there is no number yet.
+
+    Equal ones have equal numbers. `texts` are of all tokens but the last; padding may be anything.
+    """
+    numbers: dict[Hashable, int] = {}
+    found = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
+    for row, own in enumerate(texts):
+        for mark, start in milestones(own, kind=kind).items():
+            found[row, start:] = numbers.setdefault(mark, len(numbers))
+    return found
+
+
+def with_milestone_values(
+    batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[RolloutBatch, dict[str, float]]:
+    """The batch with the value of each token's milestone, where a step begins with a milestone.
+
+    Metrics are over all ranks, which must all call this, each with whole groups.
+    """
+    mask, size = batch.response_mask, batch.group_size
+    texts = [token_texts(rollout.response_ids[:-1], tokenizer) for rollout in batch.rollouts]
+    states = torch.zeros_like(batch.response_ids)
+    for first in range(0, len(batch), size):
+        rows = slice(first, first + size)
+        found = numbered_milestones(texts[rows], kind=options.kind)
+        states[rows, : found.shape[1]] = found
+    is_start = mask & (states != states.roll(1, dims=1))
+    is_start[:, 0] = True
+    values, counts = milestone_values(
+        batch.rewards, states, mask, group_size=size, shrinkage=options.shrinkage
+    )
+    has_number = mask & (states > 0)
+    sums = torch.stack([mask.sum(), has_number.sum(), (has_number & (counts > 0)).sum()])
+    tokens, numbers, shared = sum_over_ranks(sums).tolist()
+    returns = batch.rewards[:, None].expand(mask.shape)
+    explained = explained_variance(values, returns, mask, reduce=sum_over_ranks)
+    return replace(batch, step_starts=is_start, step_values=values), {
+        "milestones/explained_variance": float(explained),
+        "milestones/number_share": numbers / tokens,
+        "milestones/shared_share": shared / tokens,
+    }
