@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests import shape_checks
+from tests.forked import Ranks
 
 # Before any test imports vapo.
 PACKAGE = Path(__file__).parents[1] / "vapo"
@@ -94,6 +95,13 @@ def pytest_runtest_setup() -> None:
 def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs keep their records to themselves, where MLflow is not what is tested."""
     monkeypatch.setattr("vapo.tracking.sink.MlflowSink.send", lambda self, records: None)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """One pair of ranks: what they load and plan at first, they have for every test."""
+    with Ranks(2) as ranks:
+        yield ranks
 
 
 @pytest.fixture
