@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from tests import shape_checks
+from tests.forked import Ranks
 
 # Before any test imports vapo.
 PACKAGE = Path(__file__).parents[1] / "vapo"
@@ -32,25 +33,36 @@ IMPORTED_BEFORE = (
     "transformers.generation.utils",
     "transformers.models.auto.modeling_auto",
 )
-# Begun first, the longest of them before the others, or the last process would have one of them
-# alone at the end.
+# Above eight seconds. Begun first, or the last process would have one of them alone at the end.
 LONGEST = (
-    "test_tutorial.py",
     "test_fit.py",
-    "test_memory_estimate.py",
     "test_simulation.py",
-    "test_vllm_server.py",
-    "test_sweep.py",
     "test_critic_grid.py",
+    "test_vllm_server.py",
+    "test_memory_estimate.py",
+    "test_sweep.py",
     "test_value_truth.py",
-    "test_staleness.py",
-    "test_two_processes.py",
-    "test_passes_on_ranks.py",
     "test_algorithms.py",
-    "test_kill_points.py",
-    "test_recipes.py",
-    "test_value_heads.py",
+    "test_transformers_sampler.py",
+    "test_staleness.py",
+    "test_heads.py",
     "test_commands_run.py",
+    "test_hostile_environments.py",
+    "test_probe_fit.py",
+    "test_gates.py",
+    "test_shared_prompts.py",
+    "test_truth_figures.py",
+    "test_stored_pretraining.py",
+    "test_kill_points.py",
+    "test_adapters_fit.py",
+    "test_weights_lineage.py",
+    "test_pretrained_models.py",
+    "test_recipes.py",
+    "test_critics_command.py",
+    "test_saving_in_background.py",
+    "test_composite_resume.py",
+    "test_faults.py",
+    "test_passes_on_ranks.py",
 )
 # Whole runs are not checked call by call: the tests of their parts check types and shapes.
 WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs", "bench")}
@@ -94,6 +106,13 @@ def pytest_runtest_setup() -> None:
 def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs keep their records to themselves, where MLflow is not what is tested."""
     monkeypatch.setattr("vapo.tracking.sink.MlflowSink.send", lambda self, records: None)
+
+
+@pytest.fixture(scope="session")
+def two_ranks() -> Iterator[Ranks]:
+    """One pair of ranks: what they load and plan at first, they have for every test."""
+    with Ranks(2) as ranks:
+        yield ranks
 
 
 @pytest.fixture

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import json
+import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from tests import forked
 
 BENCH = Path(__file__).parents[2] / "experiments/bench"
 TOY = ["--toy", "--repeats", "1"]
@@ -185,6 +191,32 @@ def test_a_side_that_fails_says_why(tmp_path: Path) -> None:
     side.close()
 
 
+def forked_side(python: str, side_script: Path, settings: dict[str, Any], log: Path) -> Any:
+    """`turns.Side` without a new interpreter, which would load the package for most of its time."""
+    pipes = [log.with_suffix(end) for end in (".in", ".out")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    process = forked.start(log, {}, run_side, side_script, json.dumps(settings), *pipes)
+    side = object.__new__(script("turns").Side)
+    side.log = log
+    side.process = SimpleNamespace(
+        stdin=pipes[0].open("w"),
+        stdout=pipes[1].open(),
+        wait=lambda timeout: forked.end(process, timeout),
+    )
+    return side
+
+
+def run_side(side_script: Path, settings: str, stdin: Path, stdout: Path) -> int:
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    os.dup2(os.open(stdout, os.O_WRONLY), 1)
+    sys.stdin = os.fdopen(0)
+    sys.argv = [str(side_script), settings]
+    sys.path.insert(0, str(BENCH))
+    runpy.run_path(str(side_script), run_name="__main__")
+    return 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("system", "case"),
@@ -200,6 +232,7 @@ def test_our_side_of_an_iteration(
 ) -> None:
     iterations = script("iterations")
     monkeypatch.setattr(iterations, "SCRATCH", tmp_path)
+    monkeypatch.setattr(iterations, "Side", forked_side)
     options = [*TOY, "--alone", "--system", system, "--case", case]
     report = iterations.measure(iterations.options(options))
     (row,) = report.rows

@@ -148,7 +148,7 @@ def stored_fit(folder: Path, data: Path, *more: str) -> Path:
         *BASE,
         *where(folder),
         f"components.value_pretraining.data={data}",
-        "components.value_pretraining.num_iterations=6",
+        "components.value_pretraining.num_iterations=4",
         "components.value_pretraining.heldout_share=0.2",
         "training.num_iterations=0",
         *more,
@@ -164,7 +164,7 @@ def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
 def test_a_resumed_run_ends_in_the_same_weights(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """16 groups, 8 an iteration: 3 passes. Killed in the second; nothing is ever sampled."""
+    """16 groups, 8 an iteration: 2 passes. Killed in the second; nothing is ever sampled."""
 
     def no_sampling(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("value pretraining from a file sampled")
@@ -188,7 +188,7 @@ def test_a_resumed_run_ends_in_the_same_weights(
     assert_same(contents[1]["optimizer_states"], contents[0]["optimizer_states"])
     [name] = [name for name in contents[0]["callbacks"] if name.startswith("ValuePretraining")]
     assert_same(contents[1]["callbacks"][name], contents[0]["callbacks"][name])
-    assert contents[0]["callbacks"][name]["passes"] == 3
+    assert contents[0]["callbacks"][name]["passes"] == 2
     # the saved critic is the one that the run goes on with
     saved = load_value_model(
         str(whole / "pretrained_critic"), dtype="float32", attn_implementation="auto"
@@ -234,7 +234,9 @@ def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
     found = iter([0.5, 0.5, 0.1])
     monkeypatch.setattr(heldout_critic, "explained_now", lambda module, batch: (None, next(found)))
     one = stored_fit(tmp_path / "one", data, "components.value_pretraining.epochs=1")
-    more = stored_fit(tmp_path / "more", data, "components.value_pretraining.patience=1")
+    longer = ["components.value_pretraining.num_iterations=6"]
+    longer += ["components.value_pretraining.patience=1"]
+    more = stored_fit(tmp_path / "more", data, *longer)
     ends = [read_checkpoint(run_dir / "checkpoints/last.ckpt") for run_dir in (one, more)]
     assert [int(end["state_dict"]["iteration"]) for end in ends] == [2, 4]
     assert_same(network_state(ends[0], "critic"), network_state(ends[1], "critic"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,9 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import ROOT, Result, vapo
 from tests.integration.forked_runs import ForkedRuns
 from tests.tracking.ready_stores import ready_store
+from vapo.commands import report
+from vapo.sweep.report.figures import Drawing, draw_all
+from vapo.sweep.report.runs import Collection
 from vapo.tracking.journal import read_from
 
 # Seconds of training for each row; starting the processes takes the time.
@@ -62,7 +65,13 @@ rows:
 def test_smoke_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = tmp_path / "some_rows.yaml"
     grid.write_text(SOME_ROWS)
+    monkeypatch.setattr(report, "draw_all", of_systems)
     check_sweep(grid, tmp_path, monkeypatch, num_rows=3, num_pretrainings=1)
+
+
+def of_systems(collection: Collection) -> Iterator[Drawing]:
+    """One figure of each kind: a second each."""
+    return (drawing for drawing in draw_all(collection) if "_components" not in drawing.name)
 
 
 @pytest.mark.timeout(600)
@@ -173,6 +182,7 @@ def test_a_failing_row_is_reported_and_the_others_run(
 ) -> None:
     (tmp_path / "seconds").mkdir()
     ForkedRuns(monkeypatch, tmp_path / "seconds")
+    monkeypatch.setattr(report, "draw_all", lambda collection: iter(()))
     grid = tmp_path / "grid.yaml"
     grid.write_text(
         "rows:\n"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.integration.without_loss import EXPECTED, run
 
 NETWORKS = ("actor", "critic")
@@ -40,7 +40,7 @@ def test_one_process() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_sharded_processes_decide_alike() -> None:
+def test_two_sharded_processes_decide_alike(two_ranks: Ranks) -> None:
     """Where one response is left, the other rank has none: both step, or neither."""
-    for seen in on_ranks(2, run, 2, timeout_s=560):
+    for seen in two_ranks.run(run, 2, timeout_s=560):
         check(seen)

@@ -88,11 +88,12 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
         assert here == pytest.approx(whole / 64, rel=1e-3)
 
 
+@pytest.mark.night  # tests/networks/test_recipes.py has an estimate of a real size
 @pytest.mark.parametrize(
     ("name", "shape", "gpu_memory_gib"),
     [
-        pytest.param("one_gpu", "qwen2.5_1.5b", 80, marks=pytest.mark.slow),
-        pytest.param("fsdp_8gpu", "qwen2.5_7b", 80, marks=pytest.mark.night),
+        ("one_gpu", "qwen2.5_1.5b", 80),
+        ("fsdp_8gpu", "qwen2.5_7b", 80),
     ],
 )
 def test_what_the_overlays_say_of_memory(

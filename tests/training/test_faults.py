@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.poisoned import PLAN, run
 from tests.rollout_fixtures import make_rollouts
 from vapo.errors import StoppedRun
@@ -126,9 +126,9 @@ def test_the_end_names_the_rate_of_either_kind_of_critic(key: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_sharded_processes_skip_the_same(tmp_path: Path) -> None:
+def test_two_sharded_processes_skip_the_same(two_ranks: Ranks, tmp_path: Path) -> None:
     """The poison is on rank 1 alone."""
-    for seen in on_ranks(2, run, tmp_path, 2, PLAN, timeout_s=560):
+    for seen in two_ranks.run(run, tmp_path, 2, PLAN, timeout_s=560):
         check_the_plan(seen, rows=8)
         check_the_counts(seen, rows=8)
     check_the_records(tmp_path, rank=1, rows=8)

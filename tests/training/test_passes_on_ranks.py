@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.forked import on_ranks
+from tests.forked import Ranks
 from tests.training.passes_on_ranks import run
 
 WHOLE = ("training.minibatch_size=16", "critic.epochs=2", "critic.frozen=[self_attn.]")
@@ -29,10 +29,10 @@ def test_one_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_processes_take_the_same_steps(tmp_path: Path) -> None:
+def test_two_processes_take_the_same_steps(two_ranks: Ranks, tmp_path: Path) -> None:
     """Whole batches have one gradient, however the ranks shuffle them: every metric is equal."""
     one = run(tmp_path, 1, *WHOLE)
-    both = on_ranks(2, run, tmp_path / "whole", 2, *WHOLE)
+    both = two_ranks.run(run, tmp_path / "whole", 2, *WHOLE)
     assert changed(one) == [(True, True), (False, True)] * 2
     for steps in both:
         assert changed(steps) == changed(one)
@@ -41,5 +41,5 @@ def test_two_processes_take_the_same_steps(tmp_path: Path) -> None:
             for key, value in wanted["outputs"].items():
                 number = pytest.approx(float(value), rel=1e-3, abs=1e-6)
                 assert float(found["outputs"][key]) == number, key
-    for steps in on_ranks(2, run, tmp_path / "parts", 2, *PARTS):
+    for steps in two_ranks.run(run, tmp_path / "parts", 2, *PARTS):
         assert changed(steps) == ([(True, False)] * 2 + [(False, True)] * 8) * 2

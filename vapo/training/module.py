@@ -6,6 +6,7 @@ One `training_step` is one minibatch: one optimizer step of each network that it
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 import lightning as L
@@ -288,8 +289,12 @@ class VapoModule(L.LightningModule):
         if self.is_finished:
             self.trainer.should_stop = True
 
+    @cached_property
+    def _written_config(self) -> str:
+        return to_yaml(self.config)
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["config"] = to_yaml(self.config)
+        checkpoint["config"] = self._written_config
         for name in ("lineage", "baseline"):
             checkpoint[name] = getattr(self, name).state_dict()
         if self.device_mesh is None:

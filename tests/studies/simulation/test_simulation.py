@@ -52,6 +52,7 @@ TWO_RANKS = (
 )
 LAYERS = 2
 EVERY = "trainer.reduce_every_microbatch=true"
+POLICY_ALONE = "components.value_pretraining.enabled=false"
 PRETRAINING, POLICY = Phase.VALUE_PRETRAINING.value, Phase.POLICY_OPTIMIZATION.value
 
 
@@ -100,7 +101,7 @@ def estimated(config: FitConfig) -> Estimate:
 )
 def test_as_much_as_a_real_step_on_one_process(folder: Path, overrides: tuple[str, ...]) -> None:
     """The same step on real tensors, counted as they are allocated."""
-    config = mid_size_config(folder, *overrides)
+    config = mid_size_config(folder, POLICY_ALONE, *overrides)
     simulated = max(
         sum(parts.values())
         for (phase, stage), parts in simulate(config).peaks.items()
@@ -162,7 +163,7 @@ def test_uneven_microbatches_have_the_flops_of_their_rows(folder: Path) -> None:
                 folder,
                 "training.packing=packed",
                 f"training.microbatch_tokens={n}",
-                "components.value_pretraining.enabled=false",
+                POLICY_ALONE,
             )
         )
         for n in (400, 128)
@@ -233,7 +234,7 @@ def test_both_phases_and_what_lies_there_at_rest(folder: Path, sharded: Simulati
 def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simulation) -> None:
     """The negative control of trainer.reduce_every_microbatch."""
     layer, root = layers_of(folder)
-    late = simulate(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING))
+    late = simulate(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, POLICY_ALONE))
     assert late.work[POLICY, "actor"].numbers["reduce-scatter"] == LAYERS + 1
     assert late.work[POLICY, "actor"].flops == sharded.work[POLICY, "actor"].flops
     early, all_of_them = (
@@ -260,7 +261,7 @@ def test_what_is_printed(sharded: Simulation, arithmetic: Estimate) -> None:
 @pytest.mark.slow
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On another number of ranks than the config's, and with the step's rates alone: no hours."""
-    config = mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING)
+    config = mid_size_config(folder, *TWO_RANKS, POLICY_ALONE)
     run(config, simulate_ranks=1, sustained_tflops=1.0, interconnect_gb_s=10.0)
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("simulated peak 0.")

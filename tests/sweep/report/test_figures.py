@@ -96,13 +96,12 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, B
 
     def draw(collection: Collection) -> Iterator[Drawing]:
         for drawing in draw_all(collection):
+            yield drawing  # it is laid out where it is saved
             figure = drawing.figure
-            figure.canvas.draw()
             [legend] = figure.legends
             legends[drawing.name] = legend.get_window_extent().transformed(
                 figure.transFigure.inverted()
             )
-            yield drawing
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "draw_all", draw)

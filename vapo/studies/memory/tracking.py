@@ -13,6 +13,9 @@ from torch.utils._pytree import tree_iter
 
 from vapo.system.private_attributes import storage_key
 
+ASKS_FOR_DEVICE = torch.ops.prim.device.default
+"""Half of what fakes are asked. They answer by themselves, and there is nothing to count."""
+
 
 class MemoryTracker(TorchDispatchMode):
     """Counts the storages made while it is active: `live` now, `peak` at most, in bytes.
@@ -42,6 +45,8 @@ class MemoryTracker(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if func is ASKS_FOR_DEVICE:
+            return args[0].__torch_dispatch__(func, types, args)
         for given in tree_iter((args, kwargs)):
             if isinstance(given, Tensor):
                 self._watch(given, 0)

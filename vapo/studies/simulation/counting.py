@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from vapo.networks.token_inputs import TokenInputs
+from vapo.studies.memory.tracking import ASKS_FOR_DEVICE
 from vapo.system.private_attributes import propagates_shards
 
 OPTIMIZER_STEP = "optimizer step"
@@ -91,6 +92,8 @@ class StepCounts(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes again as operations on the local shards
+        if func is ASKS_FOR_DEVICE:
+            return args[0].__torch_dispatch__(func, types, args)
         name = str(func.overloadpacket)
         if name == "aten._local_scalar_dense":
             in_optimizer = bool(self.parts) and self.parts[-1][0] == OPTIMIZER_STEP
