@@ -109,7 +109,7 @@ def test_without_the_correction_it_would_be() -> None:
     assert found.mse.low < exact(flat).mse.value < found.mse.high
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_intervals_cover() -> None:
     """Of 30 draws of 64 prompts, each figure's intervals cover that of all prompts 25 times."""
     names = ("bias", "mse", "explained_within", "explained_between", "flattening")

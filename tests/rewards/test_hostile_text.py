@@ -156,7 +156,7 @@ path.write_text("after")
 
 
 @pytest.mark.parametrize(
-    "verifier", ["regex", "math", pytest.param("reasoning_gym", marks=pytest.mark.slow)]
+    "verifier", ["regex", "math", pytest.param("reasoning_gym", marks=pytest.mark.attacks)]
 )
 def test_a_wrong_answer_is_never_correct_and_nothing_runs(verifier: str, tmp_path: Path):
     if verifier == "reasoning_gym":

@@ -185,7 +185,7 @@ def problems(num: int) -> list[Prompt]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_the_interval_covers_the_exact_value(tmp_path: Path) -> None:
     """Of 1,000 prefixes of a policy with known values 95 % +- 2 %, by 4, 8 and 16 continuations."""
     policy: Any = ScriptedPolicy()

@@ -67,9 +67,8 @@ RECIPE = (
 )
 
 
-@pytest.mark.parametrize(
-    "shape", ["smollm2_135m", pytest.param("qwen2.5_7b", marks=pytest.mark.night)]
-)
+@pytest.mark.night
+@pytest.mark.parametrize("shape", ["smollm2_135m", "qwen2.5_7b"])
 def test_a_run_needs_at_most_1_15_times_the_memory_of_grpo(shape: str) -> None:
     """The most at any time, and in the updates, which no cache of the sampler hides."""
     path = str(ROOT / "models/shapes" / shape)
@@ -90,8 +89,8 @@ def test_a_reference_of_frozen_weights_costs_nothing(folder: Path) -> None:
     assert "reference weights" in estimate(folder, *kl).stages["actor update"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", [pytest.param("auto", marks=pytest.mark.night), "fsdp"])
+@pytest.mark.night
+@pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 def test_the_simulated_step_is_that_of_the_arithmetic(folder: Path, strategy: str) -> None:
     ranks = (f"trainer.strategy={strategy}", f"trainer.devices={1 + (strategy == 'fsdp')}")
     policy_alone = "components.value_pretraining.enabled=false"

@@ -154,7 +154,7 @@ def full_rollouts() -> list[Rollout]:
     return [Rollout(prompts[i // 4], ids, "", (), FinishReason.STOP) for i in range(8)]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_uneven_microbatches_have_the_flops_of_their_rows(folder: Path) -> None:
     """Of 3, 3 and 2 rows, of which two sizes and a full one are run, as of one row each."""
     few, many = (
@@ -230,7 +230,7 @@ def test_both_phases_and_what_lies_there_at_rest(folder: Path, sharded: Simulati
     assert sum(updates[0].values()) == pytest.approx(sum(updates[1].values()), rel=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simulation) -> None:
     """The negative control of trainer.reduce_every_microbatch."""
     layer, root = layers_of(folder)
