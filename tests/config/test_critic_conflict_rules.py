@@ -33,8 +33,6 @@ OPTIONS = {  # one value of each option that a critic-free system would ignore, 
     "critic.reward=unshaped": "critic.reward=shaped",
     "critic.truncated=train": "critic.truncated=as_policy",
     "critic.bootstrap_truncated=true": "critic.bootstrap_truncated=false",
-    "critic.epochs=2": "critic.epochs=1",
-    "critic.minibatch_size=64": "critic.minibatch_size=null",
     "critic.num_minibatches=4": "critic.num_minibatches=null",
     "critic.prompt.kind=privileged critic.prompt.template='{answer}{prompt}'": (
         "critic.prompt.kind=policy"

@@ -134,8 +134,6 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "truncated_for_critic",
         "truncated_left_out",
         "bootstrap",
-        "epochs",
-        "critic_minibatches",
         "frozen",
         "critic_lora",
         "privileged",
