@@ -211,7 +211,7 @@ class RolloutBatch:
     punishment in them, too.
 
     The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
-    response to the row's prompt. `step_starts` marks the first token of each step and
+    response to the row's prompt. `step_starts` marks the first token of each step of VinePPO and
     `step_values` has, on every token, what continuations from the start of its step earned, or the
     other responses that came to its milestone. Of stored rollouts whose prefixes were continued,
     `measured_values` has the mean return of the continuations at the first token after such a

@@ -61,8 +61,6 @@ def test_values_by_hand() -> None:
     batch, metrics = valued(batch_of(system_config("milestones"), TEXTS, RIGHT))
     assert batch.step_values is not None
     assert batch.step_values.tolist() == [[0, -0.5, -0.5, 0.5], [1, 1, 1, 1], [0, 0, 0, 0.5]]
-    assert batch.step_starts is not None
-    assert batch.step_starts.tolist() == [[True, True, False, True]] * 3
     squares = (1 + 1.5**2 + 1.5**2 + 0.5**2) + 4 * 2**2 + (1 + 1 + 1 + 0.5**2)
     assert metrics == {
         "milestones/explained_variance": pytest.approx(1 - squares / 12 / (8 / 9)),

@@ -73,6 +73,9 @@ def test_wrong_paths_are_errors_without_torch(tmp_path: Path) -> None:
     of_grid = "row 'odd' of the grid: critic.init: ./none: no such model folder"
     asked = [*WRONG_PATHS, (sweep, of_grid)]
     argv = [[name, "--config", "conf/vapo.yaml", *rest] for (name, *rest), _ in asked]
+    asked.append(([], "data.train.path: there is no file typo.jsonl"))
+    argv.append(["fit", *["--model", "models/checked_steps/policy", "--reward", "exact"]])
+    argv[-1] += ["--data", "typo.jsonl"]
     err, modules = in_a_process(json.dumps(argv), code=EACH_COMMAND)
     assert modules
     assert not modules & HEAVY
@@ -141,12 +144,6 @@ def test_every_command_with_a_config_checks_before_it_loads(
     wrong = WRONG.get(name, "actor.path=./none")
     assert cli.main([name, *files, wrong]) == 2
     assert "none" in capsys.readouterr().err
-
-
-def test_critics_takes_rows_of_the_grid(capsys: pytest.CaptureFixture[str]) -> None:
-    files = [word for flag, file in COMMANDS["critics"].needs for word in (f"--{flag}", file)]
-    assert cli.main(["critics", *files, "--rows", "scalr"]) == 2
-    assert "--rows: the grid has no row 'scalr'; did you mean" in capsys.readouterr().err
 
 
 def fit_config(*overrides: str) -> FitConfig:

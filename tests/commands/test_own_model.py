@@ -174,6 +174,23 @@ def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_cach
     assert ("fewer responses at a time, because all" in chosen.line) == (engine == "transformers")
 
 
+@pytest.mark.parametrize("overrides", [["training.minibatch_size=128"], ["critic.kind=probe"]])
+def test_keys_of_the_gpus_base_are_not_those_of_the_cpus(
+    model: str, file: str, short_gpu: list[Any], overrides: list[str]
+):
+    """Whose groups are smaller, and whose critic has layers of its own."""
+    chosen = own_model(model, file, "exact", overrides=overrides)
+    assert "own_model_gpu.yaml" in chosen.line
+    load_config(FitConfig, chosen.files, chosen.overrides)
+
+
+def test_a_chat_models_own_keys_are_taken(file: str, tmp_path: Path):
+    folder = save_tiny_folder(tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    config = config_of(str(folder), file, "exact", overrides=["data.system_prompt=Be brief."])
+    assert (config.data.chat_template, config.data.system_prompt) == (True, "Be brief.")
+
+
 def test_what_fits_is_trained_whole(
     model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch
 ):

@@ -18,6 +18,7 @@ VAPO, GRPO = ROOT / "conf/vapo.yaml", ROOT / "conf/algorithm/grpo.yaml"
     ("files", "overrides", "said"),
     [
         ([VAPO], ["algorithm.lambda_policy=0.5"], "algorithm.lambda_policy=0.5 has no effect"),
+        ([VAPO, GRPO], ["algorithm.lambda_policy=0.5"], "group_relative has no lambda"),
         ([VAPO, GRPO], ["critic.optimizer.lr=5.0"], "group_relative has no critic"),
         (
             [VAPO],
@@ -25,7 +26,7 @@ VAPO, GRPO = ROOT / "conf/vapo.yaml", ROOT / "conf/algorithm/grpo.yaml"
             "eps_high=0.4 has no effect: components.clip_higher.enabled is false",
         ),
     ],
-    ids=["lambda", "critic", "component"],
+    ids=["lambda", "no lambda", "critic", "component"],
 )
 def test_a_typed_key_that_nothing_reads(files: list[Path], overrides: list[str], said: str) -> None:
     (line,) = unread_changes(load_config(FitConfig, files, overrides))

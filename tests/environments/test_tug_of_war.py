@@ -57,7 +57,10 @@ def test_games_of_one_number_part_with_the_first_other_key() -> None:
     parted = [play(str(n), list("1211")) != play(str(n), list("1111")) for n in range(20)]
     assert sum(parted) > 15
     assert play("7", list("12"))[0] == play("7", list("11"))[0]
-    assert play("7", ["no key"]) == play("7", ["-"])
+    for text in ("", "12", "no key"):
+        assert play("7", [text, "1"]) == play("7", ["-", "1"])
+    assert len({tuple(places(str(n), [""] * 8)) for n in range(9)}) > 4
+    assert len(set(play("5", [""] * 8))) > 3, "an empty turn is not the same draw again"
 
 
 def test_one_reward_for_a_rope_beyond_the_middle() -> None:

@@ -20,7 +20,7 @@ from vapo.config.written import flatten
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
 SCALES = sorted((ROOT / "conf/scale").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]
-WHEN: dict[str, Any] = {"smollm2_cpu": pytest.mark.night}
+WHEN: dict[str, Any] = {"smollm2_cpu": pytest.mark.slow}
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 

@@ -40,16 +40,6 @@ _OWN_MODEL = (
     option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
     option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
 )
-_ROWS_AND_SEEDS = (
-    option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
-    option(
-        "--rows NAME,NAME",
-        "only these rows of the grid; may be repeated",
-        action="append",
-        default=[],
-    ),
-)
-
 COMMANDS = {
     "init": Command(
         "init", "write the default config, its models, recipes and grids into a folder",
@@ -173,7 +163,11 @@ COMMANDS = {
         (
             option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--grid FILE", "the rows, as conf/sweep/ablation.yaml", type=Path),
-            *_ROWS_AND_SEEDS,
+            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
+            option(
+                "--rows NAME,NAME", "only these rows of the grid; may be repeated",
+                action="append", default=[],
+            ),
             option("--jobs N", "runs at a time; default: 1, on a cluster all", type=positive),
             option(
                 "--dry_run",
@@ -200,7 +194,7 @@ COMMANDS = {
             option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--rollouts FILE", "what `vapo rollouts` wrote", type=Path),
             option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
-            *_ROWS_AND_SEEDS,
+            option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
             option(
                 "--every_n_iterations N", "measured so often; default: about 20 times",
                 type=positive,

@@ -35,7 +35,7 @@ from vapo.studies.critics.report import (
     mean_curves,
     summarize,
 )
-from vapo.sweep.grid import Grid, choose_rows, read_grid
+from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
 from vapo.system.files import sha256, write_text, write_whole
@@ -70,13 +70,12 @@ def run(
     grid: Path,
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
-    rows: Sequence[str] = (),
     every_n_iterations: int | None = None,
     output_dir: Path | None = None,
 ) -> Path:
     """Train the critics that have no result yet, one after the other; write table and figure."""
     quiet_libraries()
-    read = choose_rows(read_grid(grid), rows)
+    read = read_grid(grid)
     base, configs = compose_rows(read, config, [*overrides, f"{DATA_KEY}={rollouts}"])
     set_threads(base.trainer)
     for own in (base, *configs.values()):
@@ -85,7 +84,7 @@ def run(
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
     digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
     needs_logprobs = any(own.critic.sampled_logprobs is not None for own in configs.values())
-    stored, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
+    rows, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
     every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
     cells = [
         _cell(name, replace(own, seed=seed), folder, [digest, every_n])
@@ -95,18 +94,18 @@ def run(
     metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, own in configs.items():  # before the first critic is trained
         with about(f"row '{name}' of the grid"):
-            check_truth(own, (row.truth for row in stored), metadata, rollouts)
+            check_truth(own, (row.truth for row in rows), metadata, rollouts)
             check_tokenizers(own, tokenizer)
             check_critic(own)
             check_head_is_kept(own)
-            StoredRollouts(own, stored, tokenizer, name=str(rollouts))
+            StoredRollouts(own, rows, tokenizer, name=str(rollouts))
     folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
     name, tags = f"critics-{read.name}", {DATA_KEY: f"{rollouts} ({digest})"}
     with recorded(base, "critics", None, name=name, tags=tags) as (progress, logger):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
-        progress.note(describe_cost(cells, stored))
-        curves = train_cells(cells, stored, rollouts, tokenizer, every_n, progress)
+        progress.note(describe_cost(cells, rows))
+        curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
         text = write_report(folder, curves, read, logger)
         where = logger.describe()
     say(f"{text}\n{where}\n{folder}")

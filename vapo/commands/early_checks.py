@@ -206,13 +206,12 @@ def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None
 
 def _critics(config: None, options: Options) -> None:
     from vapo.rollouts.rollout_file import read_metadata
-    from vapo.sweep.grid import choose_rows, read_grid
+    from vapo.sweep.grid import read_grid
     from vapo.sweep.plan import compose_rows
 
     rollouts = options["rollouts"]
     overrides = [*options["overrides"], f"{DATA_KEY}={rollouts}"]
-    grid = choose_rows(read_grid(options["grid"]), options["rows"])
-    base, rows = compose_rows(grid, options["config"], overrides)
+    base, rows = compose_rows(read_grid(options["grid"]), options["config"], overrides)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):
             _check_row(row, rollouts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -65,6 +66,8 @@ def run(
     """
     started = time.monotonic()
     check_also(config.tracking)
+    for line in unread_changes(config) if quiet and is_main_process() else ():
+        say(f"vapo: {line}", file=sys.stderr)  # a warning, which begin_record says otherwise
     inputs = checked_inputs(config)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint

@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -95,16 +96,31 @@ def _from_files(
     if find_spec("vllm") is not None:
         values["rollouts.engine"] = "vllm"
     any_data = {"data.train.kind": "huggingface", "data.train.path": model}
-    folder = load_config(FitConfig, [_base("cpu")], [*as_overrides(values | any_data), *overrides])
+    folder = _on_any_base(values | any_data, overrides)
     rows_dir = Path(folder.output_dir).expanduser() / "data"
     told, num_rows = _put_source(values, "train", data, overrides, rows_dir)
     if heldout is not None:
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
-    composed = load_config(FitConfig, [_base("cpu")], [*as_overrides(values), *overrides])
-    check_functions(composed)
+    check_functions(_on_any_base(values, overrides))
     return values, told
+
+
+def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
+    """The config on a base that takes these keys: which one it will be, and whether there is a chat
+    template, is known once torch and the tokenizer are there.
+
+    Raises: UserError: none takes them; that of the first.
+    """
+    errors: list[UserError] = []
+    for machine, template in product(("cpu", "gpu"), (False, True)):
+        more = as_overrides({"data.chat_template": template, **values})
+        try:
+            return load_config(FitConfig, [_base(machine)], [*more, *overrides])
+        except UserError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def _chosen(model: str, values: dict[str, Any], told: str, overrides: list[str]) -> OwnModel:
@@ -116,7 +132,7 @@ def _chosen(model: str, values: dict[str, Any], told: str, overrides: list[str])
     has_gpu = torch.cuda.is_available()
     base = _base("gpu" if has_gpu else "cpu")
     has_template = bool(load_tokenizer(model).chat_template)
-    values = {"data.chat_template": has_template, **values}
+    values = {"actor.path": model, "data.chat_template": has_template} | values
     parts = [f"begins with conf/scale/{base.name}"]
     if has_gpu:
         saved, said = _what_fits_the_gpu(base, values, overrides)

@@ -18,9 +18,9 @@ _SWITCHES = (
 
 
 def unread_changes(config: FitConfig) -> Iterator[str]:
-    """A sentence on each such key.
+    """A sentence on each such key, of the command line or of a grid's row.
 
-    Files may name what another file's switch turns off, as presets and grids do; then it is no
+    Config files may name what another file's switch turns off, as presets do; then it is no
     mistake, and nothing is said.
     """
     for change in config.sources.changes:
@@ -36,6 +36,10 @@ def _why_unread(config: FitConfig, key: str) -> str | None:
             return f"{block}.enabled is false"
     if not config.algorithm.has_critic and is_under(key, ["critic"]):
         return f"algorithm.advantage_estimator {config.algorithm.advantage_estimator} has no critic"
+    estimator = config.algorithm.advantage_estimator
+    has_lambda = config.algorithm.uses_gae or estimator == "function"
+    if key == "algorithm.lambda_policy" and not has_lambda:
+        return f"algorithm.advantage_estimator {estimator} has no lambda"
     if key == "algorithm.lambda_policy" and config.components.length_adaptive_gae.enabled:
         return "lambda is that of components.length_adaptive_gae, which is on"
     return None

@@ -57,7 +57,7 @@ class Tug:
 
     def press(self, key: str) -> None:
         """Play a turn. What is no key is a wrong one."""
-        self._history += key if key in KEYS else "-"
+        self._history += key if key in set(KEYS) else "-"
         rng = Random(self._history)
         share = LUCK if key == right_keys()[self.sign] else 1 - LUCK
         step = 2 if 2 * self.num_played < self._num_turns else 1

@@ -162,16 +162,17 @@ class VerifierScorer(Scorer):
         """A verifier that never returns is found after its first responses, and not after a batch
         of them, each of which takes its time limit.
 
-        Raises: UserError: it has not answered yet, and the last of these timed out.
+        Raises: UserError: it has given no verdict yet, and the last of these timed out.
         """
         num = self._num_timeouts.get(id(judge), 0)
         if num is None or not self._warns:
             return
         is_timeout = (verdict.failure or "").startswith("timeout")
-        self._num_timeouts[id(judge)] = num = num + 1 if is_timeout else None
+        num = None if verdict.failure is None else num + is_timeout
+        self._num_timeouts[id(judge)] = num
         if num == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
             raise UserError(
-                f"the {_shown(judge)} timed out on each of the first {num} responses, "
+                f"the {_shown(judge)} timed out on {num} responses before it gave a verdict, "
                 f"{judge.config.timeout_s:g} s each (rewards.timeout_s): it may never return; "
                 "`vapo try` shows a response at a time"
             )

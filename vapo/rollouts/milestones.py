@@ -82,7 +82,7 @@ def numbered_milestones(
 def with_milestone_values(
     batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """The batch with the value of each token's milestone, where a step begins with a milestone.
+    """The batch with the value of each token's milestone as `step_values`.
 
     Metrics are over all ranks, which must all call this, each with whole groups.
     """
@@ -93,8 +93,6 @@ def with_milestone_values(
         rows = slice(first, first + size)
         found = numbered_milestones(texts[rows], kind=options.kind)
         states[rows, : found.shape[1]] = found
-    is_start = mask & (states != states.roll(1, dims=1))
-    is_start[:, 0] = True
     values, counts = milestone_values(
         batch.rewards, states, mask, group_size=size, shrinkage=options.shrinkage
     )
@@ -103,7 +101,7 @@ def with_milestone_values(
     tokens, numbers, shared = sum_over_ranks(sums).tolist()
     returns = batch.rewards[:, None].expand(mask.shape)
     explained = explained_variance(values, returns, mask, reduce=sum_over_ranks)
-    return replace(batch, step_starts=is_start, step_values=values), {
+    return replace(batch, step_values=values), {
         "milestones/explained_variance": float(explained),
         "milestones/number_share": numbers / tokens,
         "milestones/shared_share": shared / tokens,

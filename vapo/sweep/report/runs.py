@@ -46,8 +46,8 @@ _PAGE = 1000
 class RunRecord:
     """One run.
 
-    `history`: metric -> step -> value; `positions`: the position diagnostics; `heldout`: the
-    digest of the prompts that it was scored on, None where it recorded none.
+    `history`: metric -> step -> value; `positions`: the position diagnostics; `heldout`:
+    names the prompts that it was scored on, None where it recorded none.
     """
 
     run_id: str
@@ -230,6 +230,8 @@ class Reader:
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
         positions = [json.loads(table) for table in tables]
         heldout = prompts_of(one.run).get("evaluation")
+        if heldout is not None:  # of which an evaluation may take the first
+            heldout += f" {metrics.get('eval/num_prompts', '')}"
         return RunRecord(run_id, row, seed, history, positions, heldout)
 
     def _find(self, run_id: str) -> Any | None:

@@ -129,14 +129,17 @@ def quantile(degrees: float) -> float:
 
 
 def elsewhere(collection: Collection) -> list[str]:
-    """The rows that were scored on other held-out prompts than the full system: a difference of
-    such scores would be one of the prompts, too."""
-    heldout = {
-        row.name: {run.heldout for run in collection.runs if run.row == row.name} - {None}
-        for row in collection.rows
-    }
-    full = heldout.get(collection.full_system or "", set())
-    return [name for name, own in heldout.items() if own and full and own != full]
+    """The rows that were scored on other held-out prompts than the full system with a seed of both,
+    so that a difference of such scores is one of the prompts, too."""
+    heldout: dict[str, dict[int, str | None]] = {row.name: {} for row in collection.rows}
+    for run in collection.runs:
+        heldout[run.row][run.seed] = run.heldout
+    full = heldout.get(collection.full_system or "", {})
+    return [
+        name
+        for name, own in heldout.items()
+        if any(None not in (own[s], full[s]) and own[s] != full[s] for s in own.keys() & full)
+    ]
 
 
 def make_table(collection: Collection) -> list[RowResult]:
@@ -144,13 +147,14 @@ def make_table(collection: Collection) -> list[RowResult]:
     scores = {row.name: _scores(collection, row.name) for row in collection.rows}
     paper = {row.name: row.paper_score for row in collection.rows}
     full = scores.get(collection.full_system or "", {})
-    others = elsewhere(collection)
+    # a sweep's rows are of one grid, which may change how the same problems are put
+    apart = [] if collection.parent_run_id else elsewhere(collection)
     full_paper = paper.get(collection.full_system or "")
     results = []
     for name, mine in scores.items():
         difference, how, paper_difference, common_seeds = None, "", None, None
         if name != collection.full_system:
-            if mine and full and name not in others:
+            if mine and full and name not in apart:
                 difference, how = compare(mine, full)
             common = len(mine.keys() & full.keys())
             if how == "paired" and common < max(len(mine), len(full)):
@@ -207,10 +211,13 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
         lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
     if others := elsewhere(collection):
-        lines.append(
-            f"No difference to {collection.full_system}, since the held-out prompts are others: "
-            f"{', '.join(others)}."
-        )
+        names, full = ", ".join(others), collection.full_system
+        if collection.parent_run_id:
+            lines.append(f"Scored on other held-out prompts than {full}: {names}.")
+        else:
+            lines.append(
+                f"No difference to {full}, since the held-out prompts are others: {names}."
+            )
     return [*lines, *collection.notes]
 
 
