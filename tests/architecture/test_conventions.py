@@ -61,7 +61,8 @@ def test_everything_is_printed_without_what_a_terminal_acts_on() -> None:
 
 
 def test_only_resolve_reads_enabled() -> None:
-    assert with_mark("reads enabled") == {"config/hyperparameters.py"}
+    """And what says which keys a switch leaves unread."""
+    assert with_mark("reads enabled") == {"config/hyperparameters.py", "config/unread_changes.py"}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))

@@ -205,8 +205,7 @@ def test_contradictions_are_refused(tmp_path: Path, overrides: Any, key: str) ->
 @pytest.mark.parametrize(
     "option",
     [
-        "critic.epochs=2",
-        "critic.minibatch_size=8",
+        "critic.num_minibatches=2",
         "critic.frozen=[score]",
         "critic.lora.rank=2",
         "critic.count=2",
