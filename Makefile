@@ -13,6 +13,7 @@ VENV := .venv
 # What hardly anything imports is not compiled: a sixth of it all.
 NOT_COMPILED := /tests?/|/transformers/models/|/torch/(testing|_inductor/(codegen|fx_passes|kernel))/
 NOT_COMPILED := $(NOT_COMPILED)|/site-packages/(pip|setuptools|databricks|mypyc?|fontTools|docutils|networkx)/
+NOT_COMPILED := $(NOT_COMPILED)|/(sympy/physics|pygments/lexers|debugpy|IPython|prompt_toolkit|torchgen)/
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 EVERYTHING := -c constraints.txt -e '.[dev,reasoning]'
