@@ -5,7 +5,8 @@
 Differences are to the first row, paired by seed, with 95 % intervals: at the end, and at the last
 evaluation that all rows have. The tokens are those that a row's runs sampled for training, those of
 its value pretraining included. The explained variance is that of the pretrained critic on the last
-rollouts of its pretraining, by sampled token of an episode; a turn has three tokens, or four.
+rollouts of its pretraining, by sampled token of an episode; a turn of a walk has three or four,
+one of a tug of war two.
 """
 
 from __future__ import annotations

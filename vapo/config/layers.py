@@ -22,6 +22,7 @@ from vapo.config.written import leaves
 from vapo.errors import UserError
 
 COMMAND_LINE, ROW = "command line", "overrides"
+_OVERRIDES = (COMMAND_LINE, ROW)
 """Where overrides are written: in the shell, or in a row of a grid."""
 EXTENDS = "extends"
 """The key of a file that names the files it builds on; it is no key of the config."""
@@ -49,7 +50,7 @@ class Layer:
 
     @property
     def is_overrides(self) -> bool:
-        return self.name in (COMMAND_LINE, ROW)
+        return self.name in _OVERRIDES
 
     def place(self, key: str) -> str:
         """Where the key, or the nearest block around it, is written: `file:line`."""
@@ -154,7 +155,7 @@ def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> N
 
 
 def _place(name: str, node: yaml.Node) -> str:
-    return name if name in (COMMAND_LINE, ROW) else f"{name}:{node.start_mark.line + 1}"
+    return name if name in _OVERRIDES else f"{name}:{node.start_mark.line + 1}"
 
 
 def read_overrides(
