@@ -36,7 +36,8 @@ from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import Player
 from vapo.types import Prompt
 
-POLICY = "models/windy_walk/policy"
+POLICY = "models/tug_of_war/policy"
+PROMPT = "018273:qM"
 TURN_TOKENS = 16
 
 
@@ -54,7 +55,7 @@ class Slow:
     def step(self, text: str) -> tuple[str | None, float]:
         time.sleep(self.draw.uniform(0, self.max_latency_s))
         self.num_left -= 1
-        return ("10>20=" if self.num_left else None), 0.0
+        return ("kM" if self.num_left else None), 0.0
 
 
 def settings(latency_s: float, num_at_once: int) -> FitConfig:
@@ -118,9 +119,12 @@ def main() -> None:
     torch.set_num_threads(1)
     config = settings(arguments.max_latency_s, arguments.at_once)
     tokenizer = read_tokenizer(POLICY)
-    ids = tuple(tokenizer("10>20=", add_special_tokens=False)["input_ids"])
+    prompt_ids, observed_ids = (
+        tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in (PROMPT, "kM")
+    )
     prompts = [
-        Prompt(str(i), "10>20=", ids, "0", record={"number": i}) for i in range(arguments.episodes)
+        Prompt(str(i), PROMPT, prompt_ids, "0", record={"number": i})
+        for i in range(arguments.episodes)
     ]
     sampling = SamplingSettings(max_response_tokens=250)
     engine = TransformersSampler(
@@ -142,7 +146,7 @@ def main() -> None:
         with closing(make_environments(config)) as environments:
             for first in range(0, len(prompts), arguments.at_once):
                 batch = prompts[first : first + arguments.at_once]
-                total += in_rounds(engine, environments, batch, sampling, ids)
+                total += in_rounds(engine, environments, batch, sampling, observed_ids)
         return total
 
     rates: dict[str, list[float]] = {"nobody waits": [], "in rounds": []}

@@ -5,8 +5,7 @@
 Differences are to the first row, paired by seed, with 95 % intervals: at the end, and at the last
 evaluation that all rows have. The tokens are those that a row's runs sampled for training, those of
 its value pretraining included. The explained variance is that of the pretrained critic on the last
-rollouts of its pretraining, by sampled token of an episode; a turn of a walk has three or four,
-one of a tug of war two.
+rollouts of its pretraining, by sampled token of an episode; a turn of a tug of war has two.
 """
 
 from __future__ import annotations
@@ -33,11 +32,6 @@ def main(folder: Path) -> None:
         print(f"{row}: seeds {', '.join(str(run['seed']) for run in own)}")
         tokens = [sum(history(run, "rollout/num_response_tokens")) for run in [*own, *before]]
         print(f"  sampled tokens a seed: {sum(tokens) / len(own):,.0f}")
-        for run in own:
-            lengths = history(run, "rollout/turns_mean")
-            print(
-                f"  seed {run['seed']}: turns {lengths[0]:.2f} at first, {lengths[-1]:.2f} at last"
-            )
         if before:
             print("  explained variance by token:", by_token(before))
 

@@ -15,13 +15,18 @@ MAX_FILES = 62
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("folder", [".", "windy_walk"], ids=["responses", "episodes"])
-def test_an_iteration_executes_few_files(folder: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("folder", "own"),
+    [(".", []), ("tug_of_war", ["environment.args.num_turns=5", "environment.max_turns=6"])],
+    ids=["responses", "episodes"],
+)
+def test_an_iteration_executes_few_files(folder: str, own: list[str], tmp_path: Path) -> None:
     """Without the shape checks, whose functions would count."""
     options = [
         *("fit", "--config", f"conf/{folder}/vapo.yaml", *SHORTEST),
         *("components.value_pretraining.num_iterations=0", "training.num_iterations=1"),
         *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
+        *own,
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={store(tmp_path)}",
     ]

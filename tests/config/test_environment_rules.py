@@ -49,7 +49,7 @@ def test_a_key_without_a_kind_cannot_be_written(tmp_path: Path, name: str) -> No
 
 
 def test_a_kind_that_is_taken_back_takes_its_keys_along() -> None:
-    config = load_config(SftConfig, [ROOT / "conf/windy_walk/sft.yaml"], ["environment.kind=null"])
+    config = load_config(SftConfig, [ROOT / "conf/tug_of_war/sft.yaml"], ["environment.kind=null"])
     assert not config.environment.is_used
     assert config.environment == EnvironmentConfig()
 
@@ -57,10 +57,10 @@ def test_a_kind_that_is_taken_back_takes_its_keys_along() -> None:
 def test_a_change_of_the_kind_keeps_what_both_have() -> None:
     config = load_config(
         SftConfig,
-        [ROOT / "conf/windy_walk/sft.yaml"],
+        [ROOT / "conf/tug_of_war/sft.yaml"],
         ["environment.kind=verifiers", "environment.id=say-word"],
     )
-    assert config.environment.episode_options.max_turn_tokens == 8
+    assert config.environment.episode_options.max_turn_tokens == 4
     assert getattr(config.environment, "args") == {}  # noqa: B009
 
 
@@ -68,12 +68,12 @@ def test_a_change_of_the_kind_keeps_what_both_have() -> None:
     ("override", "message"),
     [
         ("environment.observation_template=none", "must contain {observation}"),
-        ("environment.max_turn_tokens=97", "97 is above rollouts.max_response_tokens 96"),
+        ("environment.max_turn_tokens=101", "101 is above rollouts.max_response_tokens 100"),
         ("environment.function=no_path", "environment.function 'no_path' is not of the form"),
     ],
 )
 def test_a_cold_start_has_the_rules_of_its_environment(override: str, message: str) -> None:
-    path = ROOT / "conf/windy_walk/sft.yaml"
+    path = ROOT / "conf/tug_of_war/sft.yaml"
     load_config(SftConfig, [path], [])
     with pytest.raises(UserError, match=message):
         load_config(SftConfig, [path], [override])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests.config.fits import ROOT
 from tests.docs.pages import commands
-from tests.environments.open_environments import play
+from tests.environments.open_environments import environments, play
 from tests.integration.commands import FEW_PROMPTS, SMALL, store
 from vapo import cli
 from vapo.config import FitConfig
@@ -48,6 +49,14 @@ def test_guess_the_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (None, 1.0),
     ]
     assert replies[-1] == Reply((0,), None, 1.0)
+
+
+def test_the_demonstration_is_a_game_of_its_own_length(folder: Path) -> None:
+    row = json.loads((folder / "guesses.jsonl").read_text())
+    with environments(f"{folder / 'guess_number.py'}:GuessNumber", args={"highest": 5}) as envs:
+        replies = play(envs, row["guesses"], answer=row["answer"])
+    assert [r.observation is None for r in replies] == [*[False] * len(row["guesses"]), True]
+    assert replies[-1].reward == 1
 
 
 @pytest.mark.slow

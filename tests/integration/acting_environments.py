@@ -15,12 +15,12 @@ from typing import Any
 class Hostile:
     """Plays three turns; of twelve episodes one hangs, one crashes and one floods its reader."""
 
-    def __init__(self, max_turns: int) -> None:
+    def __init__(self, num_turns: int) -> None:
         self.num_left = 3
 
     def reset(self, row: Mapping[str, Any]) -> str:
         self.what = random.Random().choice(["hang", "crash", "flood", *["fair"] * 9])
-        return "12>12=\x00\x1b[2J"
+        return "kM\x00\x1b[2J"
 
     def step(self, text: str) -> tuple[str | None, float]:
         self.num_left -= 1
@@ -34,7 +34,7 @@ class Hostile:
 
 
 class Broken:
-    def __init__(self, max_turns: int) -> None: ...
+    def __init__(self, num_turns: int) -> None: ...
 
     def reset(self, row: Mapping[str, Any]) -> str:
         raise ValueError("no such place")
@@ -44,17 +44,19 @@ class Broken:
 
 
 class Slow:
-    """The example's environment, in which each answer takes a moment."""
+    """The example's environment, in which each answer takes a moment and a rope at I is lost."""
 
-    def __init__(self, max_turns: int = 8) -> None:
+    def __init__(self, num_turns: int) -> None:
         sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-        from experiments.environments.windy_walk import WindyWalk
+        from experiments.environments.tug_of_war import TugOfWar
 
-        self.walk = WindyWalk(max_turns)
+        self.tug = TugOfWar(num_turns)
 
     def reset(self, row: Mapping[str, Any]) -> str:
-        return self.walk.reset(row)
+        return self.tug.reset(row)
 
     def step(self, text: str) -> tuple[str | None, float]:
         time.sleep(0.05)
-        return self.walk.step(text)
+        observation, reward = self.tug.step(text)
+        is_lost = observation is not None and observation[1] <= "I"
+        return (None, 0.0) if is_lost else (observation, reward)

@@ -17,7 +17,10 @@ from tests.runs.comparing import assert_same
 from vapo import cli
 
 ENVIRONMENTS = Path(__file__).with_name("acting_environments.py")
-WINDY_WALK = "conf/windy_walk/vapo.yaml"
+TUG_OF_WAR = (
+    *("--config", "conf/tug_of_war/vapo.yaml"),
+    *("environment.args.num_turns=8", "environment.max_turns=9"),
+)
 TINY = [
     *SMALL,
     "components.value_pretraining.num_iterations=1",
@@ -45,7 +48,7 @@ def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
     """In groups of one, so that no fair episode is left out with its group."""
     result = vapo(
         "fit",
-        *("--config", WINDY_WALK),
+        *TUG_OF_WAR,
         *TINY,
         *("components.group_sampling.enabled=false", "environment.timeout_s=6"),
         f"environment.function={ENVIRONMENTS}:Hostile",
@@ -65,7 +68,7 @@ def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
 def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: Path) -> None:
     result = vapo(
         "fit",
-        *("--config", WINDY_WALK),
+        *TUG_OF_WAR,
         *SHORTEST,
         *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
         f"environment.function={ENVIRONMENTS}:Broken",
@@ -80,7 +83,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: 
 @pytest.mark.kills
 def test_killed_in_the_middle_of_episodes(tmp_path: Path) -> None:
     """And resumed, it has the weights of a run that nothing stopped."""
-    own = [f"environment.function={ENVIRONMENTS}:Slow", "--config", WINDY_WALK, *TINY]
+    own = [f"environment.function={ENVIRONMENTS}:Slow", *TUG_OF_WAR, *TINY]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
@@ -121,7 +124,7 @@ def log(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_vapo_try_shows_the_turns(tmp_path: Path) -> None:
-    result = vapo("try", "--config", WINDY_WALK, "--num", "2", *where(tmp_path))
+    result = vapo("try", *TUG_OF_WAR, "--num", "2", *where(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]
     assert "[policy, turn 1, reward 0]" in result.stdout
     assert "[environment, before turn 2]" in result.stdout

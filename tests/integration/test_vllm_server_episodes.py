@@ -14,27 +14,28 @@ from tests.integration.test_vllm_server_fit import free_port
 from tests.vllm_engine import real_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-WINDY_WALK = ("--config", "conf/windy_walk/vapo.yaml")
+TUG_OF_WAR = ("--config", "conf/tug_of_war/vapo.yaml")
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its heads of 16 are padded on a CPU."""
-    folder = tmp_path_factory.mktemp("windy_walk") / "policy"
-    return Path(shutil.copytree(ROOT / "models/windy_walk/policy", folder))
+    folder = tmp_path_factory.mktemp("tug_of_war") / "policy"
+    return Path(shutil.copytree(ROOT / "models/tug_of_war/policy", folder))
 
 
 @pytest.fixture(scope="module")
 def served(policy: Path) -> Iterator[list[str]]:
     port = free_port()
-    with real_servers(policy, port, config=WINDY_WALK):
+    with real_servers(policy, port, config=TUG_OF_WAR):
         yield ["rollouts.engine=vllm_server", f"rollouts.servers.urls=http://127.0.0.1:{port}"]
 
 
 def fit(policy: Path, folder: Path, *options: str) -> Path:
     result = vapo_process(
         "fit",
-        *WINDY_WALK,
+        *TUG_OF_WAR,
+        *("environment.args.num_turns=5", "environment.max_turns=6"),
         *SMALL,
         *("components.value_pretraining.num_iterations=1", "training.num_iterations=2"),
         *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),

@@ -23,14 +23,12 @@ from vapo.prompts.checked_steps import checked_steps, checked_steps_states, own_
 from vapo.prompts.procedural_rows import EpisodeRow, ProceduralRow
 from vapo.prompts.state_tracking import state_tracking, state_tracking_states
 from vapo.prompts.tug_of_war import tug_of_war
-from vapo.prompts.windy_walk import windy_walk
 from vapo.prompts.worked_sums import worked_sums, worked_sums_states
 
 PROCEDURAL_TASKS: Mapping[str, Callable[..., Sequence[ProceduralRow | EpisodeRow]]] = {
     "checked_steps": checked_steps,
     "state_tracking": state_tracking,
     "tug_of_war": tug_of_war,
-    "windy_walk": windy_walk,
     "worked_sums": worked_sums,
 }
 HIDDEN_STATES: Mapping[str, Callable[[str, str], list[str] | None]] = {

@@ -24,27 +24,21 @@ SFT = [
 def test_two_iterations_of_episodes(tmp_path: Path) -> None:
     result = vapo(
         "fit",
-        *("--config", "conf/windy_walk/vapo.yaml"),
+        *("--config", "conf/tug_of_war/vapo.yaml"),
         *SMALL,
         *("components.value_pretraining.num_iterations=1", "training.num_iterations=1"),
         *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),
         *("evaluation.k=1", "evaluation.num_prompts=4"),
+        *("environment.args.num_turns=5", "environment.max_turns=6"),
         f"output_dir={tmp_path / 'runs'}",
         f"tracking.uri={store(tmp_path)}",
     )
     assert result.returncode == 0, result.stderr[-3000:]
     run = Path(result.stdout.strip().splitlines()[-1])
     assert metric(run, tmp_path, "progress/iteration") == [1, 2]
-    (first, second), (most,) = (
-        metric(run, tmp_path, "rollout/turns_mean"),
-        {*metric(run, tmp_path, "rollout/turns_max")},
-    )
-    assert 2 < first < 8
-    assert 2 < second < 8
-    assert most == 8
-    # an observation is `37>63=`, six tokens, after every turn but the last
-    observed = metric(run, tmp_path, "rollout/observation_tokens_mean")
-    assert observed == pytest.approx([6 * (first - 1), 6 * (second - 1)])
+    assert metric(run, tmp_path, "rollout/turns_mean") == [5, 5]
+    # an observation is `kM`, two tokens, after every turn but the last
+    assert metric(run, tmp_path, "rollout/observation_tokens_mean") == [2 * 4, 2 * 4]
     assert max(metric(run, tmp_path, "rollout/logprob_gap_max")) < 1e-4
     assert metric(run, tmp_path, "rollout/truncation_rate") == [0, 0], "the environment ends all"
 
@@ -60,7 +54,7 @@ def metric(run: Path, folder: Path, key: str) -> list[float]:
 def sft(folder: Path, *args: str) -> tuple[int, str]:
     result = vapo(
         "sft",
-        *("--config", "conf/windy_walk/sft.yaml"),
+        *("--config", "conf/tug_of_war/sft.yaml"),
         *SFT,
         f"export_dir={folder / 'policy'}",
         f"tracking.uri={store(folder)}",
@@ -78,26 +72,18 @@ def test_a_cold_start_from_generated_turns(tmp_path: Path) -> None:
     assert load_file(tmp_path / "policy/model.safetensors")
 
 
-@pytest.mark.parametrize(
-    ("turns", "message"),
-    [
-        (["+20", "+20"], r"rows.jsonl:3: the demonstration has 2 turns, after which"),
-        (["+5", "+5"], r"rows.jsonl:3: the demonstration has 2 turns, but .* after turn 1"),
-        (["+5", 5], r"rows.jsonl:3: 'walk': turn 2 must be text"),
-    ],
-)
-def test_turns_of_a_file_that_are_no_episode_name_their_row(
-    tmp_path: Path, turns: list[object], message: str
-) -> None:
-    good = {"prompt": "10>16=", "answer": "1", "walk": ["+5", "+1"]}
-    bad = {"prompt": "10>15=", "answer": "1", "walk": turns}
+def test_turns_of_a_file_that_are_no_episode_name_their_row(tmp_path: Path) -> None:
+    """What else is no episode: tests/rollouts/test_demonstrated_episodes.py."""
+    good = {"prompt": "957529:zM", "answer": "957529", "keys": ["1", "2"]}
+    bad = {"prompt": "018273:qM", "answer": "018273", "keys": ["3"]}
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in (good, good, bad)))
     code, printed = sft(
         tmp_path,
         *("data.train.kind=jsonl", f"data.train.path={rows}"),
-        "data.train.demonstration_column=walk",
+        *("data.train.demonstration_column=keys", "environment.args.num_turns=2"),
     )
     assert code == 2
+    message = r"rows.jsonl:3: the demonstration has 1 turn, after which the environment goes on"
     assert re.search(message, printed), printed[-1500:]
     assert not (tmp_path / "policy").exists()
