@@ -66,7 +66,11 @@ def sft(folder: Path, *args: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 def test_a_cold_start_from_generated_turns(tmp_path: Path) -> None:
-    code, printed = sft(tmp_path, "data.train.num_examples=64")
+    code, printed = sft(
+        tmp_path,
+        *("data.train.num_examples=64", "data.train.options.num_turns=5"),
+        *("data.heldout.options.num_turns=5", "environment.args.num_turns=5"),
+    )
     assert code == 0, printed[-3000:]
     assert "held-out avg@1" in printed
     assert load_file(tmp_path / "policy/model.safetensors")

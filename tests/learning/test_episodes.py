@@ -26,9 +26,9 @@ def test_vapo_learns_to_win(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr[-4000:]
     contents = summary(Path(result.stdout.strip().splitlines()[-1]))
     assert contents["score_before"] < 0.45
-    assert contents["score_after"] > contents["score_before"] + 0.2
+    assert contents["score_after"] > contents["score_before"] + 0.25
     client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
     key = "critic/explained_variance"
     history = client.get_metric_history(contents["mlflow_run_id"], key)
     known = [m.value for m in sorted(history, key=lambda m: m.step)]
-    assert sum(known[-5:]) / 5 > 0.25, "the last of value pretraining, and those of the policy"
+    assert sum(known[-5:]) / 5 > 0.3, "the last of value pretraining, and those of the policy"
