@@ -33,13 +33,13 @@ def written(folder: Path) -> str:
 def test_what_vapo_try_prints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """To the letter, for responses that are given and for sampled ones."""
+    """To the letter, for responses that are given."""
     page = written(tmp_path)
     for name in ("conf", "models"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     shown = re.findall(r"```sh\nvapo (try [^\n]*)\n```\n```text\n(.*?)```", page, re.DOTALL)
-    assert len(shown) == 2
+    assert len(shown) == 1
     for command, expected in shown:
         assert cli.main([*command.split(), "trainer.accelerator=cpu"]) == 0, capsys.readouterr().err
         printed = capsys.readouterr().out.replace(str(tmp_path), "FOLDER")

@@ -100,7 +100,7 @@ def test_what_is_written_is_read(tmp_path: Path, policy: Path) -> None:
 
 
 def test_the_documented_columns_are_the_files() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "critics.md").read_text()
+    text = (Path(__file__).parents[2] / "docs" / "rollout_files.md").read_text()
     table = rollout_table([], [], [])
     assert [f"| `{name}` |" in text for name in table.column_names] == [True] * 24
 

@@ -230,7 +230,8 @@ COMMANDS = {
             ),
             option(
                 "--verifier NAME",
-                "what judges continuations: exact, math, regex:PATTERN, or FILE.py:FUNCTION",
+                "what judges continuations: math, exact, math_verify, reasoning_gym, "
+                "regex:PATTERN or FILE.py:FUNCTION",
             ),
             option(
                 "--sampling KEY=VALUE",

@@ -38,8 +38,8 @@ class ValuePretraining:
     )
     data: str | None = option(
         None,
-        "Parquet file of rollouts to train on, as `vapo rollouts` writes it (docs/critics.md); "
-        "null: each iteration samples its own",
+        "Parquet file of rollouts to train on, as `vapo rollouts` writes it "
+        "(docs/rollout_files.md); null: each iteration samples its own",
     )
     epochs: int | None = option(
         None,

@@ -269,7 +269,7 @@ def measured_targets(
     all are 0 with probability 0.41 and all 1 with 0.0016, both of no variance, and a mean with
     such weights is 0.0016 / 0.4112 = 0.004.
 
-    Source: this repository (docs/critics.md).
+    Source: this repository (docs/rollout_files.md).
     Units: those of the reward; draws are numbers of returns, which need not be whole where several
     responses share continuations.
     Padding: where k_t is 0 the return comes back as it is, bit for bit, with 1.

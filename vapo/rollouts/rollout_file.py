@@ -1,7 +1,7 @@
 """The Parquet file of scored rollouts: its columns, its metadata, writing and reading it whole.
 
-docs/critics.md describes the format for other programs. One row is one rollout; the metadata are
-one JSON text. `rollout_rows` checks the contents.
+docs/rollout_files.md describes the format for other programs. One row is one rollout; the metadata
+are one JSON text. `rollout_rows` checks the contents.
 """
 
 from __future__ import annotations

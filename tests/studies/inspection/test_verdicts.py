@@ -338,7 +338,8 @@ def test_every_remark_has_its_row_in_the_documentation() -> None:
 
 
 def test_the_documentation_has_the_thresholds() -> None:
-    text = (DOCS / "inspect_verdicts.md").read_text(encoding="utf-8")
+    text = (DOCS / "value_page.md").read_text(encoding="utf-8")
+    text += (DOCS / "inspect_verdicts.md").read_text(encoding="utf-8")
     known = {
         name: value
         for module in (critic_verdicts, reward_doubts, verdicts_module)
