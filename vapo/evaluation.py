@@ -34,7 +34,7 @@ _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 
 
 def evaluated_iterations(config: FitConfig) -> list[int]:
-    """The iterations of the policy (from 1) after which a run evaluates; the last is one of them."""
+    """The iterations of the policy (from 1) after which a run evaluates; the last is among them."""
     last, every = config.training.num_iterations, config.evaluation.every_n_iterations
     return [*range(every, last, every), *([last] if last else [])]
 
