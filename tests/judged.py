@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from vapo.environments.contract import Verdict
-from vapo.types import FinishReason, Rollout, Turn
+from vapo.types import Rollout, Turn
 
 
 def judged(rollouts: Sequence[Rollout], verdicts: Iterable[Verdict]) -> list[Rollout]:
@@ -17,8 +17,7 @@ def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:
     """An episode keeps its turns, whose rewards must add up to the verdict's; a response becomes
     one turn that has its reward."""
     if not rollout.in_environment:
-        has_ended = rollout.finish_reason is FinishReason.STOP
-        turn = Turn(0, len(rollout.response_ids), version=rollout.version, has_ended=has_ended)
+        turn = Turn(0, len(rollout.response_ids), version=rollout.version)
         return verdict.on(replace(rollout, turns=(turn,)))
     assert abs(rollout.reward - verdict.reward) < 1e-9
     failure = verdict.failure

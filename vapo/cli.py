@@ -120,7 +120,8 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
     from vapo.commands.own_model import own_model
 
     tell = partial(_tell, name, quiet=options.get("quiet", False))
-    chosen = own_model(own["model"], own["data"], own["reward"], overrides=overrides, tell=tell)
+    gpu_gib = options.get("gpu_memory_gib")  # of `vapo estimate`
+    chosen = own_model(*own.values(), overrides=overrides, gpu_gib=gpu_gib, tell=tell)
     tell(chosen.line)
     options["config"] = chosen.files
     return chosen.overrides

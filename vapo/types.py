@@ -108,8 +108,7 @@ class Turn:
     what was sampled, and stands on the turn's last token. `version` counts the weight updates
     before the turn was asked for, None where nobody counts. Where updates came while it was
     sampled and the engine says so, `updates` are (those since it was asked for, number of tokens),
-    in order. A turn that was cut has not `has_ended`: what a verifier gave for it, as if it had,
-    has not been earned.
+    in order.
     """
 
     num_observed: int
@@ -117,7 +116,6 @@ class Turn:
     reward: float = 0.0
     version: int | None = None
     updates: tuple[tuple[int, int], ...] = ()
-    has_ended: bool = True
 
     @property
     def versions(self) -> list[tuple[int, int]]:

@@ -20,6 +20,7 @@ from scipy.stats import t as students_t
 
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
+from vapo.sweep.report.table import COLLAPSE_SPREAD
 
 OUTPUT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs/language_model.md"
@@ -27,7 +28,7 @@ PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 START, END = "writes this table -->\n", "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
-Series = dict[str, list[float]]
+Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
 
 
 def recorded(run: Path) -> Series:
@@ -36,14 +37,19 @@ def recorded(run: Path) -> Series:
     for line in (run / "tracking/journal.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["kind"] == "metrics":
-            for name, value, *_ in record["payload"]:
-                found.setdefault(name, []).append(float(value))
+            for name, value, _, step in record["payload"]:
+                found.setdefault(name, []).append((int(step), float(value)))
     return found
 
 
 def seconds(series: Series) -> float:
     """Of all iterations, those before a run was cut off and resumed included."""
-    return sum(series.get("time/iteration_s", []))
+    return sum(value for _, value in series.get("time/iteration_s", []))
+
+
+def at(series: Series, name: str, step: int) -> float | None:
+    """None: not recorded there, as is a figure of the truth whose interval has no limits."""
+    return dict(series.get(name, [])).get(step)
 
 
 def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
@@ -58,7 +64,8 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         total += seconds(recorded(pretraining))
         its_config = load_config(FitConfig, [pretraining / "config.yaml"], [])
         iterations += resolve(its_config).value_pretraining_iterations
-    explained, within, recall = (series.get(key, []) for key in (EXPLAINED, WITHIN, RECALL))
+    steps = [step for step, _ in series[ACCURACY]]
+    start, end = steps[first], steps[-1]
     low, high = summary["score_after_ci"]
     return {
         "system": system,
@@ -71,12 +78,12 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         "after_high": high,
         "responses": iterations * numbers.num_prompts * numbers.group_size,
         "hours": round(total / 3600, 3),
-        "explained_variance_after_pretraining": explained[first] if explained else None,
-        "truth_explained_within": within[0] if within else None,
-        "truth_explained_within_at_the_end": within[-1] if within else None,
-        "truth_mistake_recall": recall[0] if recall else None,
-        "truth_mistake_recall_at_the_end": recall[-1] if recall else None,
-        "accuracy": [round(value, 4) for value in series[ACCURACY]],
+        "explained_variance_after_pretraining": at(series, EXPLAINED, start),
+        "truth_explained_within": at(series, WITHIN, start),
+        "truth_explained_within_at_the_end": at(series, WITHIN, end),
+        "truth_mistake_recall": at(series, RECALL, start),
+        "truth_mistake_recall_at_the_end": at(series, RECALL, end),
+        "accuracy": [round(value, 4) for _, value in series[ACCURACY]],
     }
 
 
@@ -120,7 +127,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     """Each system's mean over its seeds, and its difference from another's on the same seeds.
 
-    Intervals are 95 %, from the spread over seeds (Student's t); none of a single seed. Prompts and
+    Intervals are 95 %, from the spread over seeds (Student's t); none of a single seed, and the
+    seeds themselves where they differ by more than `COLLAPSE_SPREAD`. Prompts and
     policy are the same for all runs, so the intervals say nothing about other ones.
     """
     after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
@@ -148,6 +156,8 @@ def _mean(values: Sequence[float], *, signed: bool = False) -> str:
     mean = statistics.fmean(values)
     if len(values) == 1:
         return f"{mean:{sign}.1f}"
+    if statistics.stdev(values) > COLLAPSE_SPREAD:
+        return f"{mean:{sign}.1f} ({', '.join(f'{value:{sign}.1f}' for value in values)})"
     error = statistics.stdev(values) / math.sqrt(len(values))
     half = float(students_t.ppf(0.975, len(values) - 1)) * error
     return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"

@@ -6,6 +6,7 @@ observation is 999 or nan: every column, metric, profile and loss must agree.
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, replace
 from typing import Any
 
@@ -253,13 +254,26 @@ def test_turns_through_the_stage_by_hand(phase: Phase) -> None:
         assert profile["reward_weight_mean"] == [0.25, 0.25, 1.0]
 
 
-def test_a_truncated_episodes_last_turn_is_worth_its_value_again() -> None:
-    """delta_2 = 1 + 0.5 * 0.5 - 0.5 = 0.75: its reward stays, and its own value stands for more."""
+def test_the_value_of_a_truncated_episodes_last_turn_stands_for_its_reward() -> None:
+    """delta_2 = 0.5 * 0.5 - 0.5: the reward of 1 is in the value of 0.5 already."""
     config = system_config("vapo", *PLAIN, "critic.bootstrap_truncated=true")
     rollout = two_turns(finish=FinishReason.TURNS)
     found = estimate_advantages(two_turn_batch(config, rollout), Phase.POLICY_OPTIMIZATION, config)
     assert found.advantages is not None
-    assert float(found.advantages[0, 5]) == 0.75
+    assert float(found.advantages[0, 5]) == -0.25
+
+
+@pytest.mark.parametrize("over", ["tokens", "turns"])
+def test_a_critic_that_learns_its_targets_of_a_truncated_episode_comes_to_rest(over: str) -> None:
+    overrides = (f"algorithm.gae_over={over}", "algorithm.gamma=1")
+    config = system_config("vapo", *PLAIN, "critic.bootstrap_truncated=true", *overrides)
+    batch = two_turn_batch(config, two_turns(finish=FinishReason.TURNS))
+    for _ in range(4):
+        found = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config)
+        assert found.value_targets is not None
+        batch = replace(batch, old_values=found.value_targets)
+    first, last = (found.value_targets[0, place] for place in (1, 5))
+    assert (float(first), float(last)) == (1.0, 0.5), "the first turn's 0.5, then V of the last"
 
 
 def test_without_turns_the_whole_response_is_one() -> None:
@@ -331,3 +345,18 @@ def test_an_environments_failure_is_not_a_verifiers() -> None:
     )
     assert batch.is_lost.tolist() == [False, True]
     assert response_metrics(batch)["rollout/verifier_failures"] == 1.0
+
+
+def test_metrics_where_every_episode_failed_before_its_first_turn() -> None:
+    config = system_config("vapo")
+    prompts = [Prompt(name, "", (2,), "") for name in "ab"]
+    lost = [
+        Rollout(p, (), "", (), FinishReason.LENGTH, failure="timeout", in_environment=True)
+        for p in prompts
+    ]
+    lost = [replace(rollout, is_lost=True, is_correct=False) for rollout in lost]
+    batch = make_rollout_batch(lost, group_size=1, rewards=config.rewards, max_response_tokens=8)
+    zeros = torch.zeros(batch.response_mask.shape)
+    evaluated = EvaluatedBatch(**vars(batch), old_logprobs=zeros, old_values=zeros)
+    found = estimate_advantages(evaluated, Phase.POLICY_OPTIMIZATION, config)
+    assert math.isnan(iteration_metrics(found, resolve(config))["critic/value_mean"])

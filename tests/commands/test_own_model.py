@@ -134,6 +134,20 @@ def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
     assert short_gpu == [(256, False, False), (64, False, False), (64, True, True)]
 
 
+def test_what_is_less_than_all_weights_is_said_on_a_cpu(model: str, file: str):
+    chosen = own_model(model, file, "exact")
+    shown = "low-rank adapters (actor.lora.rank=16); a critic of the model's first 2 layers"
+    assert f"own_model_cpu.yaml; {shown} (critic.layers); prompts from" in chosen.line
+    whole = own_model(model, file, "exact", overrides=["actor.lora=null", "critic.layers=null"])
+    assert "own_model_cpu.yaml; prompts from" in whole.line
+
+
+def test_the_choice_for_another_machines_gpu(model: str, file: str, short_gpu: list[Any]):
+    """As `vapo estimate --model ... --gpu_memory_gib N` asks for it."""
+    assert "because all weights" in own_model(model, file, "exact", gpu_gib=10).line
+    assert "because all weights" not in own_model(model, file, "exact", gpu_gib=11).line
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -302,7 +316,7 @@ def test_half_of_the_options_is_one_error(args: str, said: str):
     ("own", "said"),
     [
         ({"data": "typo.jsonl"}, "data.train.path: there is no file typo.jsonl"),
-        ({"reward": "exakt"}, "rewards.verifier: expects exact|"),
+        ({"reward": "exakt"}, "'exakt'; did you mean exact?"),
         ({"reward": "tests/commands/trl_reward.py:no_such"}, "trl_reward.py has no no_such"),
         ({"overrides": ["training.num_iteration=3"]}, "did you mean 'training.num_iterations'?"),
         ({"model": "/nowhere"}, "the model: /nowhere: no such model folder"),

@@ -21,6 +21,9 @@ def test_each_missing_part_is_replaced(tmp_path: Path) -> None:
     assert nearest_path(wrong) == f"; did you mean {file}?"
     assert nearest_path(tmp_path / "models" / "tracking" / "zzz") == ""
     assert nearest_path(file / "below_a_file") == ""
+    assert nearest_path(file.parent / "my_json.py") == "", (
+        "two names that hardly have a part in common"
+    )
 
 
 def test_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

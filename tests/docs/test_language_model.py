@@ -42,12 +42,13 @@ def write_run(folder: Path, metrics: dict[str, list[float]], *overrides: str) ->
 
 @pytest.mark.slow
 def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) -> None:
-    """Two runs: one from a shared value pretraining, one that is still open."""
+    """Two runs: one from a shared value pretraining, one that is still open. What the end did not
+    record is not the start's figure."""
     metrics = {
         "rollout/accuracy": [0.5, 0.625],
         "critic/explained_variance": [0.25, 0.5],
         "truth/explained_within": [0.3, 0.4],
-        "truth/mistake_recall": [0.6, 0.7],
+        "truth/mistake_recall": [0.6],
         "time/iteration_s": [600.0, 300.0],
     }
     zero = "components.value_pretraining.num_iterations=0"
@@ -83,7 +84,7 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
         "truth_explained_within": 0.3,
         "truth_explained_within_at_the_end": 0.4,
         "truth_mistake_recall": 0.6,
-        "truth_mistake_recall_at_the_end": 0.7,
+        "truth_mistake_recall_at_the_end": None,
     }
     assert "| VAPO | 2 | 50.0 [40.0, 60.0] | 75.0 [70.0, 80.0] | 1,280 | 0.50 | 0.25 |" in (
         script.table([row])
@@ -96,6 +97,21 @@ def test_the_pages_show_every_row(script: ModuleType) -> None:
         page = path.read_text(encoding="utf-8")
         assert script.with_table(page, table(rows)) == page
         assert script.with_table(page, table(rows[:-1])) != page
+
+
+def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: ModuleType) -> None:
+    """The interval of the second would begin at 56 and end at 108."""
+    scores = {"A": (0.82, 0.80, 0.84), "B": (0.885, 0.701, 0.881)}
+    rows = [
+        {"system": name, "seed": seed, "before": 0.5, "after": after}
+        for name, all_seeds in scores.items()
+        for seed, after in enumerate(all_seeds)
+    ]
+    lines = script.means(rows, against="A").splitlines()
+    assert lines[2] == "| A | 3 | 82.0 [77.0, 87.0] | 32.0 [27.0, 37.0] |  |"
+    assert lines[3].startswith(
+        "| B | 3 | 82.2 (88.5, 70.1, 88.1) | 32.2 (38.5, 20.1, 38.1) | +0.2 ["
+    )
 
 
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:

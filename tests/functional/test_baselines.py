@@ -66,6 +66,19 @@ def test_whitened_over_two_ranks_is_whitened_over_both() -> None:
     equal(first, whole[:4])
 
 
+def test_the_variance_is_of_the_counted_responses() -> None:
+    """A group without loss changes nothing for the others."""
+    counted = torch.tensor([True, True, False, False])
+    found = whitened_group_mean_advantages(f64([1, -1, 9, 1])[0], group_size=2, counted=counted)
+    equal(found[:2], whitened_group_mean_advantages(f64([1, -1])[0], group_size=2))
+    nobody = torch.zeros(2, dtype=torch.bool)
+    assert (
+        whitened_group_mean_advantages(f64([1, -1])[0], group_size=2, counted=nobody)
+        .isfinite()
+        .all()
+    )
+
+
 def test_leave_one_out_advantages() -> None:
     actual = leave_one_out_advantages(f64([1, -1, -1, 2, 4, 6])[0], group_size=3)
     equal(actual, f64([2, -1, -1, -3, 0, 3])[0])

@@ -147,6 +147,8 @@ def test_evpo_by_hand() -> None:
     harmful = gate_explained_variance(f64([0.1, 0.9])[0], f64([1, 0])[0])
     assert harmful.item() == pytest.approx(1 - 0.81 / 0.25, abs=1e-12)
     equal(batch_mean_advantages(f64([1, 0, 0.5])[0]), f64([0.5, -0.5, 0])[0])
+    counted = torch.tensor([True, True, False])
+    equal(batch_mean_advantages(f64([1, 0, 9])[0], counted=counted), f64([0.5, -0.5, 8.5])[0])
 
 
 @pytest.mark.parametrize("rewards", [[1.0, 1.0, 1.0], [0.1, 0.1, 0.1], [0.0], []])

@@ -78,6 +78,15 @@ def test_iterations_have_the_weights_and_no_prompt_repeats_early() -> None:
     assert ids(other) != ids(walk[:8])
 
 
+def test_each_source_is_shuffled_once_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More sources than any fixed number of permutations that are kept."""
+    shuffled = list[int]()
+    monkeypatch.setattr(Random, "shuffle", lambda self, order: shuffled.append(len(order)))
+    sources = tuple(TrainingSource((Stage(prompts("a", 50)),), name=str(n)) for n in range(40))
+    group_sampling(TrainingSet(sources), num_prompts=400, seed=0, iteration=0)
+    assert len(shuffled) == len(sources)
+
+
 def test_an_iteration_does_not_depend_on_what_came_before() -> None:
     late = ids(group_sampling(training_set(a=(2, 9), b=(5, 7)), num_prompts=6, seed=0, iteration=9))
     mixture = training_set(a=(2, 9), b=(5, 7))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 
 from tests.judged import judged
@@ -12,16 +14,20 @@ from tests.rollouts.playing import InstantScorer
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_tokenizer
+from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.poise import baseline_of
 from vapo.environments.contract import Verdict
+from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import collection as collection_module
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import Filling, Group, RolloutCollection, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
 from vapo.training.minibatches import Minibatch, make_minibatches, num_minibatches
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch
+from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
 G, NUM_PROMPTS = 2, 4
 
@@ -224,6 +230,41 @@ def test_fillers_carry_no_loss_and_the_steps_stay_the_same() -> None:
         assert len(steps) == 2
         assert sum(m.num_responses for m in steps) == G * sum(expected)
     assert len(seen) > 1, "the iterations differ in what they lack"
+
+
+@pytest.mark.parametrize("system", ["vapo", "reinforce_pp_baseline", "evpo"])
+def test_fillers_change_no_advantage_of_the_others(system: str) -> None:
+    """No mean or variance over the batch counts them: the gradient is the smaller batch's."""
+    config = system_config(system, f"components.group_sampling.group_size={G}")
+    mixed = [*group("a", "+-"), *group("b", "-+")]
+    fillers = [*group("c", "++"), *group("d", "++")]
+    options: dict[str, Any] = {
+        "group_size": G,
+        "rewards": config.rewards,
+        "max_response_tokens": 8,
+    }
+    found = []
+    for rollouts in (mixed, mixed + fillers):
+        batch = make_rollout_batch(rollouts, **options)
+        batch = with_loss_on(batch, torch.arange(len(batch)) < len(mixed))
+        zeros = torch.zeros(batch.response_mask.shape)
+        evaluated = EvaluatedBatch(
+            **vars(batch), old_logprobs=zeros - 1, ref_logprobs=zeros - 1, old_values=zeros
+        )
+        estimate = estimate_advantages(
+            evaluated, Phase.POLICY_OPTIMIZATION, config, baseline_of(config.algorithm)
+        )
+        assert estimate.advantages is not None
+        found.append(estimate.advantages[: len(mixed)])
+    assert bool(found[0].any())
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_fillers_that_lost_an_episode_come_last() -> None:
+    """An iteration of lost rows alone would be a fault, and its mixed group not be trained on."""
+    lost = [replace(rollout, is_lost=True) for rollout in group("lost", "--")]
+    found = filled([[lost, group("a", "+-"), group("b", "++")]], num_groups=2, max_attempts=1)
+    assert names(found.groups) == ["a", "b"]
 
 
 def test_value_pretraining_keeps_every_prompt() -> None:

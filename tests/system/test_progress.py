@@ -45,6 +45,20 @@ def run_stage(progress, clock, name, seconds, unit="responses"):
         advance(10)
 
 
+def test_the_time_left_counts_the_evaluations_to_come(progress, stream, clock):
+    """One of 20 s after the last iteration: it is none of an iteration's own 5 s."""
+    with progress:
+        run_stage(progress, clock, "evaluation", 20)
+        for number, num_evaluations in ((1, 2), (2, 2), (3, 1)):
+            progress.iteration(number, 4, "policy_optimization", num_evaluations=num_evaluations)
+            run_stage(progress, clock, "training", 5)
+            if number == 2:
+                run_stage(progress, clock, "evaluation", 20)
+            progress.metrics({})
+    lines = [line for line in stream.getvalue().splitlines() if " left" in line]
+    assert [line.rpartition("| ")[2] for line in lines] == ["about 0:30 left", "about 0:25 left"]
+
+
 def test_one_plain_line_for_each_finished_iteration(progress, stream, clock):
     with progress:
         run_stage(progress, clock, "evaluation", 4)

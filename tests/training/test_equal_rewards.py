@@ -20,6 +20,9 @@ def test_equal_rewards_are_said_once_and_different_ones_never() -> None:
         assert stream.getvalue() == ""
         for reward in (-1.0, -1.0, 1.0):
             recording.note_equal_rewards(torch.full((8,), reward))
-    said = "all 8 rewards are -1: there is nothing to learn from; look at responses with `vapo try`"
+    said = (
+        "all 8 rewards are -1: there is nothing to learn from; look at responses with `vapo try`, "
+        "or in the run's artifacts, in samples/"
+    )
     assert stream.getvalue().count("nothing to learn") == 1
     assert said in stream.getvalue()

@@ -55,8 +55,8 @@ def bootstrapped(
 
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
 
-    Over turns l is the last turn. What an environment gave for the turns stays: it was earned. A
-    verifier judged the one turn, which was cut, as if it had ended.
+    Over turns l is the last turn. What an environment gave for the turns before it stays. The last
+    turn's own reward goes, whether it was cut or the episode after it: V(s_l) has it in it.
 
     Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
     reward would count beside the value of the same future, and a target V(s_l) + r trained on
@@ -64,8 +64,8 @@ def bootstrapped(
     """
     last = last_column(value_places(batch, hyperparameters))[:, None]
     after = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
-    is_earned = torch.tensor([any(turn.has_ended for turn in r.turns) for r in batch.rollouts])
-    after = after + torch.where(is_earned.to(after.device), batch.turn_rewards.sum(dim=1), 0.0)
+    of_last_turn = batch.turn_rewards.gather(1, last_column(batch.response_mask)[:, None])[:, 0]
+    after = after + (batch.turn_rewards.sum(dim=1) - of_last_turn)
     return torch.where(batch.is_truncated.to(after.device), after, rewards)
 
 

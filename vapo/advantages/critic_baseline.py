@@ -116,16 +116,15 @@ class CriticBaseline:
         config: Evpo,
     ) -> Float[Tensor, "B T"]:
         """The critic's advantages where it explains enough of the returns, else a mean's."""
-        values, mask = batch.values, batch.response_mask
-        explained, by = values[mask], returns[mask]
+        values, mask = batch.values, batch.loss_mask
+        explained, by, counted = values[mask], returns[mask], mask.any(dim=1)
         if config.level == "response":
-            counted = mask.any(dim=1)
             explained = response_means(values, mask)[counted]
             first = first_column(mask)[:, None]
             by = returns.gather(1, first)[:, 0][counted]
         found = gate_explained_variance(explained, by, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
-        from_batch = batch_mean_advantages(rewards, reduce=sum_over_ranks)
+        from_batch = batch_mean_advantages(rewards, counted=counted, reduce=sum_over_ranks)
         uses_critic = float(found) > config.threshold
         self.num_critic += uses_critic
         self.metrics = {
@@ -137,4 +136,4 @@ class CriticBaseline:
             return advantages
         if config.fallback == "group_mean":
             from_batch = group_mean_advantages(rewards, group_size=batch.group_size)
-        return zero_outside(from_batch[:, None].expand(mask.shape), mask)
+        return zero_outside(from_batch[:, None].expand(mask.shape), batch.response_mask)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -135,13 +134,24 @@ def _of_groups(advantages: Callable[..., Tensor]) -> Estimator:
     return estimate
 
 
+def group_mean_whitened(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
+    """Of the variance over all ranks; responses without loss are not counted in it."""
+    scored = whitened_group_mean_advantages(
+        token_rewards.sum(dim=1),
+        group_size=batch.group_size,
+        counted=batch.loss_mask.any(dim=1),
+        reduce=sum_over_ranks,
+    )
+    return on_every_token(batch, scored)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_estimate,
     "group_relative": _of_groups(group_relative_advantages),  # GRPO, DAPO
     "group_mean": _of_groups(group_mean_advantages),  # Dr.GRPO
-    "group_mean_whitened": _of_groups(  # REINFORCE++-baseline
-        partial(whitened_group_mean_advantages, reduce=sum_over_ranks)
-    ),
+    "group_mean_whitened": group_mean_whitened,  # REINFORCE++-baseline
     "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO
     "poise": _of_groups(leave_one_out_advantages),  # as POISE begins; then its baseline weighs
     "reward_to_go": reward_to_go,
@@ -204,7 +214,7 @@ def estimate_advantages(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
     if algorithm.whiten_advantages:
-        advantages = whiten(advantages, batch.response_mask, reduce=sum_over_ranks)
+        advantages = whiten(advantages, batch.loss_mask, reduce=sum_over_ranks)
     columns["value_mask"] = anchored(batch, config.critic) & value_places(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):

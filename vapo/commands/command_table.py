@@ -117,7 +117,10 @@ COMMANDS = {
     ),
     "estimate": configured(
         "estimate", "the memory that a config needs on each GPU",
-        option("--gpu_memory_gib N", "does it fit?", type=float),
+        *_OWN_MODEL,
+        option(
+            "--gpu_memory_gib N", "does it fit? With --model: what is chosen for it", type=float
+        ),
         option(
             "--model_config FILE",
             "a model's config.json to count actor and critic by, instead of the config's own",

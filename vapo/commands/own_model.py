@@ -34,6 +34,7 @@ from vapo.system.shown_text import redacted, visible
 PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
+_GIB = 1024**3
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
 _FEWER = {"rollouts.max_concurrent_sequences": 64}
 _ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
@@ -58,6 +59,7 @@ def own_model(
     *,
     heldout: Any = None,
     overrides: Sequence[str] = (),
+    gpu_gib: float | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> OwnModel:
     """Choose the base, and read the data's columns.
@@ -69,6 +71,7 @@ def own_model(
         reward: a verifier's name, a function as `folder/file.py:function`, or the function.
         heldout: as `data`; None: a tenth of the training prompts, at most 64, is held out.
         overrides: the user's own `KEY=VALUE`; they win.
+        gpu_gib: choose as on a machine with a GPU of so many GiB; None: as on this one.
         tell: is told what takes some seconds.
 
     Raises: UserError: no such model, data, column, key, verifier or function.
@@ -76,7 +79,7 @@ def own_model(
     try:
         values, told = _from_files(model, data, reward, heldout, list(overrides))
         tell("loading torch and transformers, to look at the model ...")
-        return _chosen(model, values, told, list(overrides))
+        return _chosen(model, values, told, list(overrides), gpu_gib)
     except UserError as error:
         error.args = (redacted(str(error)),)
         raise
@@ -123,21 +126,29 @@ def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
     raise errors[0]
 
 
-def _chosen(model: str, values: dict[str, Any], told: str, overrides: list[str]) -> OwnModel:
+def _chosen(
+    model: str, values: dict[str, Any], told: str, overrides: list[str], gpu_gib: float | None
+) -> OwnModel:
     """What the machine and the tokenizer decide, put to the values."""
     import torch
 
     from vapo.networks.loading import load_tokenizer
 
-    has_gpu = torch.cuda.is_available()
+    memory = None if gpu_gib is None else int(gpu_gib * _GIB)
+    if memory is None and torch.cuda.is_available():
+        memory = torch.cuda.mem_get_info()[1]
+    has_gpu = memory is not None
     base = _base("gpu" if has_gpu else "cpu")
     has_template = bool(load_tokenizer(model).chat_template)
     values = {"actor.path": model, "data.chat_template": has_template} | values
     parts = [f"begins with conf/scale/{base.name}"]
-    if has_gpu:
-        saved, said = _what_fits_the_gpu(base, values, overrides)
+    if memory is not None:
+        saved, said = _what_fits_the_gpu(base, values, overrides, memory)
         values |= saved
         parts += said
+    config = load_config(FitConfig, [base], [*as_overrides(values), *overrides])
+    if not has_gpu:
+        parts += _what_is_trained(config)
     parts += [told, f"{'the' if has_template else 'no'} chat template"]
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
@@ -243,8 +254,18 @@ def _plain(entry: Any) -> Any:
     raise TypeError(f"{type(entry).__name__} is no type of JSON")
 
 
+def _what_is_trained(config: FitConfig) -> list[str]:
+    """What is less than all weights of two networks of the model's size, with its keys."""
+    said = []
+    if config.actor.lora is not None:
+        said.append(f"low-rank adapters (actor.lora.rank={config.actor.lora.rank})")
+    if config.algorithm.has_critic and config.critic.layers is not None:
+        said.append(f"a critic of the model's first {config.critic.layers} layers (critic.layers)")
+    return said
+
+
 def _what_fits_the_gpu(
-    base: Path, values: dict[str, Any], overrides: Sequence[str]
+    base: Path, values: dict[str, Any], overrides: Sequence[str], memory: int
 ) -> tuple[dict[str, Any], list[str]]:
     """What is changed where the training of all weights does not fit the first GPU, and why.
 
@@ -252,23 +273,18 @@ def _what_fits_the_gpu(
     nothing but speed; if that is not enough, adapters and a probe, too. A critic of which the
     overrides say anything is left as it is.
     """
-    import torch
-
     from vapo.commands.estimate import estimated
-    from vapo.studies.memory.estimate import GIB
-
-    there = torch.cuda.mem_get_info()[1]
 
     def needed(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
         return config, estimated(config, tell=lambda line: None)[1].peak
 
     asked, whole = needed({})
-    if whole <= _ROOM * there:
+    if whole <= _ROOM * memory:
         return {}, []
-    why = f"all weights need {whole / GIB:.1f} GiB of the GPU's {there / GIB:.1f}"
+    why = f"all weights need {whole / _GIB:.1f} GiB of the GPU's {memory / _GIB:.1f}"
     fewer = _FEWER if asked.rollouts.engine == "transformers" else {}
-    if fewer and needed(fewer)[1] <= _ROOM * there:
+    if fewer and needed(fewer)[1] <= _ROOM * memory:
         return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
     has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
     takes_probe = not has_own_critic and asked.algorithm.has_critic
@@ -277,6 +293,6 @@ def _what_fits_the_gpu(
     if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     said = f"{names}, because {why}"
-    if (less := needed(saved)[1]) > _ROOM * there:
-        said += f"; these still need {less / GIB:.1f}: docs/recipes.md says what to change next"
+    if (less := needed(saved)[1]) > _ROOM * memory:
+        said += f"; these still need {less / _GIB:.1f}: docs/recipes.md says what to change next"
     return saved, [said]

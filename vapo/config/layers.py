@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import io
 import re
 from collections.abc import Mapping, Sequence
@@ -287,7 +288,10 @@ def is_of_type(kind: Any, value: Any) -> bool:
 
 
 def type_error(option: Option, value: Any) -> str:
-    return f"expects {option.label}, got {show(value)}"
+    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+    close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return f"expects {option.label}, got {show(value)}{hint}"
 
 
 def is_interpolation(value: Any) -> bool:

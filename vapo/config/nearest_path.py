@@ -18,7 +18,7 @@ def nearest_path(path: Path) -> str:
         names: list[str] = []
         with suppress(OSError):  # no folder, or one that may not be read: nothing to suggest
             names = [other.name for other in found.iterdir()]
-        close = difflib.get_close_matches(part, names, n=1)
+        close = difflib.get_close_matches(part, names, n=1, cutoff=0.7)
         if not close:
             return ""
         found /= close[0]

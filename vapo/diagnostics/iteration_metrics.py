@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -128,9 +130,11 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
 
 
 def mean_and_std(values: Tensor, mask: Tensor) -> tuple[float, float]:
-    """Mean and population standard deviation over the True tokens of all ranks."""
+    """Mean and population standard deviation over the True tokens of all ranks; nan of none."""
     kept = torch.where(mask, values, 0.0).double()
     count, total = sum_over_ranks(torch.stack([mask.sum().double(), kept.sum()])).tolist()
+    if count == 0:
+        return math.nan, math.nan
     mean = total / count
     squares = torch.where(mask, (kept - mean) ** 2, 0.0).sum()
     return mean, (float(sum_over_ranks(squares)) / count) ** 0.5

@@ -94,12 +94,18 @@ def group_mean_advantages(rewards: Float[Tensor, " B"], *, group_size: int) -> F
 
 @torch.no_grad()
 def whitened_group_mean_advantages(
-    rewards: Float[Tensor, " B"], *, group_size: int, reduce: Reduce = identity
+    rewards: Float[Tensor, " B"],
+    *,
+    group_size: int,
+    counted: Bool[Tensor, " B"] | None = None,
+    reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
     """Center in the group, then scale to variance 1 over the whole batch (REINFORCE++-baseline).
 
         a_i = r_i - mean(r)                            mean over the group
-        A_i = a_i / sqrt(sum_j a_j^2 / B + 1e-8)       over the batch, all ranks
+        A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)       j over the N counted responses, all ranks
+
+    counted: those with a loss, of which alone the variance is; None: all of them.
 
     Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline. The batch mean
     of a is 0, as every group's is, so whitening has none to subtract. Deviation: each response
@@ -112,9 +118,10 @@ def whitened_group_mean_advantages(
     tensor([-1.4142,  1.4142,  0.0000,  0.0000])
     """
     centered = _centered_in_group(rewards, group_size).flatten()
-    squares = centered.double().square().sum()
-    total, count = reduce(torch.stack([squares, squares.new_tensor(float(len(rewards)))]))
-    return (centered * (total / count + _VARIANCE_EPS).rsqrt()).to(rewards.dtype)
+    squares = centered.double().square()
+    weights = torch.ones_like(squares) if counted is None else counted.to(squares.dtype)
+    total, count = reduce(torch.stack([(weights * squares).sum(), weights.sum()]))
+    return (centered * (total / count.clamp(min=1) + _VARIANCE_EPS).rsqrt()).to(rewards.dtype)
 
 
 @torch.no_grad()

@@ -97,11 +97,16 @@ def gate_explained_variance(
 
 @torch.no_grad()
 def batch_mean_advantages(
-    rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
+    rewards: Float[Tensor, " B"],
+    *,
+    counted: Bool[Tensor, " B"] | None = None,
+    reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
     """Score each response against the mean of the batch, all ranks, unscaled.
 
         A_i = r_i - mean(r)
+
+    counted: those with a loss, of which alone the mean is; None: all of them.
 
     Source: EVPO (arXiv 2604.19485), the gate's other branch; batch or group: silent, we take
     the batch. Equal rewards give 0 up to rounding.
@@ -111,8 +116,9 @@ def batch_mean_advantages(
     tensor([ 0.7500, -0.2500, -0.2500, -0.2500])
     """
     r = rewards.double()
-    total, count = reduce(torch.stack([r.sum(), r.new_tensor(float(len(r)))]))
-    return (r - total / count).to(torch.promote_types(rewards.dtype, torch.float32))
+    weights = torch.ones_like(r) if counted is None else counted.to(r.dtype)
+    total, count = reduce(torch.stack([(weights * r).sum(), weights.sum()]))
+    return (r - total / count.clamp(min=1)).to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 @torch.no_grad()

@@ -78,7 +78,7 @@ def _split(
         share = f", {size} of {key}" if source.name else ""
         raise UserError(
             f"data.heldout_size is {total}{share}, but {key} has {len(prompts)} usable "
-            "prompts: lower it, or set data.heldout"
+            f"prompts: {'' if size == 1 else 'lower it, '}add problems, or set data.heldout"
         )
     order = list(range(len(prompts)))
     Random(f"heldout/{seed}").shuffle(order)

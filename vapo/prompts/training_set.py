@@ -6,7 +6,7 @@ Everything is a function of counters, so that a resumed run continues where it s
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import gcd
@@ -56,6 +56,11 @@ class TrainingSet:
     def turns(self) -> Turns:
         return Turns(tuple(source.weight for source in self.sources))
 
+    @cached_property
+    def _permutation(self) -> Callable[[int, int, int], tuple[int, ...]]:
+        """`_permutation`, of which each source's last two are kept: an iteration may need both."""
+        return lru_cache(maxsize=2 * len(self.sources))(_permutation)
+
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
         """The prompt at a position of the sequence; iteration i begins at i * num_prompts.
 
@@ -70,7 +75,7 @@ class TrainingSet:
         epoch, nth = divmod(self.turns.count(index, place) - begin, len(stage.prompts))
         is_plain = not source.name and number == 0
         seed = seed if is_plain else derive_seed(seed, "source", source.name, number)
-        return stage.prompts[_permutation(len(stage.prompts), seed, epoch)[nth]]
+        return stage.prompts[self._permutation(len(stage.prompts), seed, epoch)[nth]]
 
 
 class Turns:
@@ -120,7 +125,6 @@ def _order(weights: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(order)
 
 
-@lru_cache(maxsize=16)
 def _permutation(size: int, seed: int, epoch: int) -> tuple[int, ...]:
     order = list(range(size))
     Random(f"group_sampling/{seed}/{epoch}").shuffle(order)

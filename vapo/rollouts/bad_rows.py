@@ -18,7 +18,7 @@ from torch import Tensor
 
 from vapo.functional.columns import Batch, bad_inputs, float_columns, select_rows
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
-from vapo.types import EvaluatedBatch, Rollout, RolloutBatch, Turn
+from vapo.types import EvaluatedBatch, Rollout, RolloutBatch
 
 FOLDER = "bad_rollouts"
 _MAX_BYTES = 64 * 2**20
@@ -175,11 +175,6 @@ def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
         "prompt_ids": list(rollout.prompt.prompt_ids),
         "response_ids": list(rollout.response_ids),
         "rollout_logprobs": list(rollout.rollout_logprobs),
-        "turns": [_turn(turn) for turn in rollout.turns],
+        "turns": [asdict(turn) for turn in rollout.turns],
         **per_token,
     }
-
-
-def _turn(turn: Turn) -> dict[str, Any]:
-    """Without what the finish reason says of the last one."""
-    return {name: value for name, value in asdict(turn).items() if name != "has_ended"}

@@ -80,6 +80,7 @@ class Filling:
         for group in self.sampled:
             (wanted if self.max_attempts == 0 or is_mixed(group) else dropped).append(group)
         num_missing = max(0, self.num_groups - len(wanted))
+        dropped.sort(key=lambda group: any(rollout.is_lost for rollout in group))  # sound first
         self.fillers = dropped[:num_missing]
         self.groups = [*wanted[: self.num_groups], *self.fillers]
         is_last = self.attempts >= self.max_attempts

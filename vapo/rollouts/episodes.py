@@ -87,8 +87,7 @@ class Episode:
         self.logprobs.extend(turn.logprobs)
         num_sampled = self.num_begun + len(turn.ids)
         updates = () if self.num_begun else turn.updates
-        played = Turn(self.num_observed, num_sampled, 0.0, self.version, updates, turn.has_ended)
-        self.turns.append(played)
+        self.turns.append(Turn(self.num_observed, num_sampled, 0.0, self.version, updates))
         self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
         self.num_observed = self.num_begun = 0
 

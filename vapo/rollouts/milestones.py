@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
+from hashlib import blake2b
 from itertools import pairwise
 from typing import Literal
 
@@ -36,31 +37,33 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
     return first + [text(one, two)[len(text(one)) :] for one, two in pairwise(ids)]
 
 
-def milestones(texts: Iterable[str], *, kind: Literal["nth", "all"]) -> dict[Hashable, int]:
+def milestones(
+    texts: Iterable[str], *, kind: Literal["nth", "all"]
+) -> dict[tuple[int, str, bytes], int]:
     """The numbers so far, and how many tokens a response has when it comes to them.
 
-    `nth` is how many numbers there are and the last one, `all` is all of them. Digits that follow
-    each other are one number, which is a milestone before it has ended, too. No response comes back
-    to a milestone that it has left.
+    `nth` is how many numbers there are and the last one, `all` is all of them: beside those two a
+    hash of the ones before, so that each milestone takes the same room. Digits that follow each
+    other are one number, which is a milestone before it has ended, too. No response comes back to
+    a milestone that it has left.
 
     >>> milestones(["3", "+", "1", "4"], kind="nth")
-    {(0, ''): 0, (1, '3'): 1, (2, '1'): 3, (2, '14'): 4}
-    >>> list(milestones(["3", "+", "1", "4"], kind="all"))
-    [(), ('3',), ('3', '1'), ('3', '14')]
+    {(0, '', b''): 0, (1, '3', b''): 1, (2, '1', b''): 3, (2, '14', b''): 4}
     """
-    numbers: list[str] = []
+    count, last, before = 0, "", b""
     is_open = False
-    found: dict[Hashable, int] = {() if kind == "all" else (0, ""): 0}
+    found = {(count, last, before): 0}
     for num_tokens, text in enumerate(texts, start=1):
         for part in re.findall(r"\d+|\D+", text):
             if part[0].isdecimal() and is_open:
-                numbers[-1] += part
+                last += part
             elif part[0].isdecimal():
-                numbers.append(part)
+                if kind == "all":
+                    before = blake2b(before + last.encode(), digest_size=16).digest()
+                count, last = count + 1, part
             is_open = part[0].isdecimal()
         if re.search(r"\d", text):
-            mark = tuple(numbers) if kind == "all" else (len(numbers), numbers[-1])
-            found[mark] = num_tokens
+            found[count, last, before] = num_tokens
     return found
 
 
@@ -71,7 +74,7 @@ def numbered_milestones(
 
     Equal ones have equal numbers. `texts` are of all tokens but the last; padding may be anything.
     """
-    numbers: dict[Hashable, int] = {}
+    numbers: dict[tuple[int, str, bytes], int] = {}
     found = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
     for row, own in enumerate(texts):
         for mark, start in milestones(own, kind=kind).items():

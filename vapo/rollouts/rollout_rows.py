@@ -130,7 +130,7 @@ class RowReader:
             ends = response_ids[-1] == self.tokenizer.eos_token_id
             reason = FinishReason.STOP if ends else FinishReason.LENGTH
         logprobs, length = self._logprobs(row, len(response_ids)), len(response_ids)
-        single = Turn(0, length, float(record["reward"]), has_ended=reason == FinishReason.STOP)
+        single = Turn(0, length, float(record["reward"]))
         return Rollout(
             prompt=self._prompt(row, group),
             response_ids=response_ids,

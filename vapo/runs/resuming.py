@@ -100,6 +100,10 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     """
     pretraining = resolve(config).value_pretraining_iterations
     most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
+    began = RunDir(checkpoint.parent.parent)
+    others = [change for change in changed_keys(began, config) if change.startswith("actor.path ")]
+    if done > most and others:
+        raise UserError(f"{checkpoint} is of a run with another actor: {others[0]}")
     if done > most:
         raise UserError(
             f"{checkpoint} is of iteration {done}, beyond the {most} of this config "

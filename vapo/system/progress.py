@@ -173,6 +173,8 @@ class Progress:
         self._metrics: dict[str, float] = {}
         self._iteration_open = False
         self._iteration_started: float | None = None
+        self._evaluation_s = 0.0  # the latest evaluation, which few iterations have
+        self._evaluated_s = 0.0  # of the running iteration
         self._durations: deque[float] = deque(maxlen=_RECENT_ITERATIONS)
         self._expected_end: float | None = None
         self._line_interval_s = line_interval_s
@@ -197,14 +199,19 @@ class Progress:
             if self._display:
                 self._display.stop()
 
-    def iteration(self, index: int, total: int, phase: str) -> None:
-        """Iteration `index` of `total` (1-based, all phases counted) begins."""
+    def iteration(self, index: int, total: int, phase: str, *, num_evaluations: int = 0) -> None:
+        """Iteration `index` of `total` (1-based, all phases counted) begins.
+
+        `num_evaluations` are still to come; the time left counts them beside the iterations.
+        """
         self._close_iteration()
         now = self._clock()
         if self._iteration_started is not None:
-            self._durations.append(now - self._iteration_started)
+            self._durations.append(now - self._iteration_started - self._evaluated_s)
             mean_s = sum(self._durations) / len(self._durations)
-            self._expected_end = now + mean_s * (total - index + 1)
+            left_s = mean_s * (total - index + 1) + self._evaluation_s * num_evaluations
+            self._expected_end = now + left_s
+        self._evaluated_s = 0.0
         self._iteration_started = now
         self._iteration_open = True
         self._is_last = index >= total
@@ -258,6 +265,9 @@ class Progress:
         now = self._clock()
         for record in (self.stage_seconds, self._iteration_seconds, self._line_seconds):
             record[state.name] = record.get(state.name, 0.0) + now - state.started
+        if state.name == "evaluation" and completed:
+            self._evaluation_s = now - state.started
+            self._evaluated_s += self._evaluation_s
         if completed and not self._iteration_open and self._is_plain:
             self.note(describe_stage(state, now))
             self._line_seconds.clear()

@@ -16,6 +16,7 @@ from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
 from vapo.config.hyperparameters import compares_groups, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.evaluation import evaluated_iterations
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.player import Player
@@ -61,7 +62,9 @@ class IterationRunner:
 
     def run(self, start: IterationStart) -> Iteration:
         """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
-        self.progress.iteration(start.number, self.total, start.phase.value)
+        to_come = [n for n in evaluated_iterations(self.config) if n > start.policy_iterations]
+        at = start.number, self.total, start.phase.value
+        self.progress.iteration(*at, num_evaluations=len(to_come))
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start, last=self.last(start))
         self.safe_point()

@@ -25,7 +25,7 @@ from vapo.diagnostics.value_page.contents import (
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth, truth_table
-from vapo.evaluation import evaluate
+from vapo.evaluation import evaluate, evaluated_iterations
 from vapo.runs.summary import describe_score, interval_of
 from vapo.system.distributed import all_ranks
 from vapo.system.progress import Progress
@@ -63,8 +63,7 @@ class Evaluation(Callback):
         start = iteration_of(trainer).start
         if start.phase is Phase.POLICY_OPTIMIZATION:
             finished, config = start.policy_iterations + 1, pl_module.config
-            is_last = finished == config.training.num_iterations
-            if is_last or finished % config.evaluation.every_n_iterations == 0:
+            if finished in evaluated_iterations(config):
                 self.run(trainer, pl_module)
         pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 

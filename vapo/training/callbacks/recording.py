@@ -143,7 +143,7 @@ class Recording(Callback):
             self._said_equal_rewards = True
             self.progress.note(
                 f"all {len(every)} rewards are {float(every[0]):g}: there is nothing to learn "
-                "from; look at responses with `vapo try`"
+                "from; look at responses with `vapo try`, or in the run's artifacts, in samples/"
             )
 
     def on_exception(
