@@ -98,17 +98,23 @@ def test_stops_after_patience(monkeypatch: pytest.MonkeyPatch, name: str) -> Non
     good, bad = SERIES[name]
     run = Run(monkeypatch, name, patience=3, action="stop")
     run.iterate(good)
-    assert not run.watch.holds_checkpoint
+    assert not run.watch.why_held
     run.iterate(bad, 2)
-    assert run.watch.holds_checkpoint, "last.ckpt is to stay from before"
+    assert (
+        run.watch.why_held == f"watch.{name} has counted 2 of 3 iterations before it stops the run"
+    )
+    run.iterate({})
+    assert not run.watch.why_held, "else a run whose figure is gone would never be saved again"
+    run.iterate(dict.fromkeys(bad, NAN))
+    assert not run.watch.why_held
     run.iterate(good)
-    assert not run.watch.holds_checkpoint
+    assert not run.watch.why_held
     run.iterate(bad, 2)
     assert True not in run.alarms
     run.iterate(bad)
     assert run.alarms[-1] is True
     assert f"{SIGNS[name].symptom}: " in run.notes[0]
-    assert "since iteration 5; likely: " in run.notes[0]
+    assert "since iteration 7; likely: " in run.notes[0]
     assert len(run.notes) == 1
 
 

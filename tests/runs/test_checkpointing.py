@@ -20,9 +20,11 @@ from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import checkpoint_name
 from vapo.runs.run_dirs import RunDir
+from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks import checkpointing
 from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.callbacks.diagnostics import Evaluation
 from vapo.training.module import VapoModule
 
 WAIT_S = 60.0
@@ -51,7 +53,6 @@ class FakeTrainer(L.Trainer):
     max_epochs = 10
     should_stop = False
     global_step = 0
-    callback_metrics: Any = None
 
     def __init__(self) -> None:
         pass
@@ -64,19 +65,28 @@ class Iterations:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool, **options: Any
     ) -> None:
         self.events: list[str] = []
-        self.is_held = False
+        self.held = ""
+        self.notes: list[str] = []
         self.free = threading.Event()  # set: the write may continue
         self.free.set()
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
+        self.evaluation = Evaluation(Records(self.events), Progress(enabled=False))
         kept: Any = KeptRollouts.__new__(KeptRollouts)
         kept.forget = self._forget
         self.callback = Checkpointing(
             RunDir(tmp_path),
             Records(self.events),
             in_background=in_background,
-            held=lambda: self.is_held,
-            **{"every_n_iterations": 3, "keep": 2, "kept": kept, **options},
+            held=lambda: self.held,
+            score=self.evaluation.score_of,
+            **{
+                "every_n_iterations": 3,
+                "keep": 2,
+                "kept": kept,
+                "note": self.notes.append,
+                **options,
+            },
         )
         self.folder = tmp_path / "checkpoints"
         monkeypatch.setattr(checkpointing, "checkpoint_state", self._state)
@@ -96,11 +106,18 @@ class Iterations:
         assert self.last == checkpoint_name(before), "the checkpoint is in its place"
         self.events.append(f"forget {before}")
 
-    def iterate(self, score: float = 0.0, *, times: int = 1) -> None:
+    def iterate(self, score: float | None = 0.0, *, times: int = 1, updates: int = 1) -> None:
+        """With a score: there was an evaluation after the updates of the policy."""
         for _ in range(times):
             self.module.iteration += 1
-            self.trainer.callback_metrics = {"eval/avg_at_k": torch.tensor(score)}
+            self.module.policy_steps += updates
+            if score is not None:
+                self.evaluate(score)
             self.callback.on_train_epoch_end(self.trainer, self.module)
+
+    def evaluate(self, score: float) -> None:
+        self.evaluation.latest = {"eval/avg_at_k": score}
+        self.evaluation.policy_steps = int(self.module.policy_steps)
 
     def end(self) -> None:
         self.callback.teardown(self.trainer, self.module, "fit")
@@ -266,13 +283,16 @@ def test_the_last_by_number_is_written_and_what_is_held_is_not(
 ) -> None:
     run = Iterations(tmp_path, monkeypatch, in_background)
     run.iterate(0.5)
-    run.is_held = True
+    run.held = "the actor's latest update was skipped"
     run.iterate(0.9, times=4)
-    run.is_held = False
-    run.iterate(0.6, times=5)
+    run.held = ""
+    run.iterate(None)
+    assert run.callback.best == (0.5, 1), "what was scored better was held back, and is no more"
+    run.iterate(0.6)
+    run.iterate(None, times=3)
     assert run.last == checkpoint_name(10), "of max_epochs"
-    assert run.events.count("state") == 4
-    assert run.best == checkpoint_name(6), "the better one was held back"
+    assert run.events.count("state") == 5
+    assert run.best == checkpoint_name(7)
     run.end()
 
 
@@ -345,7 +365,7 @@ def test_in_the_background_an_error_is_raised_at_an_iterations_end(
         assert saves is not None
         assert saves._future is not None
         saves._future.exception(WAIT_S)
-        run.is_held = True  # and nothing is due
+        run.held = "a watcher counts"  # and nothing is due
     with pytest.raises(InterruptedRunError, match=r"cannot write .*_000002: No space left"):
         run.iterate(0.7)
     assert run.last == checkpoint_name(1)

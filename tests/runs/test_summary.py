@@ -143,7 +143,28 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     assert "score best" not in render_summary(summary, tmp_path, recorded="x"), "it is the last one"
 
 
+def test_a_run_without_a_better_checkpoint_than_its_start_says_so(summary, tmp_path):
+    def said():
+        text = render_summary(summary, tmp_path, recorded="x")
+        row = text.partition("score best ")[2].partition("took ")[0]
+        return " ".join(row.split()), text
+
+    summary.score_best, summary.best_iteration = 0.5, summary.num_iterations
+    said_best = "no checkpoint is better than the start, 61.0 %; best.ckpt: 50.0 % after iteration"
+    assert said()[0] == f"{said_best} 60"
+    summary.score_best, summary.best_iteration = 0.61, 1  # of value pretraining: it is the start
+    assert said()[0] == f"{said_best} 1".replace("50.0", "61.0")
+    summary.score_best, summary.best_iteration = 0.611, 60
+    assert said()[0] == ""
+    summary.score_best = summary.best_iteration = None
+    row, text = said()
+    assert row == "no checkpoint's policy was evaluated"
+    assert "checkpoints/last.ckpt" in text
+    assert "best.ckpt" not in text
+
+
 def test_the_commands_take_a_folder_with_a_space_as_one_word(summary, tmp_path):
+    summary.score_best, summary.best_iteration = 0.9, 40
     text = render_summary(summary, tmp_path / "a run", recorded="x")
     shell = 'vapo() { for word; do echo "<$word>"; done; }\n'
     typed = shell + text.partition("try next:")[2].partition("run folder:")[0]

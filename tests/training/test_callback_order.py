@@ -79,6 +79,10 @@ def test_what_looks_and_what_saves_get_what_they_need(tmp_path: Path) -> None:
     truth = ("value_truth.every_n_iterations=1", "value_truth.num_prefixes=1")
     callbacks = run_callbacks(tmp_path, *truth, kept=kept)
     assert callbacks.checkpointing.kept is kept
+    assert callbacks.checkpointing.score == callbacks.evaluation.score_of
+    callbacks.watch.faults.skipped("critic", "step 1", "nan")
+    callbacks.watch.faults.pop_metrics()
+    assert callbacks.checkpointing.held() == "the critic's latest update was skipped"
     readers = [c for c in callbacks.in_order if isinstance(c, (DiagnosticTables, ValuePages))]
     assert len(readers) == 2
     assert {type(reader.truths) for reader in readers} == {ValueTruths}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
@@ -18,6 +20,7 @@ from vapo.system.shown_text import say
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
     """Write the folder; `from_pretrained` loads it. Of several critics a folder in it for each.
+    Says so where training has not made the policy better.
 
     Raises: UserError: there is something in the folder already.
     """
@@ -49,4 +52,19 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
         save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)
+    if network == "actor" and (said := no_better_than_start(contents)):
+        say(f"vapo: {said}", file=sys.stderr)
     say(output_dir)
+
+
+def no_better_than_start(contents: Mapping[str, Any]) -> str | None:
+    """That the held-out score of a checkpoint's trained policy does not exceed that of the policy
+    with which its run began; None where it does, or the checkpoint has no score of its policy."""
+    evaluation = contents.get("callbacks", {}).get("Evaluation", {})
+    num_updates = int(contents["state_dict"].get("policy_steps", 0))
+    if num_updates == 0 or evaluation.get("policy_steps") != num_updates:
+        return None
+    start, own = (100 * evaluation[name]["eval/avg_at_k"] for name in ("first", "latest"))
+    if own > start:
+        return None
+    return f"the policy's held-out score is {own:.1f} %, and that of the run's start {start:.1f} %"

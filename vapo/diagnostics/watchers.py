@@ -136,9 +136,15 @@ class WatcherState:
         return self.episode.count >= self.watcher.patience
 
     @property
-    def holds_checkpoint(self) -> bool:
-        """Whether the run may be about to stop, so that the checkpoint must not be overwritten."""
+    def may_stop(self) -> bool:
+        """Whether the run may be about to stop by it."""
         return self.episode is not None and self.watcher.action == "stop"
+
+    def count(self) -> str:
+        """Describe how far an episode is from its alarm."""
+        assert self.episode is not None
+        of = f"{self.episode.count} of {self.watcher.patience} iterations"
+        return f"watch.{self.name} has counted {of} before it stops the run"
 
     def describe(self) -> str:
         """Describe the alarm: symptom, figure, limit, since when."""

@@ -31,7 +31,8 @@ FAILED_EPISODES = "failed_episodes_left_out"
 class RunSummary:
     """What `summary.json` holds. Scores are eval/avg_at_k; None where none was measured.
 
-    `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote.
+    `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote; None where no
+    checkpoint's policy was evaluated.
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
     `faults` how many updates were skipped and rollouts left out. Credentials in `tracking_uri` are
@@ -133,7 +134,7 @@ def render_summary(
         commands.append('vapo deliver "$R"')
     if ablation is not None and config_is_whole:
         commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
-    best = '"$R"/checkpoints/best.ckpt'
+    best = f'"$R"/checkpoints/{"last" if summary.score_best is None else "best"}.ckpt'
     if config_is_whole:
         commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
     commands.append(f'vapo export {best} "$R"/actor')
@@ -164,10 +165,20 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     if summary.score_before is not None:
         after = after.removesuffix(what)
     rows = [("score before", before), ("score after", after)]
-    if summary.score_best is not None and summary.best_iteration != summary.num_iterations:
-        best = f"{100 * summary.score_best:.1f} % after iteration {summary.best_iteration}"
-        rows.append(("score best", f"{best} (best.ckpt)"))
+    if (best := _best(summary)) is not None:
+        rows.append(("score best", best))
     return rows
+
+
+def _best(summary: RunSummary) -> str | None:
+    """What to know of best.ckpt; None where it is the last one, and better than the start."""
+    start, score = summary.score_before, summary.score_best
+    if score is None:
+        return None if start is None else "no checkpoint's policy was evaluated"
+    said = f"{100 * score:.1f} % after iteration {summary.best_iteration}"
+    if start is not None and score <= start:
+        return f"no checkpoint is better than the start, {100 * start:.1f} %; best.ckpt: {said}"
+    return None if summary.best_iteration == summary.num_iterations else f"{said} (best.ckpt)"
 
 
 def _faults(faults: Mapping[str, int]) -> str:

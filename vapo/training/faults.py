@@ -4,8 +4,8 @@ which rollouts made it so."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -68,9 +68,16 @@ class Faults:
         self.rollouts = BadRollouts(max_saved_rollouts)
         self.note: Callable[[str], None] = lambda text: None
         self.streaks: dict[str, Streak] = {}
+        self.latest_skipped: list[str] = []  # networks whose last update of the iteration was
         self.totals: Counter[str] = Counter()
         self._counted: Counter[str] = Counter()
         self._leaves_out = False
+
+    def state_dict(self) -> dict[str, Any]:
+        return {network: asdict(streak) for network, streak in self.streaks.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.streaks = {network: Streak(**streak) for network, streak in state.items()}
 
     def stepped(self, network: str) -> None:
         """An update went well: the streak is over."""
@@ -114,7 +121,8 @@ class Faults:
         self._leaves_out = number > 0
 
     def pop_metrics(self) -> dict[str, float]:
-        """The counts since the last call, as metrics; resets them."""
+        """The counts since the last call, which are an iteration's, as metrics; resets them."""
+        self.latest_skipped = [n for n in self.streaks if self._counted[f"{n}_updates_skipped"]]
         keys = (*(f"{network}_updates_skipped" for network in NETWORKS), "rollouts_left_out")
         counted, self._counted = self._counted, Counter()
         return {f"faults/{key}": float(counted[key]) for key in keys}

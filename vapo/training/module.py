@@ -36,8 +36,10 @@ from vapo.training.optimizers import (
     lr_of_iteration,
     make_optimizers,
     number_parameters_as_module,
+    options_of_groups,
     set_learning_rate,
     stepper,
+    take_options,
 )
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
@@ -128,7 +130,15 @@ class VapoModule(L.LightningModule):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         names = ("actor", "critic") if self.has_critic else ("actor",)
-        return make_optimizers(self, {name: getattr(self.config, name) for name in names})
+        made = make_optimizers(self, {name: getattr(self.config, name) for name in names})
+        self._options = {n: options_of_groups(o) for n, o in zip(names, made[0], strict=True)}
+        return made
+
+    def on_train_start(self) -> None:
+        """A checkpoint's optimizers have its config's options: take those of this run's."""
+        for name, options in self._options.items():
+            wrapper, scheduler = stepper(self, name)
+            take_options(wrapper.optimizer, scheduler, options)
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 

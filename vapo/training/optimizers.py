@@ -95,6 +95,29 @@ def make_optimizers(
     return optimizers, schedulers
 
 
+def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What each group of a new optimizer has from the config: all but its parameters.
+
+    `fused` is not of the config but of the device, and decides where step counts lie.
+    """
+    others = ("params", "fused")
+    return [{k: v for k, v in g.items() if k not in others} for g in optimizer.param_groups]
+
+
+def take_options(
+    optimizer: Optimizer, scheduler: LambdaLR, options: Sequence[Mapping[str, Any]]
+) -> None:
+    """Give a restored optimizer the options of the config that runs now, as `options_of_groups`
+    of a new one has them; the learning rates are the schedule's at the restored step.
+
+    Moments and step counts stay. With the options that it had, nothing changes.
+    """
+    factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
+    for group, own in zip(optimizer.param_groups, options, strict=True):
+        group.update(own, lr=own["initial_lr"] * factor)
+    scheduler.base_lrs = [own["initial_lr"] for own in options]
+
+
 def make_scheduler(
     optimizer: Optimizer, warmup_steps: int, *, num_steps: int = 0, decay_steps: int = 0
 ) -> LambdaLR:

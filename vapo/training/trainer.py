@@ -50,8 +50,9 @@ class RunCallbacks:
             logger,
             every_n_iterations=config.checkpoints.every_n_iterations,
             keep=config.checkpoints.keep,
+            score=self.evaluation.score_of,
             in_background=config.checkpoints.save_in_background,
-            held=lambda: self.watch.holds_checkpoint,
+            held=lambda: self.watch.why_held,
             note=progress.note,
             kept=kept,
         )

@@ -42,16 +42,18 @@ from vapo.training.module import VapoModule
 
 @dataclass(eq=False)
 class Checkpointing(Checkpoint):
-    """Saves at the end of an iteration: every n-th, the last, and each with a better score.
+    """Saves at the end of an iteration: every n-th, the last, and each whose policy has a better
+    score than those saved before.
 
     As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
     logged is on the disk first, so that a resumed run never lacks it; once the checkpoint is in
     its place, the rollouts that were kept for it are removed.
 
     Args:
+        score: of the module's policy as it is now; -inf where nothing has measured it.
         in_background: write while the next iteration runs; an error is raised at its end.
-        held: while it is true, nothing is saved.
-        note: gets the line that says how large checkpoints will be.
+        held: why nothing may be saved now but the run's last; empty where it may.
+        note: gets the line that says how large checkpoints will be, and what holds the last one.
         kept: the rollouts on the disk, of the run's processes.
     """
 
@@ -59,8 +61,9 @@ class Checkpointing(Checkpoint):
     logger: RunLogger
     every_n_iterations: int
     keep: int | None
+    score: Callable[[VapoModule], float]
     in_background: bool = False
-    held: Callable[[], bool] = lambda: False
+    held: Callable[[], str] = lambda: ""
     note: Callable[[str], None] = tell
     kept: KeptRollouts | None = None
     best_score: float = field(default=-math.inf, init=False)
@@ -148,14 +151,16 @@ class Checkpointing(Checkpoint):
         assert isinstance(pl_module, VapoModule)
         started = time.monotonic()
         iteration = int(pl_module.iteration)
-        score = float(trainer.callback_metrics["eval/avg_at_k"])
+        score, held = self.score(pl_module), self.held()
         is_best = score > self.best_score
         is_last = trainer.should_stop or iteration >= (trainer.max_epochs or 0)
-        is_due = is_best or is_last or iteration % self.every_n_iterations == 0
-        is_due = is_due and not self.held()
-        self._settle(wait=is_due or is_last)
+        is_due = is_best or iteration % self.every_n_iterations == 0
+        is_due = is_last or (is_due and not held)
+        self._settle(wait=is_due)
         if not is_due:
             return
+        if held:
+            self.note(f"iteration {iteration} is the run's last: it is saved although {held}")
         if is_best:
             self.best_score, self.best_name = score, checkpoint_name(iteration)
         self.logger.sync()

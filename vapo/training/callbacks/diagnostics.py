@@ -4,6 +4,7 @@ values and advantages by token position, and pages of tokens."""
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -41,18 +42,27 @@ from vapo.types import Phase
 
 @dataclass(eq=False)
 class Evaluation(Callback):
-    """Keeps the first and the latest result; `best.ckpt` is chosen by `eval/avg_at_k`."""
+    """Keeps the first and the latest result, and after how many of the actor's updates the latest
+    was measured; `best.ckpt` is chosen by `score_of`."""
 
     logger: RunLogger
     progress: Progress
     first: dict[str, float] = field(default_factory=dict, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
+    policy_steps: int = field(default=-1, init=False)
 
-    def state_dict(self) -> dict[str, dict[str, float]]:
-        return {"first": self.first, "latest": self.latest}
+    def state_dict(self) -> dict[str, Any]:
+        return {"first": self.first, "latest": self.latest, "policy_steps": self.policy_steps}
 
-    def load_state_dict(self, state_dict: dict[str, dict[str, float]]) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.first, self.latest = state_dict["first"], state_dict["latest"]
+        self.policy_steps = state_dict.get("policy_steps", -1)  # earlier versions have none
+
+    def score_of(self, module: VapoModule) -> float:
+        """The held-out score of the policy as it is now; -inf where it was updated since the latest
+        evaluation."""
+        is_current = int(module.policy_steps) == self.policy_steps
+        return self.latest["eval/avg_at_k"] if is_current else -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if not self.first:
@@ -65,7 +75,6 @@ class Evaluation(Callback):
             finished, config = start.policy_iterations + 1, pl_module.config
             if finished in evaluated_iterations(config):
                 self.run(trainer, pl_module)
-        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 
     def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate the current policy; log its metrics and a table of sample responses."""
@@ -79,7 +88,7 @@ class Evaluation(Callback):
                 max_response_tokens=config.rollouts.max_response_tokens,
                 progress=self.progress,
             )
-        self.latest = result.metrics
+        self.latest, self.policy_steps = result.metrics, int(pl_module.policy_steps)
         self.logger.log_metrics(result.metrics, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)

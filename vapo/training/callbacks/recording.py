@@ -202,22 +202,30 @@ class Watch(Callback):
         self.progress = progress
         self.watchers = [WatcherState(name, w) for name, w in config.watchers().items()]
         self.warnings: dict[str, str] = {}  # the newest of each watcher
+        self._counting: list[WatcherState] = []  # those that may stop the run, in this iteration
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.faults.rollouts.open(self.run_dir.path, rank())
 
     def state_dict(self) -> dict[str, Any]:
-        return {state.name: state.state_dict() for state in self.watchers}
+        states = {state.name: state.state_dict() for state in self.watchers}
+        return {**states, "faults": self.faults.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for state in self.watchers:
             if state.name in state_dict:
                 state.load_state_dict(state_dict[state.name])
+        self.faults.load_state_dict(state_dict.get("faults", {}))  # earlier versions have none
 
     @property
-    def holds_checkpoint(self) -> bool:
-        """Whether `last.ckpt` must not be overwritten, because the run may be about to end."""
-        return bool(self.faults.streaks) or any(w.holds_checkpoint for w in self.watchers)
+    def why_held(self) -> str:
+        """Why `last.ckpt` must not be overwritten, as the run may be about to stop itself; else
+        empty.
+
+        By this iteration alone: what it says nothing about may never be decided.
+        """
+        skipped = [f"the {n}'s latest update was skipped" for n in self.faults.latest_skipped]
+        return " and ".join([*skipped, *(state.count() for state in self._counting)])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -245,6 +253,7 @@ class Watch(Callback):
                 self.warn(state)
             if is_alarm is not None:
                 looks.append((state, is_alarm))
+        self._counting = [state for state, _ in looks if state.may_stop]
         return looks
 
     def warn(self, state: WatcherState) -> None:
