@@ -131,7 +131,7 @@ def with_response(
         response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
         rollout_logprobs=tuple(rollout_logprobs),
         finish_reason=finish_reason,
-        turns=(Turn(0, len(response_ids), has_ended=finish_reason is FinishReason.STOP),),
+        turns=(Turn(0, len(response_ids)),),
         is_correct=None,
         extracted=None,
         failure=None,
