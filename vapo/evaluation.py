@@ -20,7 +20,7 @@ from scipy.stats import t as students_t
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.schema import EvaluationConfig, FitConfig
+from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
@@ -31,12 +31,6 @@ from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout
 
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
-
-
-def evaluated_iterations(config: FitConfig) -> list[int]:
-    """The iterations of the policy (from 1) after which a run evaluates; the last is among them."""
-    last, every = config.training.num_iterations, config.evaluation.every_n_iterations
-    return [*range(every, last, every), *([last] if last else [])]
 
 
 @dataclass(frozen=True)

@@ -138,3 +138,9 @@ def mismatch_of(config: FitConfig) -> MismatchConfig:
     if is_off or has_own or imitates or mismatch.tis_cap is not None:
         return mismatch
     return replace(mismatch, tis_cap=STALE_TIS_CAP)
+
+
+def evaluated_iterations(config: FitConfig) -> list[int]:
+    """The iterations of the policy (from 1) after which a run evaluates; the last is among them."""
+    last, every = config.training.num_iterations, config.evaluation.every_n_iterations
+    return [*range(every, last, every), *([last] if last else [])]

@@ -14,9 +14,8 @@ from vapo.advantages.mismatch_correction import correct_mismatch, correction_met
 from vapo.advantages.poise import Baseline
 from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
-from vapo.config.hyperparameters import compares_groups, mismatch_of
+from vapo.config.hyperparameters import compares_groups, evaluated_iterations, mismatch_of
 from vapo.diagnostics.iteration_metrics import iteration_metrics
-from vapo.evaluation import evaluated_iterations
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
 from vapo.rollouts.player import Player

@@ -19,6 +19,8 @@ from vapo.advantages.mismatch_correction import EngineGaps
 from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import PoiseOptions
+from vapo.config.critic import CriticConfig
+from vapo.config.networks import ActorConfig
 from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
@@ -129,10 +131,15 @@ class VapoModule(L.LightningModule):
                 reference.to(self.device)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
-        names = ("actor", "critic") if self.has_critic else ("actor",)
-        made = make_optimizers(self, {name: getattr(self.config, name) for name in names})
-        self._options = {n: options_of_groups(o) for n, o in zip(names, made[0], strict=True)}
+        configs = self.trained_configs()
+        made = make_optimizers(self, configs)
+        self._options = {n: options_of_groups(o) for n, o in zip(configs, made[0], strict=True)}
         return made
+
+    def trained_configs(self) -> dict[str, ActorConfig | CriticConfig]:
+        """The networks that have an optimizer each, by name."""
+        critic = {"critic": self.config.critic} if self.has_critic else {}
+        return {"actor": self.config.actor, **critic}
 
     def on_train_start(self) -> None:
         """A checkpoint's optimizers have its config's options: take those of this run's."""

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
+from vapo.config.critic import CriticConfig
+from vapo.config.networks import ActorConfig
 from vapo.networks.actor_critic import members_of
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
@@ -27,7 +27,6 @@ from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
-from vapo.training.optimizers import make_optimizers
 from vapo.training.parts import num_pretraining_iterations, training_parts
 from vapo.types import IterationStart, Phase, RolloutBatch
 
@@ -84,8 +83,8 @@ class CriticModule(VapoModule):
         models = [policy, *(member.model for member in members_of(self.critic))]
         self.layout = choose_layout(self.config.training.packing, models)
 
-    def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
-        return make_optimizers(self, {"critic": self.config.critic})
+    def trained_configs(self) -> dict[str, ActorConfig | CriticConfig]:
+        return {"critic": self.config.critic}
 
 
 class CriticCurve(Callback):

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, resolve
+from vapo.config.hyperparameters import evaluated_iterations
 from vapo.config.sources import default_name
 from vapo.diagnostics.position_profiles import Profile, position_profile
 from vapo.diagnostics.value_page.contents import (
@@ -26,7 +27,7 @@ from vapo.diagnostics.value_page.contents import (
 from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth, truth_table
-from vapo.evaluation import evaluate, evaluated_iterations
+from vapo.evaluation import evaluate
 from vapo.runs.summary import describe_score, interval_of
 from vapo.system.distributed import all_ranks
 from vapo.system.progress import Progress
