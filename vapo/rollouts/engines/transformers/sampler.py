@@ -40,7 +40,11 @@ from vapo.rollouts.engines.transformers.decoding_rows import (
     prefill_chunks,
 )
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow, decoding_attention
-from vapo.rollouts.engines.transformers.token_sampling import sample_tokens, uniform_draws
+from vapo.rollouts.engines.transformers.token_sampling import (
+    float32_logits,
+    sample_tokens,
+    uniform_draws,
+)
 
 _FREE_FRACTION = 0.25
 _STEP_FORWARDS = 8
@@ -84,6 +88,7 @@ class TransformersSampler:
             self._gather(),
             self._computing(),
             decoding_attention(self._model, self._device),
+            float32_logits(self._model),
             torch.no_grad(),
         ):
             self._model.eval()
