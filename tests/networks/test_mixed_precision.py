@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from tests.networks.test_build import INPUTS, one_process
 from tests.networks.test_value_head import BINS, BOUNDED, MEAN, config_of
-from tests.tiny_model import ragged_prompts, sample, save_tiny_folder, tiny_model
+from tests.tiny_model import ragged_prompts, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS, logprob_columns
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.value_head import LOGPROB_SCORE
+from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 
 __all__ = ["one_process"]
 FSDP = ("trainer.strategy=fsdp", "trainer.precision=bf16-mixed", "trainer.accelerator=cpu")
@@ -26,7 +29,7 @@ SAMPLED = replace(INPUTS, sampled_logprobs=-torch.tensor([[0.1, 0.7, 0.0], [0.3,
 
 def sharp_model(tied: bool, dtype: torch.dtype = torch.float32) -> Any:
     """Logits of about 20, where bfloat16 has eighths."""
-    model = tiny_model(tie_word_embeddings=tied)
+    model: Any = tiny_model(tie_word_embeddings=tied)
     with torch.no_grad():
         model.model.norm.weight.mul_(10)
     return model.to(dtype)
@@ -48,7 +51,7 @@ def test_logprobs_of_shards_have_float32_logits(
     assert states.dtype == torch.bfloat16
     weight = sharp_model(tied).get_output_embeddings().weight.detach().bfloat16()
     exact = logprobs_of(states[:, 0], weight, INPUTS.targets)
-    assert float((logprobs - exact).abs().max()) < 1e-4
+    assert float((logprobs.detach() - exact).abs().max()) < 1e-4
     coarse = (states[:, 0] @ weight.T).float().log_softmax(dim=1)  # the control
     coarse = coarse.gather(1, INPUTS.targets[:, None])[:, 0]
     assert float((coarse - exact).abs().max()) > 0.01
@@ -58,11 +61,21 @@ def test_logprobs_of_shards_have_float32_logits(
 
 @torch.no_grad()
 def test_an_engine_in_bfloat16_samples_from_float32_logits() -> None:
+    """Also in a stream that another, begun before it, does not outlast."""
     model, (prompt,) = sharp_model(True, torch.bfloat16), ragged_prompts(1)
-    rollouts = sample(model, [prompt], group_size=16, rows=1, max_response_tokens=1)
+    sampler = TransformersSampler(model, tiny_tokenizer(), max_concurrent_sequences=1, device="cpu")
+    settings, turns = SamplingSettings(max_response_tokens=1), []
+    other = ExitStack()
+    other.enter_context(sampler.turns(settings, seed=0))
+    with sampler.turns(settings, seed=7) as stream:
+        other.close()
+        for number in range(16):
+            stream.submit(TurnRequest((0, number), 0, prompt.prompt_ids, max_tokens=1))
+        while stream.num_open:
+            turns.extend(stream.step())
     states = model.model(torch.tensor([prompt.prompt_ids])).last_hidden_state[0, -1:]
-    targets = torch.tensor([rollout.response_ids[0] for rollout in rollouts])
-    own = torch.tensor([rollout.rollout_logprobs[0] for rollout in rollouts])
+    targets = torch.tensor([turn.ids[0] for turn in turns])
+    own = torch.tensor([turn.logprobs[0] for turn in turns])
     exact = logprobs_of(states.expand(16, -1), model.lm_head.weight, targets)
     assert float((own - exact).abs().max()) < 1e-4
     logits = model(torch.tensor([prompt.prompt_ids])).logits[0, -1]

@@ -276,7 +276,7 @@ def _placed(
 ) -> Network:
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
-        heads = network.head_layers if isinstance(network, Critic) else []
+        heads = network.head_layers if isinstance(network, Critic) else ()
         shard(network, mesh, config.trainer, in_float32=heads)
         if not makes_fakes():
             fill_from_first_rank(network, load, mesh)

@@ -88,7 +88,6 @@ class TransformersSampler:
             self._gather(),
             self._computing(),
             decoding_attention(self._model, self._device),
-            float32_logits(self._model),
             torch.no_grad(),
         ):
             self._model.eval()
@@ -114,7 +113,7 @@ class TransformersSampler:
         """Around each step of a stream. A sync that waits for the step's end is before the next."""
         with self._next:
             pass
-        with self._weights_in_use:
+        with self._weights_in_use, float32_logits(self._model):
             yield
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
