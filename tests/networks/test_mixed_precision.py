@@ -48,11 +48,12 @@ def test_logprobs_of_shards_have_float32_logits(
     policy = str(save_tiny_folder(tmp_path / "policy", sharp_model(tied)))
     actor = make_actor(config_of(tmp_path, policy, *FSDP), one_process)
     logprobs, _, states = actor(INPUTS, temperature=1.0, layers=[-1])
+    states = states[:, 0].detach()
     assert states.dtype == torch.bfloat16
     weight = sharp_model(tied).get_output_embeddings().weight.detach().bfloat16()
-    exact = logprobs_of(states[:, 0], weight, INPUTS.targets)
+    exact = logprobs_of(states, weight, INPUTS.targets)
     assert float((logprobs.detach() - exact).abs().max()) < 1e-4
-    coarse = (states[:, 0] @ weight.T).float().log_softmax(dim=1)  # the control
+    coarse = (states @ weight.T).float().log_softmax(dim=1)  # the control
     coarse = coarse.gather(1, INPUTS.targets[:, None])[:, 0]
     assert float((coarse - exact).abs().max()) > 0.01
     logprobs.sum().backward()
@@ -99,10 +100,10 @@ def test_values_are_float32(
     weights = fill_head(critic)
     seen: list[Tensor] = []
     score = critic.get_submodule("model.score")
-    score.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    score.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].detach()))
     states = torch.randn(len(INPUTS.targets), 1, 32) if "probe" in precision else None
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-        output = critic(replace(SAMPLED, actor_states=states))
+        values = critic(replace(SAMPLED, actor_states=states)).values.detach()
     assert SAMPLED.sampled_logprobs is not None
     columns = logprob_columns(SAMPLED.sampled_logprobs, SAMPLED.response_mask)
     parts = (seen[-1], columns[SAMPLED.response_mask])
@@ -112,7 +113,7 @@ def test_values_are_float32(
     )
     outputs = (outputs + weights["score.bias"].double()).float()
     expected = critic.head.values(outputs)
-    assert float((output.values - expected).abs().max()) < 2e-6 * float(outputs.abs().max())
+    assert float((values - expected).abs().max()) < 2e-6 * float(outputs.abs().max())
     coarse = critic.head.values(outputs.bfloat16().float())  # the control
     assert float((coarse - expected).abs().max()) > 1e-4
 

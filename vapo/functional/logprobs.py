@@ -121,7 +121,7 @@ def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 _bfloat16_lock = threading.Lock()
-_bfloat16_products: list[str] = []  # what the setting was before each product that is under way
+_bfloat16_products: list[str] = []  # what the setting was as each product under way began
 
 
 @contextmanager
@@ -144,9 +144,7 @@ def _bfloat16_inputs(enabled: bool = True) -> Iterator[None]:
         yield
     finally:
         with _bfloat16_lock:
-            before = _bfloat16_products.pop()
-            if not _bfloat16_products:
-                backend.matmul.fp32_precision = before
+            backend.matmul.fp32_precision = _bfloat16_products.pop()
 
 
 def _logits(
