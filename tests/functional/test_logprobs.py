@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vapo.functional import logprobs as logprobs_module
 from vapo.functional.logprobs import output_logits, token_logprobs
+from vapo.system.products import bfloat16_inputs
 
 
 def test_logprobs_and_entropy_by_hand() -> None:
@@ -98,8 +99,9 @@ def test_two_threads_round_their_inputs_and_leave_the_setting_as_it_was(
         return hidden @ weight.T
 
     def compute(num_tokens: int) -> None:
+        pair = torch.ones(num_tokens, 2), torch.ones(3, 2)
         with torch.autocast("cpu", torch.bfloat16):
-            output_logits(torch.ones(num_tokens, 2), torch.ones(3, 2), on_cpu=True)
+            output_logits(*pair, on_cpu=True, rounding=bfloat16_inputs)
 
     monkeypatch.setattr(logprobs_module, "linear", product)
     threads = [threading.Thread(target=compute, args=(n,)) for n in range(2)]

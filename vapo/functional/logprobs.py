@@ -4,9 +4,7 @@ them."""
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +19,8 @@ _LENGTH = 32.0  # tokens, after which the column of the length is half of its li
 _START = 8.0  # tokens, over which the column of the start falls to 1/e
 _BLOCK = 2**20  # weights that a CPU makes float32 at a time: 4 MiB, which its cache keeps
 
+Rounding = Callable[[], Any]  # makes a context, as `vapo.system.products.bfloat16_inputs` does
+
 
 def token_logprobs(
     hidden: Float[Tensor, "n H"],
@@ -30,6 +30,7 @@ def token_logprobs(
     temperature: float | int = 1.0,
     chunk_size: int | None = None,
     on_cpu: bool | None = None,
+    rounding: Rounding | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
@@ -46,6 +47,7 @@ def token_logprobs(
 
     Args:
         on_cpu: computed as on a CPU; None: as the tensors' device says. A GPU is counted on a CPU.
+        rounding: see `output_logits`.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -65,7 +67,7 @@ def token_logprobs(
         dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden, weight, targets, temperature, chunk_size, dtype, on_cpu
+        hidden, weight, targets, temperature, chunk_size, dtype, on_cpu, rounding
     )
     return logprobs, entropy
 
@@ -80,27 +82,35 @@ def rows_of_logits(vocabulary: int, *, on_cpu: bool) -> int:
 
 
 def output_logits(
-    hidden: Float[Tensor, "... H"], weight: Float[Tensor, "V H"], *, on_cpu: bool
+    hidden: Float[Tensor, "... H"],
+    weight: Float[Tensor, "V H"],
+    *,
+    on_cpu: bool,
+    rounding: Rounding | None = None,
 ) -> Float[Tensor, "... V"]:
     """The product with the output layer, with sums and results in float32 or float64.
 
     Both inputs have one dtype. Under autocast those of a float32 product on a CPU may be rounded as
-    autocast would round them, where the processor is faster so (AMX). Of inputs in half precision
-    there is no gradient: `token_logprobs` has its own.
+    autocast would round them, where the processor is faster so (AMX), if `rounding` makes a context
+    for it. Of inputs in half precision there is no gradient: `token_logprobs` has its own.
     """
     device = hidden.device.type
     is_wide = hidden.dtype in (torch.float32, torch.float64)
     is_rounded = torch.is_autocast_enabled(device) if is_wide else hidden.dtype is torch.bfloat16
-    with (
-        torch.autocast(device, enabled=False),
-        _bfloat16_inputs(enabled=on_cpu and is_rounded),
-    ):
-        if is_wide and not is_rounded:
+    if rounding is not None and on_cpu and is_rounded:
+        with rounding():
+            rows = _product(hidden.flatten(0, -2), weight, on_cpu=on_cpu)
+        return rows.unflatten(0, hidden.shape[:-1])
+    return _product(hidden, weight, on_cpu=on_cpu)
+
+
+def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
+    is_wide = hidden.dtype in (torch.float32, torch.float64)
+    with torch.autocast(hidden.device.type, enabled=False):
+        if is_wide:
             return linear(hidden, weight)
         rows = hidden.flatten(0, -2)
-        if is_wide:
-            logits = linear(rows, weight)
-        elif on_cpu:
+        if on_cpu:
             logits = _by_blocks(rows.float(), weight)
         else:
             logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
@@ -120,37 +130,14 @@ def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
     return logits
 
 
-_bfloat16_lock = threading.Lock()
-_bfloat16_products: list[str] = []  # what the setting was as each product under way began
-
-
-@contextmanager
-def _bfloat16_inputs(enabled: bool = True) -> Iterator[None]:
-    """Let a CPU round the inputs of float32 products to bfloat16 in the block.
-
-    The setting is the process's, and a thread that samples has such products beside the trainer's:
-    the first that begins sets it, and the last that ends puts it back, in whatever order they do.
-    None waits for another. It is not set for good, since it would round every other product, too;
-    those of other threads it may round meanwhile.
-    """
-    if not enabled:
-        yield
-        return
-    backend: Any = torch.backends.mkldnn  # its stub lacks the attribute
-    with _bfloat16_lock:
-        _bfloat16_products.append(backend.matmul.fp32_precision)
-        backend.matmul.fp32_precision = "bf16"
-    try:
-        yield
-    finally:
-        with _bfloat16_lock:
-            backend.matmul.fp32_precision = _bfloat16_products.pop()
-
-
 def _logits(
-    hidden: Tensor, weight: Tensor, temperature: float | int, on_cpu: bool
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float | int,
+    on_cpu: bool,
+    rounding: Rounding | None,
 ) -> Float[Tensor, "chunk V"]:
-    return output_logits(hidden, weight, on_cpu=on_cpu).div_(temperature)
+    return output_logits(hidden, weight, on_cpu=on_cpu, rounding=rounding).div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -170,20 +157,21 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk_size: int,
         gradient_dtype: torch.dtype,
         on_cpu: bool,
+        rounding: Rounding | None,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_normalizer = hidden.new_empty(hidden.shape[0], dtype=dtype)
         logprobs, entropy = torch.empty_like(log_normalizer), torch.empty_like(log_normalizer)
         for start in range(0, hidden.shape[0], chunk_size):
             part = slice(start, start + chunk_size)
-            logits = _logits(hidden[part], weight, temperature, on_cpu)
+            logits = _logits(hidden[part], weight, temperature, on_cpu, rounding)
             log_normalizer[part] = logits.logsumexp(dim=1)
             log_softmax = logits.sub_(log_normalizer[part, None])
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
-        ctx.gradient_dtype, ctx.on_cpu = gradient_dtype, on_cpu
+        ctx.gradient_dtype, ctx.on_cpu, ctx.rounding = gradient_dtype, on_cpu, rounding
         ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -201,7 +189,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
             with torch.autocast(device, enabled=ctx.is_mixed):  # as the forward computed them
-                logits = _logits(hidden[part], weight, ctx.temperature, ctx.on_cpu)
+                logits = _logits(hidden[part], weight, ctx.temperature, ctx.on_cpu, ctx.rounding)
             log_softmax = logits.sub_(log_normalizer[part, None])
             of_logprobs = None if grad_logprobs is None else grad_logprobs[part, None]
             of_entropy = None if grad_entropy is None else grad_entropy[part, None]
@@ -216,7 +204,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_weight += grad_logits.T @ of_hidden[part]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _grad_logits(

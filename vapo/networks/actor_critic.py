@@ -25,6 +25,7 @@ from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
+from vapo.system.products import bfloat16_inputs
 from vapo.types import RolloutBatch
 
 
@@ -124,6 +125,7 @@ class Actor(nn.Module):
             inputs.targets,
             temperature=temperature,
             on_cpu=computes_on_cpu(last),
+            rounding=bfloat16_inputs,
         )
         return ActorOutput(logprobs, entropy, found)
 

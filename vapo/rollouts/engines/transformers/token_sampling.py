@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from vapo.functional.logprobs import output_logits
 from vapo.networks.packed_attention import computes_on_cpu
 from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.system.products import bfloat16_inputs
 
 _ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
 _CPU_LOGITS = 2**20  # sampled from at a time: tensors that a CPU's cache and its allocator keep
@@ -30,7 +31,9 @@ def float32_logits(model: PreTrainedModel) -> Iterator[None]:
 
     def forward(states: Tensor) -> Tensor:
         weight = head.weight
-        return output_logits(states.to(weight.dtype), weight, on_cpu=computes_on_cpu(states))
+        on_cpu = computes_on_cpu(states)
+        rows = states.to(weight.dtype)
+        return output_logits(rows, weight, on_cpu=on_cpu, rounding=bfloat16_inputs)
 
     head.forward = forward
     try:
