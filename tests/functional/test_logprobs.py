@@ -1,13 +1,17 @@
 """Token log-probs: literals, degenerate sizes, and the memory bound."""
 
 import math
+import threading
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from vapo.functional.logprobs import token_logprobs
+from vapo.functional import logprobs as logprobs_module
+from vapo.functional.logprobs import output_logits, token_logprobs
+from vapo.system.products import bfloat16_inputs
 
 
 def test_logprobs_and_entropy_by_hand() -> None:
@@ -41,14 +45,14 @@ def test_bad_settings_are_refused(setting: dict[str, Any]) -> None:
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the number of elements of the largest tensor that any operation returns."""
+    """Remembers the number of elements of the largest float32 tensor that any operation returns."""
 
     numel = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         for x in result if isinstance(result, (tuple, list)) else (result,):
-            if isinstance(x, torch.Tensor):
+            if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
                 self.numel = max(self.numel, x.numel())
         return result
 
@@ -65,3 +69,50 @@ def test_forward_and_backward_never_hold_all_logits() -> None:
     with LargestTensor() as largest:  # the control: the full computation is seen by the probe
         (hidden @ weight.T).log_softmax(dim=1)
     assert largest.numel == num_tokens * vocabulary
+
+
+def test_weights_in_bfloat16_are_never_float32_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_tokens, vocabulary, width, chunk_size = 24, 512, 64, 8
+    monkeypatch.setattr(logprobs_module, "_BLOCK", 1024)
+    hidden, weight = (torch.randn(n, width).bfloat16() for n in (num_tokens, vocabulary))
+    targets = torch.randint(vocabulary, (num_tokens,))
+    with LargestTensor() as largest:
+        logprobs, _ = token_logprobs(
+            hidden.requires_grad_(), weight, targets, chunk_size=chunk_size
+        )
+        logprobs.sum().backward()
+    assert largest.numel == chunk_size * vocabulary < weight.numel()
+
+
+def test_two_threads_round_their_inputs_and_leave_the_setting_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One begins, another begins, the first ends, the other ends."""
+    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    before, seen = settings.fp32_precision, []
+    begun, may_end = ([threading.Event(), threading.Event()] for _ in range(2))
+
+    def product(hidden: Tensor, weight: Tensor) -> Tensor:
+        begun[len(hidden)].set()
+        assert may_end[len(hidden)].wait(5)
+        seen.append(settings.fp32_precision)
+        return hidden @ weight.T
+
+    def compute(num_tokens: int) -> None:
+        pair = torch.ones(num_tokens, 2), torch.ones(3, 2)
+        with torch.autocast("cpu", torch.bfloat16):
+            output_logits(*pair, on_cpu=True, rounding=bfloat16_inputs)
+
+    monkeypatch.setattr(logprobs_module, "linear", product)
+    threads = [threading.Thread(target=compute, args=(n,)) for n in range(2)]
+    try:
+        for thread, event in zip(threads, begun, strict=True):
+            thread.start()
+            assert event.wait(5)
+        for event, thread in zip(may_end, threads, strict=True):
+            event.set()
+            thread.join()
+        assert seen == ["bf16", "bf16"]
+        assert settings.fp32_precision == before
+    finally:
+        settings.fp32_precision = before

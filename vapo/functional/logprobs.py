@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ NUM_LOGPROB_COLUMNS = 10
 _LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
 _LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
 _START = 8.0  # tokens, over which the column of the start falls to 1/e
+_BLOCK = 2**20  # weights that a CPU makes float32 at a time: 4 MiB, which its cache keeps
+
+Rounding = Callable[[], Any]  # makes a context, as `vapo.system.products.bfloat16_inputs` does
 
 
 def token_logprobs(
@@ -25,6 +29,8 @@ def token_logprobs(
     *,
     temperature: float | int = 1.0,
     chunk_size: int | None = None,
+    on_cpu: bool | None = None,
+    rounding: Rounding | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
@@ -33,11 +39,16 @@ def token_logprobs(
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
 
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
-    computed again; None: `rows_of_logits` of the device. The product runs in the dtype of `hidden`
-    (as the model's own head does), everything after it in float32; float64 stays float64. Under
-    autocast logits are float32, since in bfloat16 those above 16 are multiples of 1/8, and their
-    gradient is multiplied in autocast's dtype.
+    computed again; None: `rows_of_logits` of the device. Logits and everything after them are
+    float32, whatever the dtype of `hidden` and autocast, since in bfloat16 those above 16 are
+    multiples of 1/8; float64 stays float64. Their gradient is multiplied in the dtype of `hidden`
+    or autocast.
     Units: nats.
+
+    Args:
+        on_cpu: computed as on a CPU; None: as the tensors' device says. A GPU is counted on a CPU.
+        rounding: see `output_logits`.
+
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
     >>> logprob, entropy = token_logprobs(torch.ones(1, 2), torch.zeros(4, 2), torch.tensor([3]))
@@ -46,8 +57,8 @@ def token_logprobs(
     """
     if not temperature > 0:
         raise ValueError(f"temperature must be above 0, got {temperature}")
+    on_cpu = hidden.device.type == "cpu" if on_cpu is None else on_cpu
     if chunk_size is None:
-        on_cpu = hidden.device.type == "cpu"
         chunk_size = rows_of_logits(lm_head_weight.shape[0], on_cpu=on_cpu)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
@@ -56,7 +67,7 @@ def token_logprobs(
         dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden, weight, targets, temperature, chunk_size, dtype
+        hidden, weight, targets, temperature, chunk_size, dtype, on_cpu, rounding
     )
     return logprobs, entropy
 
@@ -71,33 +82,62 @@ def rows_of_logits(vocabulary: int, *, on_cpu: bool) -> int:
 
 
 def output_logits(
-    hidden: Float[Tensor, "n H"],
+    hidden: Float[Tensor, "... H"],
     weight: Float[Tensor, "V H"],
-    bias: Float[Tensor, " V"] | None = None,
-) -> Float[Tensor, "n V"]:
-    """The product with the output layer, in the dtype of both, whatever autocast says.
+    *,
+    on_cpu: bool,
+    rounding: Rounding | None = None,
+) -> Float[Tensor, "... V"]:
+    """The product with the output layer, with sums and results in float32 or float64.
 
-    Under autocast the inputs of a float32 product on a CPU may be rounded as autocast would round
-    them, where the processor is faster so (AMX). Its sums and results are float32.
+    Both inputs have one dtype. Under autocast those of a float32 product on a CPU may be rounded as
+    autocast would round them, where the processor is faster so (AMX), if `rounding` makes a context
+    for it. Of inputs in half precision there is no gradient: `token_logprobs` has its own.
     """
-    is_mixed = hidden.device.type == "cpu" and torch.is_autocast_enabled("cpu")
+    device = hidden.device.type
+    is_wide = hidden.dtype in (torch.float32, torch.float64)
+    is_rounded = torch.is_autocast_enabled(device) if is_wide else hidden.dtype is torch.bfloat16
+    if rounding is not None and on_cpu and is_rounded:
+        with rounding():
+            rows = _product(hidden.flatten(0, -2), weight, on_cpu=on_cpu)
+        return rows.unflatten(0, hidden.shape[:-1])
+    return _product(hidden, weight, on_cpu=on_cpu)
+
+
+def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
+    is_wide = hidden.dtype in (torch.float32, torch.float64)
     with torch.autocast(hidden.device.type, enabled=False):
-        if not is_mixed or hidden.dtype is not torch.float32:
-            return linear(hidden, weight, bias)
-        backend: Any = torch.backends.mkldnn  # its stub lacks the attribute
-        settings = backend.matmul
-        before = settings.fp32_precision
-        settings.fp32_precision = "bf16"
-        try:
-            return linear(hidden, weight, bias)
-        finally:
-            settings.fp32_precision = before
+        if is_wide:
+            return linear(hidden, weight)
+        rows = hidden.flatten(0, -2)
+        if on_cpu:
+            logits = _by_blocks(rows.float(), weight)
+        else:
+            logits = torch.mm(rows, weight.T, out_dtype=torch.float32)
+        return logits.unflatten(0, hidden.shape[:-1])
 
 
-def _logits(hidden: Tensor, weight: Tensor, temperature: float | int) -> Tensor:
-    """[chunk, V] logits in at least float32."""
-    logits = output_logits(hidden, weight)
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).div_(temperature)
+def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
+    """The product of float32 states and other weights, of which a block is float32 at a time.
+
+    Torch has no product of bfloat16 inputs with float32 results on a CPU. Where the processor
+    emulates bfloat16 this took a sixth of the time of torch's product in it.
+    """
+    logits = hidden.new_empty(len(hidden), len(weight))
+    size = max(1, _BLOCK // weight.shape[1])
+    for block, part in zip(weight.split(size), logits.split(size, dim=1), strict=True):
+        torch.mm(hidden, block.float().T, out=part)
+    return logits
+
+
+def _logits(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float | int,
+    on_cpu: bool,
+    rounding: Rounding | None,
+) -> Float[Tensor, "chunk V"]:
+    return output_logits(hidden, weight, on_cpu=on_cpu, rounding=rounding).div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -116,20 +156,22 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float | int,
         chunk_size: int,
         gradient_dtype: torch.dtype,
+        on_cpu: bool,
+        rounding: Rounding | None,
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_normalizer = hidden.new_empty(hidden.shape[0], dtype=dtype)
         logprobs, entropy = torch.empty_like(log_normalizer), torch.empty_like(log_normalizer)
         for start in range(0, hidden.shape[0], chunk_size):
             part = slice(start, start + chunk_size)
-            logits = _logits(hidden[part], weight, temperature)
+            logits = _logits(hidden[part], weight, temperature, on_cpu, rounding)
             log_normalizer[part] = logits.logsumexp(dim=1)
             log_softmax = logits.sub_(log_normalizer[part, None])
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
-        ctx.gradient_dtype = gradient_dtype
+        ctx.gradient_dtype, ctx.on_cpu, ctx.rounding = gradient_dtype, on_cpu, rounding
         ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -147,7 +189,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for start in range(0, hidden.shape[0], ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
             with torch.autocast(device, enabled=ctx.is_mixed):  # as the forward computed them
-                logits = _logits(hidden[part], weight, ctx.temperature)
+                logits = _logits(hidden[part], weight, ctx.temperature, ctx.on_cpu, ctx.rounding)
             log_softmax = logits.sub_(log_normalizer[part, None])
             of_logprobs = None if grad_logprobs is None else grad_logprobs[part, None]
             of_entropy = None if grad_entropy is None else grad_entropy[part, None]
@@ -162,7 +204,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_weight += grad_logits.T @ of_hidden[part]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None
 
 
 def _grad_logits(

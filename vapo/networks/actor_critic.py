@@ -14,15 +14,18 @@ from typing import NamedTuple, cast
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
-from vapo.functional.logprobs import logprob_columns, rows_of_logits, token_logprobs
+from vapo.functional.logprobs import logprob_columns, token_logprobs
 from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
-from vapo.networks.value_head import LOGPROB_SCORE, head_in
+from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
+from vapo.system.products import bfloat16_inputs
 from vapo.types import RolloutBatch
 
 
@@ -121,7 +124,8 @@ class Actor(nn.Module):
             lm_head_weight,
             inputs.targets,
             temperature=temperature,
-            chunk_size=rows_of_logits(lm_head_weight.shape[0], on_cpu=computes_on_cpu(last)),
+            on_cpu=computes_on_cpu(last),
+            rounding=bfloat16_inputs,
         )
         return ActorOutput(logprobs, entropy, found)
 
@@ -175,6 +179,10 @@ class Critic(nn.Module):
         """Those of the actor whose states it reads; none: it reads tokens."""
         return self.head.layers or ()
 
+    @property
+    def head_layers(self) -> list[nn.Module]:
+        return [layer for name, layer in self.model.named_children() if name in HEAD_LAYERS]
+
     def _flops(self) -> ForwardFlops:
         return ForwardFlops.of(self.model, self.model.get_submodule("score"))
 
@@ -185,7 +193,7 @@ class Critic(nn.Module):
 
     def forward(self, inputs: TokenInputs) -> CriticOutput:
         """V(s_t) for every response token t, flattened; s_t is the state before the token."""
-        outputs = self.model.get_submodule("score")(self.states(inputs))
+        outputs = _in_float32(self.model.get_submodule("score"), self.states(inputs))
         if self.head.num_logprob_columns is not None:
             if inputs.sampled_logprobs is None:
                 raise ValueError(
@@ -193,12 +201,25 @@ class Critic(nn.Module):
                 )
             columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
             layer = self.model.get_submodule(LOGPROB_SCORE)
-            dtype = layer.get_parameter("weight").dtype
-            outputs = outputs + layer(columns[inputs.response_mask].to(dtype))
+            outputs = outputs + _in_float32(layer, columns[inputs.response_mask])
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
-        logits = outputs.float().clone()  # a view would warn under FSDP2
+        logits = outputs.clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
+
+
+def _in_float32(layer: nn.Module, inputs: Float[Tensor, "n F"]) -> Float[Tensor, "n K"]:
+    """What a layer of the head makes of its inputs, in float32 whatever the network computes in.
+
+    In bfloat16 values from 1/2 to 1 would be multiples of 1/256. Weights of another dtype are cast;
+    those of shards are gathered in float32 (`shard`).
+    """
+    with torch.autocast(inputs.device.type, enabled=False):
+        if isinstance(layer, FSDPModule):
+            return cast(Tensor, layer(inputs.float()))
+        held = (*layer.named_parameters(), *layer.named_buffers())
+        wide = {name: tensor.float() for name, tensor in held if tensor.is_floating_point()}
+        return cast(Tensor, functional_call(layer, wide, inputs.float()))
 
 
 class CriticEnsemble(Critic):

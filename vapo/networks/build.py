@@ -276,7 +276,8 @@ def _placed(
 ) -> Network:
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
-        shard(network, mesh, config.trainer)
+        heads = network.head_layers if isinstance(network, Critic) else ()
+        shard(network, mesh, config.trainer, in_float32=heads)
         if not makes_fakes():
             fill_from_first_rank(network, load, mesh)
     return network

@@ -28,8 +28,7 @@ class Probe(Critic):
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
         if inputs.actor_states is None:
             raise ValueError("a probe reads the actor's states, which these inputs lack")
-        dtype = self.model.get_submodule("score").get_parameter("weight").dtype
-        states: Tensor = self.model.get_submodule("model")(inputs.actor_states, dtype)
+        states: Tensor = self.model.get_submodule("model")(inputs.actor_states)
         return states
 
 
@@ -60,7 +59,7 @@ class AdapterCritic(Critic):
         layers: Any = self.model.get_submodule("model")
         with on_base(layers, self._others):
             states: Tensor = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
-        return states.to(self.model.get_parameter("score.weight").dtype)
+        return states
 
 
 def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:

@@ -59,10 +59,11 @@ class ProbeFeatures(nn.Module):
         hidden = (nn.Linear(size, config.hidden_size) for _ in range(config.num_hidden_layers))
         self.layers = nn.ModuleList(hidden)
 
-    def forward(self, states: Float[Tensor, "n L H"], dtype: torch.dtype) -> Float[Tensor, "n F"]:
-        features = probe_features(states).to(dtype)
+    def forward(self, states: Float[Tensor, "n L H"]) -> Float[Tensor, "n F"]:
+        features = probe_features(states)
         for layer in self.layers:
-            features = nn.functional.gelu(layer(features))
+            dtype = layer.get_parameter("weight").dtype
+            features = nn.functional.gelu(layer(features.to(dtype)))
         return features
 
 

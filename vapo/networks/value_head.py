@@ -79,10 +79,10 @@ class ValueHead:
         return categorical_centers(**self.options)
 
     def values(self, outputs: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
-        """The values of states with these outputs, in float32."""
+        """The values of states with these outputs, which are float32."""
         if self.kind == "categorical":
-            return categorical_value(outputs.float(), self.centers)
-        values = outputs.squeeze(-1).float()
+            return categorical_value(outputs, self.centers)
+        values = outputs.squeeze(-1)
         if self.kind == "bounded":
             values = bounded_value(values, **self.options)
         return values.clone()  # a view would warn under FSDP2

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
@@ -124,8 +125,18 @@ def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
     return values
 
 
-def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:
-    """Shard each decoder layer, then the rest of the network. Reductions stay in float32."""
+def shard(
+    network: nn.Module,
+    mesh: DeviceMesh,
+    trainer: TrainerConfig,
+    *,
+    in_float32: Iterable[nn.Module] = (),
+) -> None:
+    """Shard each decoder layer, then the rest of the network. Reductions stay in float32.
+
+    The layers `in_float32` are gathered so in any precision. What the network is called with keeps
+    its dtype: sums of log-probs that are rounded first would be wrong.
+    """
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16-mixed":
         policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -135,7 +146,11 @@ def shard(network: nn.Module, mesh: DeviceMesh, trainer: TrainerConfig) -> None:
     layers = network.get_submodule("model.model.layers")
     for layer in layers.children():
         fully_shard(layer, mesh=mesh, mp_policy=policy, offload_policy=offload)
-    fully_shard(network, mesh=mesh, mp_policy=policy, offload_policy=offload)
+    wide = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=policy.reduce_dtype)
+    for layer in in_float32:
+        fully_shard(layer, mesh=mesh, mp_policy=wide, offload_policy=offload)
+    root = replace(policy, cast_forward_inputs=False)
+    fully_shard(network, mesh=mesh, mp_policy=root, offload_policy=offload)
 
 
 def fill_from_first_rank(

@@ -205,6 +205,12 @@ def test_what_two_ranks_gather_and_reduce(folder: Path, sharded: Simulation) -> 
     assert actor.numbers["reduce-scatter"] == 4 * (LAYERS + 1)
     assert actor.bytes["all-gather"] == 4 * 2 * (2 * LAYERS * layer + root)  # bf16
     assert actor.bytes["reduce-scatter"] == 4 * 4 * (LAYERS * layer + root)  # float32
+    # The critic's head is gathered as a layer is, in float32; its one row is padded to one a rank.
+    critic, own, head = sharded.work[POLICY, "critic"], root - VOCAB * 256, 2 * 256
+    assert critic.numbers["all-gather"] == 4 * (2 * (LAYERS + 1) + 1)
+    assert critic.numbers["reduce-scatter"] == 4 * (LAYERS + 2)
+    assert critic.bytes["all-gather"] == 4 * (2 * (2 * LAYERS * layer + own) + 4 * 2 * head)
+    assert critic.bytes["reduce-scatter"] == 4 * 4 * (LAYERS * layer + own + head)
     assert not dist.is_initialized()
 
 

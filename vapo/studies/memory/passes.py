@@ -26,7 +26,11 @@ from vapo.networks.meta_device import fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
-from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs, inverse_cdf
+from vapo.rollouts.engines.transformers.token_sampling import (
+    filtered_logprobs,
+    float32_logits,
+    inverse_cdf,
+)
 from vapo.studies.memory.shapes import NetworkShape, cut, frozen_base, made
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.system.private_attributes import attention_implementation
@@ -244,14 +248,15 @@ class FakeNetwork:
         self, rows: int, num_tokens: int, cache: DynamicCache, *, width: int | None = None
     ) -> Tensor:
         mask = None if width is None else torch.ones(rows, width, dtype=torch.long)
-        made: Tensor = self.network.model(
-            input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
-            attention_mask=mask,
-            position_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
+        with float32_logits(self.network.model):
+            made: Tensor = self.network.model(
+                input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
+                attention_mask=mask,
+                position_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits
         return made
 
 

@@ -76,4 +76,7 @@ def made(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
         if shape.casts_adapters:
             model.to(getattr(torch, shape.dtype))
     network = Actor(model) if shape.kind == "causal_lm" else critic_of(model, base)
+    if shape.casts_adapters and isinstance(network, Critic):
+        for layer in network.head_layers:
+            layer.float()
     return network, model if base is None else base.model

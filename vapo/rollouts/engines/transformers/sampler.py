@@ -40,7 +40,11 @@ from vapo.rollouts.engines.transformers.decoding_rows import (
     prefill_chunks,
 )
 from vapo.rollouts.engines.transformers.kv_cache import KeptRow, decoding_attention
-from vapo.rollouts.engines.transformers.token_sampling import sample_tokens, uniform_draws
+from vapo.rollouts.engines.transformers.token_sampling import (
+    float32_logits,
+    sample_tokens,
+    uniform_draws,
+)
 
 _FREE_FRACTION = 0.25
 _STEP_FORWARDS = 8
@@ -109,7 +113,7 @@ class TransformersSampler:
         """Around each step of a stream. A sync that waits for the step's end is before the next."""
         with self._next:
             pass
-        with self._weights_in_use:
+        with self._weights_in_use, float32_logits(self._model):
             yield
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:

@@ -1,20 +1,45 @@
-"""From the last position's logits to one token a row, and the random numbers that decide it."""
+"""The last position's logits, one token a row from them, and the random numbers that decide it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 from torch.nn.functional import pad
+from transformers import PreTrainedModel
 
+from vapo.functional.logprobs import output_logits
+from vapo.networks.packed_attention import computes_on_cpu
 from vapo.rollouts.engines.contract import SamplingSettings
+from vapo.system.products import bfloat16_inputs
 
 _ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
 _CPU_LOGITS = 2**20  # sampled from at a time: tensors that a CPU's cache and its allocator keep
 _BLOCK = 256  # neighbouring tokens whose probabilities are added up before one of them is drawn
+
+
+@contextmanager
+def float32_logits(model: PreTrainedModel) -> Iterator[None]:
+    """Let the model compute its logits in the block as the trainer's log-probs do, without a
+    gradient: its own product rounds those of bfloat16 states to bfloat16. One block at a time."""
+    head: Any = model.get_output_embeddings()
+
+    def forward(states: Tensor) -> Tensor:
+        weight = head.weight
+        on_cpu = computes_on_cpu(states)
+        rows = states.to(weight.dtype)
+        return output_logits(rows, weight, on_cpu=on_cpu, rounding=bfloat16_inputs)
+
+    head.forward = forward
+    try:
+        yield
+    finally:
+        del head.forward
 
 
 def sample_tokens(
