@@ -205,7 +205,8 @@ class RolloutBatch:
     tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
     those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
     and `turn_starts` marks the first sampled token of each turn; `is_lost` are episodes whose
-    environment failed. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
+    environment failed, and `is_filler` rows without loss that keep a batch's size where dynamic
+    sampling found too few. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
     punishment in them, too.
 
     The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
@@ -233,6 +234,7 @@ class RolloutBatch:
     unshaped_rewards: Float[Tensor, " B"]
     is_correct: Bool[Tensor, " B"]
     is_lost: Bool[Tensor, " B"]
+    is_filler: Bool[Tensor, " B"]
     group_size: int
     max_response_tokens: int
     baseline_rewards: Float[Tensor, " B"] | None = None
@@ -249,6 +251,11 @@ class RolloutBatch:
     def response_lengths(self) -> Int[Tensor, " B"]:
         """How many tokens the policy sampled, whatever lies between them."""
         return self.response_mask.sum(dim=1)
+
+    @property
+    def counted_mask(self) -> Bool[Tensor, "B T"]:
+        """The sampled tokens that means and variances over a batch count: not those of fillers."""
+        return self.response_mask & ~self.is_filler[:, None]
 
     @property
     def is_truncated(self) -> Bool[Tensor, " B"]:

@@ -65,13 +65,11 @@ def by_hand(*, over_turns: bool = False, filters: bool = False) -> dict[str, Ten
         advantages.append(found[0])
         targets.append(found[1])
         values.append(value)
-    has_loss = [not filters or r.finish_reason is FinishReason.STOP for r in rollouts]
-    rows = [row for row, counts in zip(advantages, has_loss, strict=True) if counts]
-    every = torch.tensor([x for row in rows for x in row], dtype=torch.float64)
+    every = torch.tensor([x for row in advantages for x in row], dtype=torch.float64)
     mean, deviation = every.mean(), (every.var(correction=0) + 1e-8).sqrt()
     policy, likelihood, value_errors = [], [], []
-    for i in range(len(rollouts)):
-        if not has_loss[i]:
+    for i, rollout in enumerate(rollouts):
+        if filters and rollout.finish_reason is not FinishReason.STOP:
             continue
         white = ((torch.tensor(advantages[i], dtype=torch.float64) - mean) / deviation).float()
         ratio = (logprobs[i] - old[i]).exp()

@@ -21,10 +21,8 @@ def lambdas(p: Paper, alpha: float) -> list[float]:
     return [min(max(1 - 1 / (alpha * n), 0.0), 1.0) for n in p.lengths]
 
 
-def whitened(rows: list[list[float]], counted: list[bool] | None = None) -> list[list[float]]:
-    """By the moments of the counted rows; None: of all."""
-    counted = counted or [True] * len(rows)
-    flat = [x for row, counts in zip(rows, counted, strict=True) if counts for x in row]
+def whitened(rows: list[list[float]]) -> list[list[float]]:
+    flat = [x for row in rows for x in row]
     mean = sum(flat) / len(flat)
     variance = sum((x - mean) ** 2 for x in flat) / len(flat)
     return [[(x - mean) / (variance + 1e-8) ** 0.5 for x in row] for row in rows]
@@ -96,8 +94,7 @@ def evpo(p: Paper) -> Tensor:
 
 
 def easyppo(p: Paper) -> Tensor:
-    """Truncated responses have no loss, and are not in the moments of those that have one."""
-    a = whitened([p.gae(i, 1.0) for i in everyone(p)], [bool(x) for x in p.finished])
+    a = whitened([p.gae(i, 1.0) for i in everyone(p)])
 
     def loss(i: int, t: int) -> Tensor:
         clipped = p.ppo(i, t, a[i][t], high=0.28)

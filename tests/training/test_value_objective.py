@@ -55,6 +55,7 @@ def rows(targets: torch.Tensor = TARGETS, mask: torch.Tensor = MASK) -> Training
         unshaped_rewards=zeros[:, 0],
         is_correct=mask[:, 0],
         is_lost=torch.zeros(len(mask), dtype=torch.bool),
+        is_filler=torch.zeros(len(mask), dtype=torch.bool),
         group_size=1,
         max_response_tokens=3,
     )

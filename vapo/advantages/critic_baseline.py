@@ -116,15 +116,16 @@ class CriticBaseline:
         config: Evpo,
     ) -> Float[Tensor, "B T"]:
         """The critic's advantages where it explains enough of the returns, else a mean's."""
-        values, mask = batch.values, batch.loss_mask
-        explained, by, counted = values[mask], returns[mask], mask.any(dim=1)
+        values, mask = batch.values, batch.counted_mask
+        explained, by = values[mask], returns[mask]
         if config.level == "response":
+            counted = mask.any(dim=1)
             explained = response_means(values, mask)[counted]
             first = first_column(mask)[:, None]
             by = returns.gather(1, first)[:, 0][counted]
         found = gate_explained_variance(explained, by, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
-        from_batch = batch_mean_advantages(rewards, counted=counted, reduce=sum_over_ranks)
+        from_batch = batch_mean_advantages(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)
         uses_critic = float(found) > config.threshold
         self.num_critic += uses_critic
         self.metrics = {

@@ -137,11 +137,11 @@ def _of_groups(advantages: Callable[..., Tensor]) -> Estimator:
 def group_mean_whitened(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Of the variance over all ranks; responses without loss are not counted in it."""
+    """Of the variance over all ranks; fillers are not counted in it."""
     scored = whitened_group_mean_advantages(
         token_rewards.sum(dim=1),
         group_size=batch.group_size,
-        counted=batch.loss_mask.any(dim=1),
+        counted=~batch.is_filler,
         reduce=sum_over_ranks,
     )
     return on_every_token(batch, scored)
@@ -214,7 +214,7 @@ def estimate_advantages(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
     if algorithm.whiten_advantages:
-        advantages = whiten(advantages, batch.loss_mask, reduce=sum_over_ranks)
+        advantages = whiten(advantages, batch.counted_mask, reduce=sum_over_ranks)
     columns["value_mask"] = anchored(batch, config.critic) & value_places(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):

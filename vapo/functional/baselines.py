@@ -105,7 +105,7 @@ def whitened_group_mean_advantages(
         a_i = r_i - mean(r)                            mean over the group
         A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)       j over the N counted responses, all ranks
 
-    counted: those with a loss, of which alone the variance is; None: all of them.
+    counted: those that are no fillers, of which alone the variance is; None: all of them.
 
     Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline. The batch mean
     of a is 0, as every group's is, so whitening has none to subtract. Deviation: each response

@@ -77,9 +77,9 @@ def without_failed(batch: Batch) -> Batch:
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
-    """The batch in which the other rows carry no loss, of the policy or the critic."""
-    rows = rows[:, None]
-    return replace(batch, loss_mask=batch.loss_mask & rows, value_mask=batch.value_mask & rows)
+    """The batch whose other rows are fillers, without loss of the policy or the critic."""
+    masks = {name: getattr(batch, name) & rows[:, None] for name in ("loss_mask", "value_mask")}
+    return replace(batch, **masks, is_filler=~rows)
 
 
 def moved_to(batch: Batch, device: torch.device) -> Batch:

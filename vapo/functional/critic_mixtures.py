@@ -106,7 +106,7 @@ def batch_mean_advantages(
 
         A_i = r_i - mean(r)
 
-    counted: those with a loss, of which alone the mean is; None: all of them.
+    counted: those that are no fillers, of which alone the mean is; None: all of them.
 
     Source: EVPO (arXiv 2604.19485), the gate's other branch; batch or group: silent, we take
     the batch. Equal rewards give 0 up to rounding.

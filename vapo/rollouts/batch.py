@@ -64,6 +64,7 @@ def make_rollout_batch(
         rewards=reward,
         is_correct=torch.tensor([rollout.is_correct for rollout in rollouts]),
         is_lost=lost,
+        is_filler=torch.zeros_like(lost),
         group_size=group_size,
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,

@@ -21,7 +21,7 @@ from vapo.system.distributed import rank, world_size
 from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
-_FORMAT = 5  # of the file; rollouts in another one are sampled again
+_FORMAT = 6  # of the file; rollouts in another one are sampled again
 # of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
 _TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
 # of a rollout, as JSON has them

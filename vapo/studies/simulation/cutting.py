@@ -106,6 +106,7 @@ def made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any
         "rollouts": [],
         "response_ids": column.long(),
         **dict.fromkeys(("is_correct", "is_lost"), row == 0),
+        "is_filler": row != 0,
         **dict.fromkeys(("rewards", "unshaped_rewards", "value_weights"), row),
         **dict.fromkeys(_MASKS, mask),
         **dict.fromkeys(_COLUMNS, column),
