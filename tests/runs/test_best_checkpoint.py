@@ -39,6 +39,8 @@ def test_a_score_is_of_the_policy_that_was_evaluated(
         "evaluate",
         lambda *args, **options: SimpleNamespace(metrics={"eval/avg_at_k": next(scores)}, rows=[]),
     )
+    shown: list[float] = []  # to the user's own callbacks, as EarlyStopping
+    monkeypatch.setattr(run.module, "log", lambda name, value, **_: shown.append(value))
     run.evaluation.on_train_start(run.trainer, run.module)
     bests = []
     for _ in range(9):
@@ -51,6 +53,7 @@ def test_a_score_is_of_the_policy_that_was_evaluated(
     none, third, ninth = (None, None), (0.3, 3), (0.4, 9)
     assert bests == [none, none, *[third] * 6, ninth]
     assert run.evaluation.first == {"eval/avg_at_k": 0.5}
+    assert shown == [0.5, 0.5, 0.3, 0.3, 0.3, 0.2, 0.2, 0.2, 0.4]
 
 
 def test_while_the_policy_is_not_updated_its_score_holds(

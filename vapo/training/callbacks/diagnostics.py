@@ -76,6 +76,8 @@ class Evaluation(Callback):
             finished, config = start.policy_iterations + 1, pl_module.config
             if finished in evaluated_iterations(config):
                 self.run(trainer, pl_module)
+        # for callbacks of the user's own, as Lightning's EarlyStopping
+        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 
     def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
         """Evaluate the current policy; log its metrics and a table of sample responses."""
