@@ -15,6 +15,7 @@ from tests.runs.test_manifests import write
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe
 from vapo.config.schema import FitConfig
+from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import checkpoint_name
 from vapo.runs.resuming import (
@@ -192,6 +193,12 @@ def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:
     shorter = fit_config(tmp_path, phases, "training.num_iterations=3")
     with pytest.raises(
         UserError, match=r"iteration 7, beyond the 6 of this config .3 of value pre"
+    ):
+        check_resumable(checkpoint, shorter)
+    other = fit_config(tmp_path, "actor.path=another/model")
+    (tmp_path / "config.yaml").write_text(to_yaml(other))
+    with pytest.raises(
+        UserError, match=r"of a run with another actor: actor\.path another/model ->"
     ):
         check_resumable(checkpoint, shorter)
 

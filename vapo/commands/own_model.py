@@ -34,7 +34,6 @@ from vapo.system.shown_text import redacted, visible
 PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
-_GIB = 1024**3
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
 _FEWER = {"rollouts.max_concurrent_sequences": 64}
 _ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
@@ -133,22 +132,21 @@ def _chosen(
     import torch
 
     from vapo.networks.loading import load_tokenizer
+    from vapo.studies.memory.estimate import GIB
 
-    memory = None if gpu_gib is None else int(gpu_gib * _GIB)
-    if memory is None and torch.cuda.is_available():
-        memory = torch.cuda.mem_get_info()[1]
-    has_gpu = memory is not None
+    if gpu_gib is None and torch.cuda.is_available():
+        gpu_gib = torch.cuda.mem_get_info()[1] / GIB
+    has_gpu = gpu_gib is not None
     base = _base("gpu" if has_gpu else "cpu")
     has_template = bool(load_tokenizer(model).chat_template)
     values = {"actor.path": model, "data.chat_template": has_template} | values
     parts = [f"begins with conf/scale/{base.name}"]
-    if memory is not None:
-        saved, said = _what_fits_the_gpu(base, values, overrides, memory)
+    if gpu_gib is not None:
+        saved, said = _what_fits_the_gpu(base, values, overrides, gpu_gib)
         values |= saved
         parts += said
-    config = load_config(FitConfig, [base], [*as_overrides(values), *overrides])
-    if not has_gpu:
-        parts += _what_is_trained(config)
+    else:
+        parts += _what_is_trained(base, values, overrides)
     parts += [told, f"{'the' if has_template else 'no'} chat template"]
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
@@ -254,8 +252,9 @@ def _plain(entry: Any) -> Any:
     raise TypeError(f"{type(entry).__name__} is no type of JSON")
 
 
-def _what_is_trained(config: FitConfig) -> list[str]:
+def _what_is_trained(base: Path, values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
     """What is less than all weights of two networks of the model's size, with its keys."""
+    config = load_config(FitConfig, [base], [*as_overrides(values), *overrides])
     said = []
     if config.actor.lora is not None:
         said.append(f"low-rank adapters (actor.lora.rank={config.actor.lora.rank})")
@@ -265,7 +264,7 @@ def _what_is_trained(config: FitConfig) -> list[str]:
 
 
 def _what_fits_the_gpu(
-    base: Path, values: dict[str, Any], overrides: Sequence[str], memory: int
+    base: Path, values: dict[str, Any], overrides: Sequence[str], gpu_gib: float
 ) -> tuple[dict[str, Any], list[str]]:
     """What is changed where the training of all weights does not fit the first GPU, and why.
 
@@ -274,17 +273,18 @@ def _what_fits_the_gpu(
     overrides say anything is left as it is.
     """
     from vapo.commands.estimate import estimated
+    from vapo.studies.memory.estimate import GIB
 
     def needed(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
-        return config, estimated(config, tell=lambda line: None)[1].peak
+        return config, estimated(config, tell=lambda line: None)[1].peak / GIB
 
     asked, whole = needed({})
-    if whole <= _ROOM * memory:
+    if whole <= _ROOM * gpu_gib:
         return {}, []
-    why = f"all weights need {whole / _GIB:.1f} GiB of the GPU's {memory / _GIB:.1f}"
+    why = f"all weights need {whole:.1f} GiB of the GPU's {gpu_gib:.1f}"
     fewer = _FEWER if asked.rollouts.engine == "transformers" else {}
-    if fewer and needed(fewer)[1] <= _ROOM * memory:
+    if fewer and needed(fewer)[1] <= _ROOM * gpu_gib:
         return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
     has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
     takes_probe = not has_own_critic and asked.algorithm.has_critic
@@ -293,6 +293,6 @@ def _what_fits_the_gpu(
     if takes_probe:
         names += " and a critic without a network (critic.kind=probe)"
     said = f"{names}, because {why}"
-    if (less := needed(saved)[1]) > _ROOM * memory:
-        said += f"; these still need {less / _GIB:.1f}: docs/recipes.md says what to change next"
+    if (less := needed(saved)[1]) > _ROOM * gpu_gib:
+        said += f"; these still need {less:.1f}: docs/recipes.md says what to change next"
     return saved, [said]

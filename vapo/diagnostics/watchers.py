@@ -140,7 +140,7 @@ class WatcherState:
         """Whether the run may be about to stop by it."""
         return self.episode is not None and self.watcher.action == "stop"
 
-    def count(self) -> str:
+    def describe_count(self) -> str:
         """Describe how far an episode is from its alarm."""
         assert self.episode is not None
         of = f"{self.episode.count} of {self.watcher.patience} iterations"

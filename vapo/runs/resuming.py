@@ -100,11 +100,10 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     """
     pretraining = resolve(config).value_pretraining_iterations
     most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
-    began = RunDir(checkpoint.parent.parent)
-    others = [change for change in changed_keys(began, config) if change.startswith("actor.path ")]
-    if done > most and others:
-        raise UserError(f"{checkpoint} is of a run with another actor: {others[0]}")
     if done > most:
+        changed = changed_keys(RunDir(checkpoint.parent.parent), config)
+        if actor := [change for change in changed if change.startswith("actor.path ")]:
+            raise UserError(f"{checkpoint} is of a run with another actor: {actor[0]}")
         raise UserError(
             f"{checkpoint} is of iteration {done}, beyond the {most} of this config "
             f"({pretraining} of value pretraining, training.num_iterations "

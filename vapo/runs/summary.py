@@ -134,10 +134,10 @@ def render_summary(
         commands.append('vapo deliver "$R"')
     if ablation is not None and config_is_whole:
         commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
-    best = f'"$R"/checkpoints/{"last" if summary.score_best is None else "best"}.ckpt'
+    checkpoint = f'"$R"/checkpoints/{"last" if summary.score_best is None else "best"}.ckpt'
     if config_is_whole:
-        commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {best}')
-    commands.append(f'vapo export {best} "$R"/actor')
+        commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {checkpoint}')
+    commands.append(f'vapo export {checkpoint} "$R"/actor')
     lines = [line for label, text in rows for line in _row(label, text)]
     lines += ["try next:", *(f"  {command}" for command in commands), "run folder:"]
     return "\n".join(["", *lines, shown_path(run_dir)])

@@ -225,7 +225,7 @@ class Watch(Callback):
         By this iteration alone: what it says nothing about may never be decided.
         """
         skipped = [f"the {n}'s latest update was skipped" for n in self.faults.latest_skipped]
-        return " and ".join([*skipped, *(state.count() for state in self._counting)])
+        return " and ".join([*skipped, *(state.describe_count() for state in self._counting)])
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
