@@ -82,6 +82,7 @@ def test_derived_numbers_by_hand() -> None:
         unshaped_rewards=torch.tensor([1.0]),
         is_correct=torch.tensor([True]),
         is_lost=torch.tensor([False]),
+        is_filler=torch.tensor([False]),
         group_size=1,
         max_response_tokens=2,
         **tokens,
