@@ -68,6 +68,12 @@ LONGEST = (
 WHOLE_RUNS = {Path(__file__).with_name(name) for name in ("integration", "docs", "bench")}
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """A machine with a GPU has the numbers of the others: only `make gpu` computes on it."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """What is loaded here stays to the end: the garbage collector has nothing to find in it."""

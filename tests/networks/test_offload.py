@@ -5,18 +5,27 @@ The GPU is played by the meta device: what is moved there shows.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import lightning as L
 import pytest
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
+from tests.config.fits import fit_config
+from tests.networks.test_build import one_process
+from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config.schema import OptimizerConfig, TrainerConfig
+from vapo.networks import build
+from vapo.system.distributed import fill_from_first_rank
 from vapo.training.optimizers import make_optimizer
 from vapo.training.strategy import Sharding, make_strategy
 
+__all__ = ["one_process"]
 GPU = torch.device("meta")
 
 
@@ -65,3 +74,23 @@ def test_sums_over_ranks_reach_the_host(monkeypatch: pytest.MonkeyPatch) -> None
         for on in (False, True)
     ]
     assert backends == [None, "cpu:gloo,cuda:nccl"]
+
+
+def test_the_weights_that_shards_are_filled_with_stay_on_the_host(
+    tmp_path: Path, one_process: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FSDP refuses others; buffers are where the network computes."""
+
+    def on_gpu(network: Any, load: Any, mesh: Any, **options: Any) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(mesh, "_device_type", GPU.type)
+            fill_from_first_rank(network, load, mesh, **options)
+
+    monkeypatch.setattr(build, "fill_from_first_rank", on_gpu)
+    path = save_tiny_folder(tmp_path / "policy")
+    overrides = (f"actor.path={path}", "trainer.strategy=fsdp", "trainer.cpu_offload=true")
+    actor = build.make_actor(fit_config(tmp_path, *overrides), one_process)
+    expected = dict(tiny_model().named_parameters())
+    for name, parameter in actor.model.named_parameters():
+        assert torch.equal(parameter.to_local(), expected[name].detach()), name
+    assert {buffer.device for buffer in actor.buffers()} == {GPU}

@@ -279,7 +279,7 @@ def _placed(
         heads = network.head_layers if isinstance(network, Critic) else ()
         shard(network, mesh, config.trainer, in_float32=heads)
         if not makes_fakes():
-            fill_from_first_rank(network, load, mesh)
+            fill_from_first_rank(network, load, mesh, offloads=config.trainer.cpu_offload)
     return network
 
 

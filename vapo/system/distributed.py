@@ -154,15 +154,16 @@ def shard(
 
 
 def fill_from_first_rank(
-    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh
+    network: nn.Module, load: Callable[[], nn.Module], mesh: DeviceMesh, *, offloads: bool
 ) -> None:
     """Give a sharded network on the meta device the weights that rank 0 loads.
 
     Only rank 0 ever holds a whole network, in host memory; tensor by tensor the others get
-    their shards. Buffers that are not saved (rotary frequencies) come along, for an empty one
-    would be wrong without a sign.
+    their shards, which stay in host memory if the network `offloads` them. Buffers that are not
+    saved (rotary frequencies) come along, for an empty one would be wrong without a sign; they are
+    on the mesh's device in either case.
     """
-    network.to_empty(device=mesh.device_type)
+    network.to_empty(device="cpu" if offloads else mesh.device_type)
     source = load() if dist.get_rank() == 0 else None
     set_model_state_dict(
         network,

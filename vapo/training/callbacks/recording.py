@@ -153,10 +153,14 @@ class Recording(Callback):
 
 
 def memory_metrics() -> dict[str, float]:
-    """Resident memory of this process, and the peak that torch allocated on the GPU, in GiB."""
+    """Resident memory of this process, and torch's peaks on the GPU, in GiB.
+
+    What torch has reserved is what other processes cannot have: it keeps freed blocks.
+    """
     metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
     if torch.cuda.is_available():
         metrics["memory/gpu_gib"] = torch.cuda.max_memory_allocated() / GIB
+        metrics["memory/gpu_reserved_gib"] = torch.cuda.max_memory_reserved() / GIB
     return metrics
 
 
