@@ -37,8 +37,10 @@ def test_a_name_says_config_changes_and_seed(files: list[Path]) -> None:
     assert name(*where) == "missed_checks/vapo +grpo seed0", "not where and how it is run"
     assert name("algorithm.entropy_coef=0.5") == name(), "the file says the same"
     assert name("actor.path=/some/long/way/to/models/policy") == (
-        "missed_checks/vapo +grpo actor.path=policy seed0"
+        "missed_checks/vapo +grpo policy seed0"
     )
+    own = ("algorithm.eps_low=0.1", "actor.path=m", "data.train.path=a/d.jsonl")
+    assert name(*own) == ("missed_checks/vapo +grpo m d.jsonl algorithm.eps_low=0.1 seed0")
     assert name(command="filter") == "filter missed_checks/vapo +grpo seed0"
 
 

@@ -16,6 +16,7 @@ NAME_CHARS = 100
 _MAX_VALUE = 24
 _SEED_CHARS = len("seed1234")
 _NOT_IN_NAMES = ("seed", "output_dir", "tracking", "checkpoints", "trainer")
+_FIRST_IN_NAMES = ("actor.path", "data.train.path", "rewards.verifier", "rewards.function")
 _RUN_FOLDER = re.compile(r"\d{8}-\d{6}_(.+)")
 
 
@@ -64,16 +65,17 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
 
     As `missed_checks/vapo +grpo clip_higher.enabled=false seed3`: the first config file, the
     others after `+`, overrides with the last two parts of their keys, without those that say
-    where and how a run is run. Other commands than fit come first. It is at most `max_chars`
-    long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`. Every seed has
-    the room of four digits, so that the names of one config differ in their seeds alone; a longer
-    one makes the name longer.
+    where and how a run is run. Model, data and reward are before the others and have no key, and
+    what else is said of the data is after them. Other commands than fit come first. It is at most
+    `max_chars` long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`. Every
+    seed has the room of four digits, so that the names of one config differ in their seeds alone;
+    a longer one makes the name longer.
     """
     sources: Sources = getattr(config, SOURCES)
     names = [*([] if command == "fit" else [command]), *short_names(sources.files)]
     parts = [
-        f"{'.'.join(change.key.split('.')[-2:])}={_short(change.after)}"
-        for change in sources.changes
+        _key_in_name(change.key) + _short(change.after, is_path=change.key.endswith(".path"))
+        for change in sorted(sources.changes, key=_place_in_name)
         if not is_under(change.key, _NOT_IN_NAMES)
     ]
     seed = f"seed{config.seed}"
@@ -88,6 +90,12 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
             return f"{taken} (+{len(left)} {digest}) {seed}"
         taken += f" {part}"
     return f"{taken} {seed}"
+
+
+def _place_in_name(change: Change) -> int:
+    if change.key in _FIRST_IN_NAMES:
+        return 0
+    return 2 if is_under(change.key, ("data",)) else 1
 
 
 def short_names(files: Sequence[str]) -> list[str]:
@@ -118,9 +126,13 @@ def short_names(files: Sequence[str]) -> list[str]:
     return names
 
 
-def _short(value: str) -> str:
+def _key_in_name(key: str) -> str:
+    return "" if key in _FIRST_IN_NAMES else f"{'.'.join(key.split('.')[-2:])}="
+
+
+def _short(value: str, *, is_path: bool) -> str:
     """A value in a name: of a path its end."""
-    if len(value) <= _MAX_VALUE:
+    if len(value) <= _MAX_VALUE and not is_path:
         return value
     end = value.rstrip("/").rpartition("/")[2]
     return end if 0 < len(end) <= _MAX_VALUE else f"{value[: _MAX_VALUE - 3]}..."
