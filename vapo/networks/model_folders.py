@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.system.hub import read_cache_if_unreachable
 
 _NO_OWNERS = ("models", "runs", "mlruns")
 """Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""
@@ -48,7 +49,9 @@ def local_folder(path: str) -> Path | None:
 def folder_with_config(path: str) -> Path | None:
     """The same, with a config.json in it. Raises: UserError: there is none."""
     folder = local_folder(path)
-    if folder and not (folder / "config.json").is_file():
+    if folder is None:
+        read_cache_if_unreachable()
+    elif not (folder / "config.json").is_file():
         raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
     return folder
 

@@ -41,6 +41,7 @@ from vapo.prompts.generated_rows import (
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
 from vapo.system.files import read_line
+from vapo.system.hub import read_cache_if_unreachable
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 
@@ -190,7 +191,9 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Iterator[tuple[
 
 def _check_dataset_path(path: str, key: str) -> None:
     """Raises: UserError: the dataset's path is that of a file of another kind."""
-    if Path(path).is_file():
+    if not Path(path).exists():
+        read_cache_if_unreachable()
+    elif Path(path).is_file():
         raise UserError(
             f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "
             f"set {key}.kind to jsonl or parquet"

@@ -1,0 +1,39 @@
+"""The Hugging Face hub where there is no network: its cache is read at once, or nothing is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from functools import cache
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from vapo.system.shown_text import say
+
+_TIMEOUT_S = 5.0
+
+
+@cache
+def read_cache_if_unreachable() -> None:
+    """Take the hub's libraries offline, with a line that says so, if its host does not answer.
+
+    They would ask five times, half a minute for each file, and then read their cache or say that
+    there is nothing in it. Nothing is tried where a proxy is between, or `HF_HUB_OFFLINE` is set.
+    """
+    proxies = getproxies()
+    if "HF_HUB_OFFLINE" in os.environ or "https" in proxies or "all" in proxies:
+        return
+    url = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
+    port = url.port or (80 if url.scheme == "http" else 443)
+    try:
+        socket.create_connection((url.hostname or "", port), timeout=_TIMEOUT_S).close()
+    except OSError as error:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for libraries that are loaded later, and processes
+        if (hub := sys.modules.get("huggingface_hub.constants")) is not None:
+            hub.HF_HUB_OFFLINE = True  # type: ignore[attr-defined]
+        say(
+            f"the Hugging Face hub ({url.hostname}) cannot be reached ({error}): only what is in "
+            "its cache is read",
+            file=sys.stderr,
+        )
