@@ -161,7 +161,7 @@ def test_a_tree_of_forks_goes_with_its_episode(tmp_path: Path):
     with environments("AsTold", timeout_s=0.8) as envs:
         assert play(envs, [f"forks {tmp_path}"])[1].failure in ("timeout", "crash", GARBLED)
         pids = [int(file.name) for file in tmp_path.iterdir()]
-        assert len(pids) >= 30
+        assert len(pids) >= 10  # of 48, as far as they came
         assert all(map(ends, pids))
         assert play(envs, ["on"])[1].observation == "on done"
 
