@@ -144,6 +144,9 @@ def test_what_is_less_than_all_weights_is_said_on_a_cpu(model: str, file: str):
 
 def test_the_choice_for_another_machines_gpu(model: str, file: str, short_gpu: list[Any]):
     """As `vapo estimate --model ... --gpu_memory_gib N` asks for it."""
+    for overrides, is_said in ((), True), (("rollouts.engine=transformers",), False):
+        line = own_model(model, file, "exact", gpu_gib=11, overrides=overrides).line
+        assert ("the engine transformers, which is slow on a GPU: install vllm" in line) == is_said
     assert "because all weights" in own_model(model, file, "exact", gpu_gib=10).line
     assert "because all weights" not in own_model(model, file, "exact", gpu_gib=11).line
 

@@ -145,6 +145,8 @@ def _chosen(
         saved, said = _what_fits_the_gpu(base, values, overrides, gpu_gib)
         values |= saved
         parts += said
+        if "rollouts.engine" not in values and _given("rollouts.engine", overrides) is None:
+            parts.append("the engine transformers, which is slow on a GPU: install vllm")
     else:
         parts += _what_is_trained(base, values, overrides)
     parts += [told, f"{'the' if has_template else 'no'} chat template"]
