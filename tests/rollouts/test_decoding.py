@@ -1,4 +1,4 @@
-"""Decoding on a CPU: attention of one token, draws from a large vocabulary, mixed precision."""
+"""Decoding: attention of one token, draws from a large vocabulary, mixed precision."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen2ForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -15,6 +16,7 @@ from tests.rollouts.playing import sample_all
 from tests.tiny_model import ragged_prompts, tiny_model, tiny_tokenizer
 from vapo.networks.actor_critic import Actor
 from vapo.networks.layouts import enable_packing
+from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
@@ -24,7 +26,6 @@ from vapo.rollouts.engines.transformers.token_sampling import filtered_logprobs,
 from vapo.system.private_attributes import attention_implementation, cpu_has_bfloat16_products
 from vapo.types import Rollout
 
-CPU = torch.device("cpu")
 V = 5000
 SETTINGS = SamplingSettings(max_response_tokens=12, temperature=1.0, top_p=1.0, top_k=0)
 
@@ -51,17 +52,46 @@ def test_attention_is_that_of_torch(is_masked: bool, num_queries: int) -> None:
         assert float((other - expected).abs().max()) > 0.1, "the control: another head's keys"
 
 
+class Made(TorchDispatchMode):
+    """Keeps each result that has memory of its own."""
+
+    def __init__(self, *known: Tensor) -> None:
+        super().__init__()
+        self.known, self.made = {x.untyped_storage().data_ptr() for x in known}, list[Tensor]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in self.known:
+            self.known.add(result.untyped_storage().data_ptr())
+            self.made.append(result)
+        return result
+
+
+@pytest.mark.parametrize("attend", [decoding_sdpa, sdpa_attention_forward])
+def test_on_a_gpu_no_keys_and_values_are_copied(attend: Any) -> None:
+    """They are as long as the context, so that copies would grow with each token."""
+    query, key, value = (torch.randn(5, n, length, 8) for n, length in ((6, 1), (2, 700), (2, 700)))
+    if attend is decoding_sdpa:  # as under autocast; the control cannot mix
+        value = value.bfloat16()
+    mask = torch.ones(5, 1, 1, 700, dtype=torch.bool)
+    with counts_for_gpu(), Made(query, key, value, mask) as results:
+        found, _ = attend(Grouped(), query, key, value, mask, scaling=0.3)
+    assert (found.shape, found.dtype) == ((5, 1, 6, 8), torch.float32)
+    largest = max(result.nbytes for result in results.made)
+    assert (largest < value.nbytes) == (attend is decoding_sdpa)
+
+
 @pytest.mark.parametrize("packs", [True, False])
 def test_a_module_has_its_own_attention_again_after_decoding(packs: bool) -> None:
     model = tiny_model()
     if packs:
         enable_packing(model)
     before = attention_implementation(model)
-    with decoding_attention(model, CPU):
+    with decoding_attention(model):
         assert attention_implementation(model) != before
     assert attention_implementation(model) == before
     eager = tiny_model(attn_implementation="eager")
-    with decoding_attention(eager, CPU):
+    with decoding_attention(eager):
         assert attention_implementation(eager) == "eager"
 
 

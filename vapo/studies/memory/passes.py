@@ -26,6 +26,7 @@ from vapo.networks.meta_device import fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
+from vapo.rollouts.engines.transformers.kv_cache import decoding_attention
 from vapo.rollouts.engines.transformers.token_sampling import (
     filtered_logprobs,
     float32_logits,
@@ -178,7 +179,11 @@ class FakeNetwork:
                 layer.keys, layer.values = (t[:, :, : width - 1] for t in whole)
                 # the sampler's cache writes in place, where DynamicCache would copy
                 layer.update = lambda *_, whole=whole, **__: tuple(whole)
-        with self._tracked() as tracker, self._no_autocast_eval():
+        with (
+            self._tracked() as tracker,
+            self._no_autocast_eval(),
+            decoding_attention(self.backbone),
+        ):
             logits = self._run(rows, 1, cache, width=width)
             logprobs = filtered_logprobs(logits[:, -1], temperature=1.0, top_k=top_k, top_p=top_p)
             inverse_cdf(logprobs, torch.empty(rows, dtype=torch.double))

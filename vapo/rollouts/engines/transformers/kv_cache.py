@@ -1,4 +1,4 @@
-"""The key-value cache of rows that come and go, and a CPU's attention of one token to it.
+"""The key-value cache of rows that come and go, and the attention of one token to it.
 
 The cache is right-aligned, with room to grow in place.
 """
@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from vapo.networks.packed_attention import PACKED_SDPA
+from vapo.networks.packed_attention import PACKED_SDPA, computes_on_cpu
 from vapo.system.private_attributes import attention_implementation, can_change_attention
 
 DECODING_SDPA = "vapo_decoding_sdpa"
@@ -150,16 +150,17 @@ def _join(
 
 
 @contextmanager
-def decoding_attention(model: PreTrainedModel, device: torch.device) -> Iterator[None]:
-    """While the model decodes on a CPU with scaled dot-product attention, compute it by products.
+def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
+    """While the model decodes with scaled dot-product attention, compute it by products.
 
-    Torch's fused kernel there is made for long queries: for the single query of a decoding step it
-    takes several times as long as two matrix products, in bfloat16 up to ten times, and
-    Transformers copies shared keys and values to every head before it calls it.
+    Transformers would copy shared keys and values to every head at each token. On a GPU these
+    copies are larger with each token than all before, so that torch's allocator takes new memory
+    for them and keeps the old. On a CPU torch's fused kernel is made for long queries: for the
+    single query of a decoding step it takes several times as long as two products, in bfloat16 up
+    to ten times.
     """
     before = attention_implementation(model)
-    is_ours = before in ("sdpa", PACKED_SDPA) and can_change_attention(model)
-    if device.type != "cpu" or not is_ours:
+    if before not in ("sdpa", PACKED_SDPA) or not can_change_attention(model):
         yield
         return
     model.set_attn_implementation(DECODING_SDPA)
@@ -179,7 +180,11 @@ def decoding_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function: float32 products for one query, else its own."""
+    """Transformers' attention function: products for one query, else its own.
+
+    They are in float32; on a GPU that with the values is in theirs, as in its fused kernels, so
+    that values in half precision are not copied.
+    """
     is_plain = attention_mask is None or attention_mask.dtype == torch.bool
     if query.shape[2] > 1 or not is_plain or options.get("position_bias") is not None:
         output, _ = sdpa_attention_forward(
@@ -194,7 +199,8 @@ def decoding_sdpa(
         scores = grouped @ key.float().transpose(2, 3)
         if attention_mask is not None:
             scores.masked_fill_(~attention_mask, -torch.inf)
-        states = scores.softmax(dim=-1) @ value.float()
+        dtype = torch.float32 if computes_on_cpu(query) else value.dtype
+        states = scores.softmax(dim=-1).to(dtype) @ value.to(dtype)
     return states.reshape(num_rows, 1, num_heads, -1).to(query.dtype), None
 
 

@@ -87,7 +87,7 @@ class TransformersSampler:
         with (
             self._gather(),
             self._computing(),
-            decoding_attention(self._model, self._device),
+            decoding_attention(self._model),
             torch.no_grad(),
         ):
             self._model.eval()
