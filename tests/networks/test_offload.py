@@ -91,6 +91,7 @@ def test_the_weights_that_shards_are_filled_with_stay_on_the_host(
     overrides = (f"actor.path={path}", "trainer.strategy=fsdp", "trainer.cpu_offload=true")
     actor = build.make_actor(fit_config(tmp_path, *overrides), one_process)
     expected = dict(tiny_model().named_parameters())
-    for name, parameter in actor.model.named_parameters():
-        assert torch.equal(parameter.to_local(), expected[name].detach()), name
+    shards: dict[str, Any] = dict(actor.model.named_parameters())
+    for name, shard in shards.items():
+        assert torch.equal(shard.to_local(), expected[name].detach()), name
     assert {buffer.device for buffer in actor.buffers()} == {GPU}
