@@ -23,8 +23,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 
+from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers import sampler as engine
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
@@ -106,7 +107,7 @@ class Replay(TorchDispatchMode):
         self.allocator.give_back(key)
 
 
-def policy(tokenizer: PreTrainedTokenizerFast) -> Qwen2ForCausalLM:
+def policy(tokenizer: PreTrainedTokenizerBase) -> Qwen2ForCausalLM:
     config = Qwen2Config(
         hidden_size=32,
         intermediate_size=32,
@@ -130,7 +131,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if options.attention == "transformers":
         vars(engine)["decoding_attention"] = lambda model: nullcontext()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained("models/state_tracking/policy")
+    tokenizer = load_tokenizer("models/state_tracking/policy")
     sampler = DetachedTransformersSampler(
         policy(tokenizer),
         tokenizer,
