@@ -190,7 +190,7 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Iterator[tuple[
 
 
 def _check_dataset_path(path: str, key: str) -> None:
-    """Raises: UserError: the dataset's path is that of a file of another kind."""
+    """A path that is not here is a hub's. Raises: UserError: it is a file of another kind."""
     if not Path(path).exists():
         read_cache_if_unreachable()
     elif Path(path).is_file():
