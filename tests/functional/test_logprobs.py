@@ -1,7 +1,6 @@
 """Token log-probs: literals, degenerate sizes, and the memory bound."""
 
 import math
-import threading
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vapo.functional import logprobs as logprobs_module
 from vapo.functional.logprobs import output_logits, token_logprobs
-from vapo.system.products import bfloat16_inputs
+from vapo.system.products import rounded_inputs
 
 
 def test_logprobs_and_entropy_by_hand() -> None:
@@ -84,35 +83,41 @@ def test_weights_in_bfloat16_are_never_float32_as_a_whole(monkeypatch: pytest.Mo
     assert largest.numel == chunk_size * vocabulary < weight.numel()
 
 
-def test_two_threads_round_their_inputs_and_leave_the_setting_as_it_was(
+@pytest.mark.parametrize(
+    ("on_cpu", "mixed", "dtype", "expected"),
+    [
+        (True, True, torch.float32, "bf16"),
+        (True, False, torch.bfloat16, "bf16"),
+        (True, False, torch.float32, None),
+        (False, True, torch.float32, "tf32"),
+        (False, False, torch.float32, None),
+        (False, False, torch.bfloat16, None),  # its own product, with float32 results
+        (True, True, torch.float64, None),
+    ],
+)
+def test_inputs_are_rounded_for_the_product_alone(
     monkeypatch: pytest.MonkeyPatch,
+    on_cpu: bool,
+    mixed: bool,
+    dtype: torch.dtype,
+    expected: str | None,
 ) -> None:
-    """One begins, another begins, the first ends, the other ends."""
-    settings: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+    """Of float32 products in mixed precision, and a CPU's of bfloat16 inputs."""
+    backends: Any = torch.backends
+    settings = (backends.mkldnn if on_cpu else backends.cuda).matmul
     before, seen = settings.fp32_precision, []
-    begun, may_end = ([threading.Event(), threading.Event()] for _ in range(2))
 
-    def product(hidden: Tensor, weight: Tensor) -> Tensor:
-        begun[len(hidden)].set()
-        assert may_end[len(hidden)].wait(5)
+    def product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
         seen.append(settings.fp32_precision)
-        return hidden @ weight.T
+        return hidden.float() @ weight.float().T
 
-    def compute(num_tokens: int) -> None:
-        pair = torch.ones(num_tokens, 2), torch.ones(3, 2)
-        with torch.autocast("cpu", torch.bfloat16):
-            output_logits(*pair, on_cpu=True, rounding=bfloat16_inputs)
-
-    monkeypatch.setattr(logprobs_module, "linear", product)
-    threads = [threading.Thread(target=compute, args=(n,)) for n in range(2)]
-    try:
-        for thread, event in zip(threads, begun, strict=True):
-            thread.start()
-            assert event.wait(5)
-        for event, thread in zip(may_end, threads, strict=True):
-            event.set()
-            thread.join()
-        assert seen == ["bf16", "bf16"]
-        assert settings.fp32_precision == before
-    finally:
-        settings.fp32_precision = before
+    monkeypatch.setattr(logprobs_module, "_product", product)
+    pair = torch.ones(2, 4, 3, dtype=dtype), torch.ones(5, 3, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
+        logits = output_logits(*pair, on_cpu=on_cpu, rounding=rounded_inputs)
+    assert logits.shape == (2, 4, 5)
+    assert seen == [before if expected is None else expected]
+    assert settings.fp32_precision == before
+    with pytest.raises(ZeroDivisionError), rounded_inputs(on_cpu=on_cpu):
+        1 / 0  # noqa: B018
+    assert settings.fp32_precision == before

@@ -17,6 +17,7 @@ from tests.integration.commands import SHORTEST, fit, store, summary
 from tests.runs.comparing import assert_same
 from vapo.functional.logprobs import output_logits, token_logprobs
 from vapo.runs.checkpoints import read_checkpoint
+from vapo.system.products import rounded_inputs
 
 pytestmark = pytest.mark.gpu
 MIXED = "trainer.precision=bf16-mixed"
@@ -77,6 +78,23 @@ def test_token_logprobs_and_their_gradient(dtype: torch.dtype) -> None:
     assert float((found[0] - exact[0]).abs().max()) < 1e-4
     for own, reference in zip(found[1:], exact[1:], strict=True):
         assert float((own - reference).norm() / reference.norm()) < bound
+
+
+def test_mixed_precision_rounds_the_output_layers_product_and_no_angle() -> None:
+    """To TF32, on tensor cores. Products that Transformers makes angles by have one term each."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 576, device="cuda") for n in (200, 4001))
+    exact = hidden.double() @ weight.double().T
+    with torch.autocast("cuda", torch.bfloat16):
+        logits = output_logits(hidden, weight / 8, on_cpu=False, rounding=rounded_inputs)
+    assert 1e-3 < float((logits - exact / 8).abs().max()) < 0.05
+    plain = output_logits(hidden, weight, on_cpu=False)
+    assert float((plain - exact).abs().max()) < 1e-3
+    frequencies = torch.rand(1, 32, 1, device="cuda")
+    positions = torch.arange(8192.0, device="cuda")[None, None]
+    with rounded_inputs(on_cpu=False):
+        angles = frequencies @ positions
+    assert torch.equal(angles, frequencies * positions)
 
 
 # ---- runs ---------------------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,13 @@ from tests.networks.test_build import INPUTS, one_process
 from tests.networks.test_value_head import BINS, BOUNDED, MEAN, config_of
 from tests.tiny_model import ragged_prompts, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS, logprob_columns
+from vapo.networks import actor_critic
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.value_head import LOGPROB_SCORE
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
+from vapo.rollouts.engines.selection import access_to, make_sampler
+from vapo.rollouts.engines.transformers import token_sampling
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 
 __all__ = ["one_process"]
@@ -83,6 +87,35 @@ def test_an_engine_in_bfloat16_samples_from_float32_logits() -> None:
     assert logits.dtype == torch.bfloat16, "left as it was"
     coarse = logits.float().log_softmax(dim=0)[targets]  # the control
     assert float((coarse - exact).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_no_product_is_rounded_while_another_thread_multiplies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: int
+) -> None:
+    """The setting is the process's. Neither the trainer's log-probs nor the engine's logits."""
+    rounded: list[bool] = []
+
+    @contextmanager
+    def noting(*, on_cpu: bool) -> Iterator[None]:
+        rounded.append(on_cpu)
+        yield
+
+    for module in (actor_critic, token_sampling):
+        monkeypatch.setattr(module, "rounded_inputs", noting)
+    policy = str(save_tiny_folder(tmp_path / "policy"))
+    mixed = ("trainer.precision=bf16-mixed", f"training.max_staleness={ahead}")
+    config = config_of(tmp_path, policy, *mixed)
+    actor = make_actor(config, None)
+    with torch.autocast("cpu", torch.bfloat16):
+        actor(INPUTS, temperature=1.0)
+    assert bool(rounded) is (ahead == 0)
+    rounded.clear()
+    sampler = make_sampler(config, access_to(actor.model, torch.device("cpu")), tiny_tokenizer())
+    with sampler.turns(SamplingSettings(max_response_tokens=1), seed=0) as stream:
+        stream.submit(TurnRequest((0, 0), 0, (5, 6), max_tokens=1))
+        stream.step()
+    assert bool(rounded) is (ahead == 0)
 
 
 @pytest.mark.parametrize("head", [MEAN, BOUNDED, BINS], ids=["scalar", "bounded", "categorical"])

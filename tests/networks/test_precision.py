@@ -13,7 +13,12 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.config.schema import NewModelConfig, TrainerConfig
 from vapo.networks import precision
-from vapo.networks.precision import choose_precision, expected_precision, settle_precision
+from vapo.networks.precision import (
+    choose_precision,
+    expected_precision,
+    may_round_products,
+    settle_precision,
+)
 from vapo.rollouts.engines.selection import has_mixed_copy
 from vapo.training.strategy import lightning_precision
 
@@ -126,3 +131,18 @@ def test_torch_says_what_the_processor_has(
     assert private_attributes.cpu_has_bfloat16_products() is expected
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert private_attributes.cpu_has_bfloat16_products() is False
+
+
+AHEAD = ["training.max_staleness=1"]
+SERVER = ["rollouts.engine=vllm_server", "rollouts.servers.urls=http://somewhere:8100"]
+JUDGE = ["rewards.verifier=reward_model", "rewards.reward_model_path=x"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [([], True), (AHEAD, False), ([*AHEAD, *SERVER], True), ([*AHEAD, *SERVER, *JUDGE], False)],
+)
+def test_products_are_rounded_where_no_other_thread_multiplies(
+    overrides: list[str], expected: bool
+) -> None:
+    assert may_round_products(load_config(FitConfig, STATE_TRACKING, overrides)) is expected

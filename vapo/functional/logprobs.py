@@ -19,7 +19,7 @@ _LENGTH = 32.0  # tokens, after which the column of the length is half of its li
 _START = 8.0  # tokens, over which the column of the start falls to 1/e
 _BLOCK = 2**20  # weights that a CPU makes float32 at a time: 4 MiB, which its cache keeps
 
-Rounding = Callable[[], Any]  # makes a context, as `vapo.system.products.bfloat16_inputs` does
+Rounding = Callable[..., Any]  # makes a context, as `vapo.system.products.rounded_inputs` does
 
 
 def token_logprobs(
@@ -90,24 +90,26 @@ def output_logits(
 ) -> Float[Tensor, "... V"]:
     """The product with the output layer, with sums and results in float32 or float64.
 
-    Both inputs have one dtype. Under autocast those of a float32 product on a CPU may be rounded as
-    autocast would round them, where the processor is faster so (AMX), if `rounding` makes a context
-    for it. Of inputs in half precision there is no gradient: `token_logprobs` has its own.
+    Both inputs have one dtype. Under autocast `rounding` makes a context for a float32 product, in
+    which its inputs may be rounded: on a CPU to bfloat16, as autocast would, where the processor is
+    faster so (AMX); on a GPU to TF32, whose products are those of tensor cores. Of inputs in half
+    precision there is no gradient: `token_logprobs` has its own.
     """
-    device = hidden.device.type
-    is_wide = hidden.dtype in (torch.float32, torch.float64)
-    is_rounded = torch.is_autocast_enabled(device) if is_wide else hidden.dtype is torch.bfloat16
-    if rounding is not None and on_cpu and is_rounded:
-        with rounding():
-            rows = _product(hidden.flatten(0, -2), weight, on_cpu=on_cpu)
-        return rows.unflatten(0, hidden.shape[:-1])
-    return _product(hidden, weight, on_cpu=on_cpu)
+    is_float32 = hidden.dtype is torch.float32
+    if is_float32:
+        is_rounded = torch.is_autocast_enabled(hidden.device.type)
+    else:  # a CPU's product is one of float32 inputs, too, which were bfloat16
+        is_rounded = on_cpu and hidden.dtype is torch.bfloat16
+    if rounding is None or not is_rounded:
+        return _product(hidden, weight, on_cpu=on_cpu)
+    with rounding(on_cpu=on_cpu):
+        rows = _product(hidden.flatten(0, -2), weight, on_cpu=on_cpu)
+    return rows.unflatten(0, hidden.shape[:-1])
 
 
 def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
-    is_wide = hidden.dtype in (torch.float32, torch.float64)
     with torch.autocast(hidden.device.type, enabled=False):
-        if is_wide:
+        if hidden.dtype in (torch.float32, torch.float64):
             return linear(hidden, weight)
         rows = hidden.flatten(0, -2)
         if on_cpu:

@@ -25,7 +25,7 @@ from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
-from vapo.system.products import bfloat16_inputs
+from vapo.system.products import rounded_inputs
 from vapo.types import RolloutBatch
 
 
@@ -94,11 +94,16 @@ class ActorOutput(NamedTuple):
 
 
 class Actor(nn.Module):
-    """A causal language model, called through one entry that sharding can wrap."""
+    """A causal language model, called through one entry that sharding can wrap.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    Args:
+        rounds: whether products of the output layer may round their inputs (`may_round_products`).
+    """
+
+    def __init__(self, model: PreTrainedModel, *, rounds: bool = True) -> None:
         super().__init__()
         self.model = model
+        self.rounds = rounds
         self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
 
     def forward(
@@ -125,7 +130,7 @@ class Actor(nn.Module):
             inputs.targets,
             temperature=temperature,
             on_cpu=computes_on_cpu(last),
-            rounding=bfloat16_inputs,
+            rounding=rounded_inputs if self.rounds else None,
         )
         return ActorOutput(logprobs, entropy, found)
 

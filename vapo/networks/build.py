@@ -23,6 +23,7 @@ from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.model_configs import as_critic, read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
+from vapo.networks.precision import may_round_products
 from vapo.networks.probe import ProbeModelConfig, known_layers
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
@@ -144,7 +145,7 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
             accept_adapters(model)
         if trained and options.lora is not None:
             add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
-        return Actor(model)
+        return Actor(model, rounds=may_round_products(config))
 
     def load() -> Actor:
         return prepared(load_causal_lm(options.path, **kernels))

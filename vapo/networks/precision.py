@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
+from vapo.config.engines import VllmServerEngine
+from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import TrainerConfig
 from vapo.networks.model_configs import read_model_config
 from vapo.system.libraries import pick_device
@@ -35,6 +37,20 @@ class Precision(NamedTuple):
 
     def line(self) -> str:
         return f"trainer.precision auto: {self.name}, since {self.reason}"
+
+
+def may_round_products(config: FitConfig) -> bool:
+    """Whether float32 products may round their inputs where that is faster (`rounded_inputs`).
+
+    The setting for it is the process's. Where another thread of the process samples or judges ahead
+    of the trainer, by the engine `transformers` or a reward model, it would round that one's
+    products, too, now and then: with bfloat16's 8 bits the angles of rotary embeddings, which are
+    products in Transformers, were wrong by up to 16 radians within 8,192 positions.
+    """
+    if config.training.max_staleness == 0:
+        return True
+    samples_elsewhere = isinstance(config.rollouts, VllmServerEngine)
+    return samples_elsewhere and not isinstance(config.rewards, RewardModelVerifier)
 
 
 def choose_precision(device: torch.device, width: int) -> Precision:

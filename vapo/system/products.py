@@ -1,33 +1,26 @@
-"""A CPU's float32 products of inputs that it may round to bfloat16."""
+"""Float32 products of inputs that a processor may round, where it is faster so."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-_lock = threading.Lock()
-_before: list[str] = []  # what the setting was as each product under way began
-
 
 @contextmanager
-def bfloat16_inputs() -> Iterator[None]:
-    """Let a CPU round the inputs of float32 products to bfloat16 in the block.
+def rounded_inputs(*, on_cpu: bool) -> Iterator[None]:
+    """Let float32 products in the block round their inputs: to bfloat16 on a CPU, to TF32 on a GPU.
 
-    The setting is the process's, and a thread that samples has such products beside the trainer's:
-    the first that begins sets it, and the last that ends puts it back, in whatever order they do.
-    None waits for another. It is not set for good, since it would round every other product, too;
-    those of other threads it may round meanwhile.
+    Sums and results stay float32. TF32 has 10 bits of mantissa where bfloat16 has 7. The setting is
+    the whole process's, so it must not be used where another thread multiplies meanwhile
+    (`vapo.networks.precision.may_round_products`).
     """
-    backend: Any = torch.backends.mkldnn  # its stub lacks the attribute
-    with _lock:
-        _before.append(backend.matmul.fp32_precision)
-        backend.matmul.fp32_precision = "bf16"
+    backend: Any = torch.backends.mkldnn if on_cpu else torch.backends.cuda  # no stub has both
+    before = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "bf16" if on_cpu else "tf32"
     try:
         yield
     finally:
-        with _lock:
-            backend.matmul.fp32_precision = _before.pop()
+        backend.matmul.fp32_precision = before

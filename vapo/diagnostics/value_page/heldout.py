@@ -32,6 +32,7 @@ from vapo.networks.build import check_tokenizers, make_actor, make_critic
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
+from vapo.networks.precision import may_round_products
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options
@@ -88,7 +89,7 @@ def load_forward_networks(
                 checkpoint.fill(one.model, "critic", path, member=member)
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
         reference = base or make_actor(config, None, trained=False)
-    actor = Actor(model)
+    actor = Actor(model, rounds=may_round_products(config))
     networks: list[Actor | Critic] = [actor, *members_of(critic)]
     models = [network.model for network in (*networks, reference, base) if network is not None]
     return ForwardNetworks(

@@ -15,6 +15,7 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.engines import EngineOptions, VllmEngine, VllmServerEngine
 from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.networks.actor_critic import Actor
+from vapo.networks.precision import may_round_products
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
@@ -98,6 +99,7 @@ def make_sampler(
         max_concurrent_sequences=config.rollouts.max_concurrent_sequences,
         device=actor.device,
         gather=actor.gather,
+        rounds=may_round_products(config),
     )
 
 

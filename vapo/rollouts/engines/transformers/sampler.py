@@ -57,7 +57,8 @@ class TransformersSampler:
     top-p. With `greedy` the likeliest token is taken, and its log-prob is under that same
     distribution. A response stops at the tokenizer's end token, or one that the model's
     generation config names. `gather` is entered around the decoding; it holds the full weights of
-    a sharded module on every rank, so that ranks may decode different lengths.
+    a sharded module on every rank, so that ranks may decode different lengths. `rounds` is the
+    actor's.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class TransformersSampler:
         max_concurrent_sequences: int,
         device: torch.device | str,
         gather: Callable[[], AbstractContextManager[None]] = nullcontext,
+        rounds: bool = True,
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError("max_concurrent_sequences must be at least 1")
@@ -75,6 +77,7 @@ class TransformersSampler:
         self._model, self._device = model, torch.device(device)
         self._max_rows = max_concurrent_sequences
         self._gather = gather
+        self._rounds = rounds
         self._weights_in_use = threading.Lock()
         self._next = threading.Lock()  # who has it is next to use or to change the weights
 
@@ -113,7 +116,7 @@ class TransformersSampler:
         """Around each step of a stream. A sync that waits for the step's end is before the next."""
         with self._next:
             pass
-        with self._weights_in_use, float32_logits(self._model):
+        with self._weights_in_use, float32_logits(self._model, rounds=self._rounds):
             yield
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:

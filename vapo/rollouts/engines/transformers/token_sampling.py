@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 from vapo.functional.logprobs import output_logits
 from vapo.networks.packed_attention import computes_on_cpu
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.system.products import bfloat16_inputs
+from vapo.system.products import rounded_inputs
 
 _ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
 _CPU_LOGITS = 2**20  # sampled from at a time: tensors that a CPU's cache and its allocator keep
@@ -24,16 +24,17 @@ _BLOCK = 256  # neighbouring tokens whose probabilities are added up before one 
 
 
 @contextmanager
-def float32_logits(model: PreTrainedModel) -> Iterator[None]:
+def float32_logits(model: PreTrainedModel, *, rounds: bool = True) -> Iterator[None]:
     """Let the model compute its logits in the block as the trainer's log-probs do, without a
     gradient: its own product rounds those of bfloat16 states to bfloat16. One block at a time."""
     head: Any = model.get_output_embeddings()
+    rounding = rounded_inputs if rounds else None
 
     def forward(states: Tensor) -> Tensor:
         weight = head.weight
         on_cpu = computes_on_cpu(states)
         rows = states.to(weight.dtype)
-        return output_logits(rows, weight, on_cpu=on_cpu, rounding=bfloat16_inputs)
+        return output_logits(rows, weight, on_cpu=on_cpu, rounding=rounding)
 
     head.forward = forward
     try:
