@@ -2,8 +2,9 @@
 
     python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output results.json]
 
-writes their means as the table of docs/language_model.md, too, and each run into the README here.
-Rows that the file has of other systems and seeds stay: a sweep may go on on another machine.
+writes their means as a table of docs/language_model.md, too, and each run into the README here, in
+the place that the file's name marks. Rows that the file has of other systems and seeds stay: a
+sweep may go on on another machine.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vapo.sweep.report.table import COLLAPSE_SPREAD
 OUTPUT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs/language_model.md"
 PAGE_OF_RUNS = Path(__file__).parent / "README.md"
-START, END = "writes this table -->\n", "<!-- end of results -->"
+END = "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
 Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
@@ -163,13 +164,14 @@ def _mean(values: Sequence[float], *, signed: bool = False) -> str:
     return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"
 
 
-def with_table(page: str, lines: str) -> str:
-    """The page with this table in the place of the one that it has."""
-    before, found, rest = page.partition(START)
+def with_table(page: str, lines: str, *, name: str = OUTPUT.stem) -> str:
+    """The page with this table in the place of the one that it has of the file of this name."""
+    start = f"<!-- {name}: experiments/smollm2/collect.py writes this table -->\n"
+    before, found, rest = page.partition(start)
     _, end, after = rest.partition(END)
     if not (found and end):
-        raise SystemExit(f"the page has no {START.strip()!r} with {END!r} after it")
-    return f"{before}{START}\n{lines}\n{END}{after}"
+        raise SystemExit(f"the page has no {start.strip()!r} with {END!r} after it")
+    return f"{before}{start}\n{lines}\n{END}{after}"
 
 
 def main() -> None:
@@ -189,7 +191,7 @@ def main() -> None:
     lines = ",\n".join(json.dumps(row) for row in rows)
     options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     for page, lines in ((options.page, means(rows)), (options.page_of_runs, table(rows))):
-        text = with_table(page.read_text(encoding="utf-8"), lines)
+        text = with_table(page.read_text(encoding="utf-8"), lines, name=options.output.stem)
         page.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
     print(means(rows))

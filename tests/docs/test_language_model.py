@@ -16,6 +16,7 @@ from vapo.config.written import to_yaml
 
 ROOT = Path(__file__).parents[2]
 SMOLLM2 = ROOT / "experiments/smollm2"
+MARK = "<!-- results: experiments/smollm2/collect.py writes this table -->"
 BASE = ROOT / "conf/worked_sums/vapo.yaml"
 
 
@@ -91,12 +92,13 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
     )
 
 
-def test_the_pages_show_every_row(script: ModuleType) -> None:
-    rows = json.loads((SMOLLM2 / "results.json").read_text(encoding="utf-8"))
+@pytest.mark.parametrize("name", ["results", "results_h200"])
+def test_the_pages_show_every_row(script: ModuleType, name: str) -> None:
+    rows = json.loads((SMOLLM2 / f"{name}.json").read_text(encoding="utf-8"))
     for path, table in ((script.PAGE, script.means), (script.PAGE_OF_RUNS, script.table)):
         page = path.read_text(encoding="utf-8")
-        assert script.with_table(page, table(rows)) == page
-        assert script.with_table(page, table(rows[:-1])) != page
+        assert script.with_table(page, table(rows), name=name) == page
+        assert script.with_table(page, table(rows[:-1]), name=name) != page
 
 
 def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: ModuleType) -> None:
@@ -116,4 +118,4 @@ def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: Module
 
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
     with pytest.raises(SystemExit, match="with '<!-- end of results -->' after it"):
-        script.with_table("# A page\n\nwrites this table -->\n", "")
+        script.with_table(f"# A page\n\n{MARK}\n", "")
