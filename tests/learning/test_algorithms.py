@@ -20,7 +20,7 @@ OWN = {
         r"algorithm.vine_segments.pattern=\d",  # a step of state tracking ends with its position
         "algorithm.vine_segments.max_segments=4",
         "algorithm.vine_continuations=4",
-    ]
+    ],
 }
 
 
