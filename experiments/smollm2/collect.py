@@ -166,12 +166,17 @@ def _mean(values: Sequence[float], *, signed: bool = False) -> str:
 
 def with_table(page: str, lines: str, *, name: str = OUTPUT.stem) -> str:
     """The page with this table in the place of the one that it has of the file of this name."""
-    start = f"<!-- {name}: experiments/smollm2/collect.py writes this table -->\n"
+    start = mark(name)
     before, found, rest = page.partition(start)
     _, end, after = rest.partition(END)
     if not (found and end):
         raise SystemExit(f"the page has no {start.strip()!r} with {END!r} after it")
     return f"{before}{start}\n{lines}\n{END}{after}"
+
+
+def mark(name: str) -> str:
+    """The line before the table of the file of this name."""
+    return f"<!-- {name}: experiments/smollm2/collect.py writes this table -->\n"
 
 
 def main() -> None:
@@ -188,11 +193,14 @@ def main() -> None:
     new = [row_of(*run) for run in finished(options.sweep)] if options.sweep else []
     found = {(row["system"], row["seed"]): row for row in new}
     rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    options.output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    name, written = options.output.stem, {}
     for page, lines in ((options.page, means(rows)), (options.page_of_runs, table(rows))):
-        text = with_table(page.read_text(encoding="utf-8"), lines, name=options.output.stem)
-        page.write_text(text, encoding="utf-8")
+        text = page.read_text(encoding="utf-8")
+        if mark(name) in text:  # else the file has no place there, and is printed alone
+            written[page] = with_table(text, lines, name=name)
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    for file, text in {options.output: f"[\n{lines}\n]\n", **written}.items():
+        file.write_text(text, encoding="utf-8")
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
     print(means(rows))
     print(table(rows), end="")

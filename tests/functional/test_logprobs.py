@@ -1,6 +1,8 @@
 """Token log-probs: literals, degenerate sizes, and the memory bound."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -104,11 +106,14 @@ def test_inputs_are_rounded_for_the_product_alone(
 ) -> None:
     """Of float32 products in mixed precision, and a CPU's of bfloat16 inputs."""
     backends: Any = torch.backends
-    settings = (backends.mkldnn if on_cpu else backends.cuda).matmul
-    before, seen = settings.fp32_precision, []
+    settings, others = backends.mkldnn.matmul, backends.cuda.matmul
+    if not on_cpu:
+        settings, others = others, settings
+    before, other, seen = settings.fp32_precision, others.fp32_precision, []
 
     def product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
         seen.append(settings.fp32_precision)
+        assert others.fp32_precision == other
         return hidden.float() @ weight.float().T
 
     monkeypatch.setattr(logprobs_module, "_product", product)
@@ -121,3 +126,22 @@ def test_inputs_are_rounded_for_the_product_alone(
     with pytest.raises(ZeroDivisionError), rounded_inputs(on_cpu=on_cpu):
         1 / 0  # noqa: B018
     assert settings.fp32_precision == before
+
+
+def test_the_backward_rounds_what_the_forward_rounded() -> None:
+    """Logits are computed again there: others would not be those of the log-probs."""
+    rounded: list[bool] = []
+
+    @contextmanager
+    def noting(*, on_cpu: bool) -> Iterator[None]:
+        rounded.append(on_cpu)
+        yield
+
+    hidden, weight = torch.randn(24, 8, requires_grad=True), torch.randn(16, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, _ = token_logprobs(
+            hidden, weight, torch.arange(24) % 16, chunk_size=8, rounding=noting
+        )
+    assert rounded == [True] * 3
+    logprobs.sum().backward()
+    assert rounded == [True] * 6

@@ -87,7 +87,7 @@ def test_mixed_precision_rounds_the_output_layers_product_and_no_angle() -> None
     exact = hidden.double() @ weight.double().T
     with torch.autocast("cuda", torch.bfloat16):
         logits = output_logits(hidden, weight / 8, on_cpu=False, rounding=rounded_inputs)
-    assert 1e-3 < float((logits - exact / 8).abs().max()) < 0.05
+    assert 1e-3 < float((logits - exact / 8).abs().max()) < 0.01  # bfloat16: 0.04
     plain = output_logits(hidden, weight, on_cpu=False)
     assert float((plain - exact).abs().max()) < 1e-3
     frequencies = torch.rand(1, 32, 1, device="cuda")

@@ -58,7 +58,7 @@ def run(config: SftConfig) -> None:
         tokenizer = load_tokenizer(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
-    actor = Actor(model)
+    actor = Actor(model, rounds=True)
     batches = Batches(
         examples_of(prompts.train, config, sampling, tokenizer),
         partial(cut, pad_id=int(tokenizer.pad_token_id), max_tokens=config.microbatch_tokens),

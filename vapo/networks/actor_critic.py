@@ -100,7 +100,7 @@ class Actor(nn.Module):
         rounds: whether products of the output layer may round their inputs (`may_round_products`).
     """
 
-    def __init__(self, model: PreTrainedModel, *, rounds: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, *, rounds: bool = False) -> None:
         super().__init__()
         self.model = model
         self.rounds = rounds

@@ -43,9 +43,9 @@ def may_round_products(config: FitConfig) -> bool:
     """Whether float32 products may round their inputs where that is faster (`rounded_inputs`).
 
     The setting for it is the process's. Where another thread of the process samples or judges ahead
-    of the trainer, by the engine `transformers` or a reward model, it would round that one's
-    products, too, now and then: with bfloat16's 8 bits the angles of rotary embeddings, which are
-    products in Transformers, were wrong by up to 16 radians within 8,192 positions.
+    of the trainer, by the engine `transformers` or a reward model, the setting would round that
+    thread's products, too, now and then. On a CPU this made the angles of rotary embeddings, which
+    are products in Transformers, wrong by up to 16 radians within 8,192 positions.
     """
     if config.training.max_staleness == 0:
         return True

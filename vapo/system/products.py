@@ -15,7 +15,8 @@ def rounded_inputs(*, on_cpu: bool) -> Iterator[None]:
 
     Sums and results stay float32. TF32 has 10 bits of mantissa where bfloat16 has 7. The setting is
     the whole process's, so it must not be used where another thread multiplies meanwhile
-    (`vapo.networks.precision.may_round_products`).
+    (`vapo.networks.precision.may_round_products`), and torch's older questions for it
+    (`torch.get_float32_matmul_precision`) raise in the block.
     """
     backend: Any = torch.backends.mkldnn if on_cpu else torch.backends.cuda  # no stub has both
     before = backend.matmul.fp32_precision

@@ -69,7 +69,7 @@ class TransformersSampler:
         max_concurrent_sequences: int,
         device: torch.device | str,
         gather: Callable[[], AbstractContextManager[None]] = nullcontext,
-        rounds: bool = True,
+        rounds: bool = False,
     ) -> None:
         if max_concurrent_sequences < 1:
             raise ValueError("max_concurrent_sequences must be at least 1")

@@ -24,7 +24,7 @@ _BLOCK = 256  # neighbouring tokens whose probabilities are added up before one 
 
 
 @contextmanager
-def float32_logits(model: PreTrainedModel, *, rounds: bool = True) -> Iterator[None]:
+def float32_logits(model: PreTrainedModel, *, rounds: bool = False) -> Iterator[None]:
     """Let the model compute its logits in the block as the trainer's log-probs do, without a
     gradient: its own product rounds those of bfloat16 states to bfloat16. One block at a time."""
     head: Any = model.get_output_embeddings()
