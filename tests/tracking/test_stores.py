@@ -1,4 +1,5 @@
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -6,7 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
 
+from tests.hurried_sqlite import hurry
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.logger import RunLogger
@@ -134,3 +138,22 @@ def test_a_store_whose_making_was_killed_is_made_anew(tmp_path):
     assert not (tmp_path / "mlflow.db").exists()
     assert open_store(locate_store(str(tmp_path)), "e", print)
     assert [file.name for file in sorted(tmp_path.iterdir())] == [".mlflow.db.lock", "mlflow.db"]
+
+
+def test_only_the_making_of_the_tables_does_not_wait_for_the_disk(tmp_path: Path) -> None:
+    """What a run records later is on the disk: 2 stands for "full", 0 for "off"."""
+    found: dict[str, set[int]] = {}
+
+    def look(connection: sqlite3.Connection, *others: object) -> None:
+        (_, _, path), *_ = connection.execute("PRAGMA database_list")
+        (waits,) = connection.execute("PRAGMA synchronous").fetchone()
+        found.setdefault(Path(path).name, set()).add(waits)
+
+    event.remove(Engine, "connect", hurry)  # of all tests
+    event.listen(Engine, "checkout", look)
+    try:
+        open_store(locate_store(str(tmp_path / "mlruns")), "some runs", lambda note: None)
+    finally:
+        event.remove(Engine, "checkout", look)
+        event.listen(Engine, "connect", hurry)
+    assert found == {".mlflow.db.new": {0}, "mlflow.db": {2}}

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
@@ -49,7 +49,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
         if "mlflow" not in sys.modules:
             note("loading mlflow, to record the run ...")
         if store.database and not store.database.exists():
-            note(f"creating the tracking store {store.database} (about 10 seconds, once)")
+            note(f"creating the tracking store {store.database} (some seconds, once)")
         with _answering(store) as client:
             from mlflow.exceptions import MlflowException
 
@@ -98,7 +98,8 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
             for left in database.parent.glob(f".{glob.escape(database.name)}.new*"):
                 left.unlink()  # of a process that was killed
             # aside: MLflow never opens a store again whose making was cut short
-            write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))
+            with _changes_are_not_waited_for():
+                write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))
         yield store.client()
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = one_line(store.redact(str(error)))
@@ -113,6 +114,22 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
             f"tracking.uri: no usable MLflow store at {store.shown_uri}: {reason}\n"
             f"  {fix}; or record locally with tracking.uri=mlruns"
         ) from error
+
+
+@contextmanager
+def _changes_are_not_waited_for() -> Iterator[None]:
+    """SQLite waits for the disk after each of the hundreds of changes that make MLflow's tables."""
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
+
+    def hurry(connection: Any, record: object) -> None:
+        connection.execute("PRAGMA synchronous=OFF")
+
+    event.listen(Engine, "connect", hurry)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", hurry)
 
 
 def _only_one_opener(store: Store) -> AbstractContextManager[object]:
