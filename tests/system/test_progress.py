@@ -59,6 +59,25 @@ def test_the_time_left_counts_the_evaluations_to_come(progress, stream, clock):
     assert [line.rpartition("| ")[2] for line in lines] == ["about 0:30 left", "about 0:25 left"]
 
 
+def test_the_time_left_is_that_of_the_phase(progress, stream, clock):
+    """Those of the next take longer: nothing is said of their time before one has run."""
+    with progress:
+        for number, seconds in enumerate([5, 5, 5, 20, 20, 20], start=1):
+            phase = Phase.VALUE_PRETRAINING if number < 4 else Phase.POLICY_OPTIMIZATION
+            progress.iteration(number, 6, phase, num_later=3 if number < 4 else 0)
+            run_stage(progress, clock, "training", seconds)
+            progress.metrics({})
+    ends = [line.rpartition("| ")[2] for line in stream.getvalue().splitlines()]
+    assert [end if " left" in end else "" for end in ends] == [
+        "",
+        "about 0:05 left of this phase, then 3 iterations of the next",
+        "about 0:00 left of this phase, then 3 iterations of the next",
+        "",
+        "about 0:20 left",
+        "",
+    ]
+
+
 def test_one_plain_line_for_each_finished_iteration(progress, stream, clock):
     with progress:
         run_stage(progress, clock, "evaluation", 4)
@@ -76,8 +95,7 @@ def test_one_plain_line_for_each_finished_iteration(progress, stream, clock):
         "iteration 1/3 (value pretraining) | reward 0.25  entropy 0.5"
         " | rollout 2.0 s, training 3.0 s",
         "saved [a]",
-        "iteration 2/3 (policy optimization) | reward 0.25  entropy 0.5"
-        " | rollout 5.0 s | about 0:05 left",
+        "iteration 2/3 (policy optimization) | reward 0.25  entropy 0.5 | rollout 5.0 s",
         "iteration 3/3 (policy optimization) | reward 0.25  entropy 0.5 | rollout 1.0 s",
     ]
 

@@ -175,8 +175,10 @@ class Progress:
         self._iteration_started: float | None = None
         self._evaluation_s = 0.0  # the latest evaluation, which few iterations have
         self._evaluated_s = 0.0  # of the running iteration
-        self._durations: deque[float] = deque(maxlen=_RECENT_ITERATIONS)
+        self._phase = ""
+        self._durations: dict[str, deque[float]] = {}  # of each phase's latest iterations
         self._expected_end: float | None = None
+        self._num_later = 0
         self._line_interval_s = line_interval_s
         self._is_plain = enabled and not live
         self._display = Display(stream, self._render if live else None) if enabled else None
@@ -199,18 +201,25 @@ class Progress:
             if self._display:
                 self._display.stop()
 
-    def iteration(self, index: int, total: int, phase: str, *, num_evaluations: int = 0) -> None:
+    def iteration(
+        self, index: int, total: int, phase: str, *, num_evaluations: int = 0, num_later: int = 0
+    ) -> None:
         """Iteration `index` of `total` (1-based, all phases counted) begins.
 
-        `num_evaluations` are still to come; the time left counts them beside the iterations.
+        `num_evaluations` are still to come; the time left counts them beside the iterations. The
+        last `num_later` are of the next phase: how long those take is not known before one of
+        them has run, so the time left is that of this phase.
         """
         self._close_iteration()
         now = self._clock()
         if self._iteration_started is not None:
-            self._durations.append(now - self._iteration_started - self._evaluated_s)
-            mean_s = sum(self._durations) / len(self._durations)
-            left_s = mean_s * (total - index + 1) + self._evaluation_s * num_evaluations
-            self._expected_end = now + left_s
+            recent = self._durations.setdefault(self._phase, deque(maxlen=_RECENT_ITERATIONS))
+            recent.append(now - self._iteration_started - self._evaluated_s)
+        self._phase, self._num_later, self._expected_end = str(phase), num_later, None
+        if own := self._durations.get(self._phase):
+            left_s = sum(own) / len(own) * (total - num_later - index + 1)
+            evaluations_s = 0.0 if num_later else self._evaluation_s * num_evaluations
+            self._expected_end = now + left_s + evaluations_s
         self._evaluated_s = 0.0
         self._iteration_started = now
         self._iteration_open = True
@@ -285,7 +294,10 @@ class Progress:
     def _left(self) -> str:
         if self._expected_end is None:
             return ""
-        return f"about {format_seconds(max(0.0, self._expected_end - self._clock()))} left"
+        text = f"about {format_seconds(max(0.0, self._expected_end - self._clock()))} left"
+        if self._num_later:
+            text += f" of this phase, then {self._num_later} iterations of the next"
+        return text
 
     def _render(self) -> RenderableType:
         """The block on a terminal: where the run stands, its running stages, its last metrics."""

@@ -62,8 +62,12 @@ class IterationRunner:
     def run(self, start: IterationStart) -> Iteration:
         """Run the stages up to the minibatches. Training steps follow, and then `sync`."""
         to_come = [n for n in evaluated_iterations(self.config) if n > start.policy_iterations]
-        at = start.number, self.total, start.phase.value
-        self.progress.iteration(*at, num_evaluations=len(to_come))
+        is_policy = start.phase is Phase.POLICY_OPTIMIZATION
+        self.progress.iteration(
+            *(start.number, self.total, start.phase.value),
+            num_evaluations=len(to_come),
+            num_later=0 if is_policy else self.config.training.num_iterations,
+        )
         self.safe_point()
         rollouts, metrics = self.rollouts.next_batch(start, last=self.last(start))
         self.safe_point()

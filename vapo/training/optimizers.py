@@ -98,9 +98,10 @@ def make_optimizers(
 def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """What each group of a new optimizer has from the config: all but its parameters.
 
-    `fused` is not of the config but of the device, and decides where step counts lie.
+    `fused` and `foreach` are not of the config but of the device; the first decides where step
+    counts lie.
     """
-    others = ("params", "fused")
+    others = ("params", "fused", "foreach")
     return [{k: v for k, v in g.items() if k not in others} for g in optimizer.param_groups]
 
 
