@@ -23,6 +23,7 @@ from vapo.config.networks import OptimizerConfig
 from vapo.networks.value_head import LOGPROB_SCORE
 from vapo.training.minibatches import Minibatch
 from vapo.training.module import VapoModule
+from vapo.training.optimizers import make_optimizer, make_scheduler, options_of_groups, take_options
 
 BEFORE = {"lr": 0.01, "warmup_steps": 4, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95}
 BEFORE |= {"max_grad_norm": 1.0}
@@ -164,3 +165,14 @@ def test_the_rate_is_the_new_ones_at_the_restored_step(run: Any) -> None:
     for schedule, same in zip(resumed.lr_schedulers(), new.lr_schedulers(), strict=True):  # type: ignore[arg-type]
         assert schedule.base_lrs == same.base_lrs
         assert schedule.last_epoch == 3
+
+
+@pytest.mark.parametrize("kernels", [{"fused": False, "foreach": True}, {"fused": True}])
+def test_what_the_device_decides_stays(kernels: dict[str, bool]) -> None:
+    """Which kernels step is not of the config; a simulated step has a GPU's on a CPU."""
+    optimizer = make_optimizer(nn.Linear(2, 1), OptimizerConfig())
+    scheduler, options = make_scheduler(optimizer, 0), options_of_groups(optimizer)
+    for group in optimizer.param_groups:
+        group.update(kernels)
+    take_options(optimizer, scheduler, options)
+    assert all(kernels.items() <= group.items() for group in optimizer.param_groups)

@@ -231,9 +231,6 @@ def test_both_phases_and_what_lies_there_at_rest(folder: Path, sharded: Simulati
     assert rest["weights"] == pytest.approx(4 * parameters / 2, rel=1e-3)
     assert rest["optimizer states"] == pytest.approx(8 * parameters / 2, rel=1e-3)
     assert sharded.checkpoint == pytest.approx(12 * parameters, rel=1e-3)  # one file of all
-    step = sharded.peaks[POLICY, "optimizer step"]  # by AdamW's kernels of a GPU, for all tensors
-    actor = 4 * (LAYERS * layer + root) / 2
-    assert step["activations, temporaries"] == pytest.approx(actor, rel=0.01)
     assert (PRETRAINING, "actor update") not in sharded.peaks
     updates = [sharded.peaks[phase, "critic update"] for phase in (PRETRAINING, POLICY)]
     assert sum(updates[0].values()) == pytest.approx(sum(updates[1].values()), rel=0.01)
