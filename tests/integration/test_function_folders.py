@@ -9,6 +9,8 @@ import pytest
 from tests.config.fits import ROOT, STATE_TRACKING
 from tests.integration.commands import SHORTEST, store
 from vapo import cli
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
 
 pytestmark = pytest.mark.usefixtures("unsent")
 VERIFIER = "def score(text, answer, metadata):\n    return text.rpartition(';')[2] == answer\n"
@@ -41,5 +43,7 @@ def test_resumed_and_validated_from_another_folder(
     assert cli.main(["fit", *recorded, "training.num_iterations=2"]) == 0, capsys.readouterr().err
     out = capsys.readouterr().out
     assert out.strip().splitlines()[-1] == str(run_dir)
-    assert "began with (training.num_iterations 1 -> 2)" in out
+    assert "had before (training.num_iterations 1 -> 2)" in out
+    configs = [load_config(FitConfig, [run_dir / f"config{n}.yaml"], []) for n in ("_1", "")]
+    assert [config.training.num_iterations for config in configs] == [1, 2]
     assert cli.main(["validate", *recorded]) == 0, capsys.readouterr().err

@@ -203,7 +203,7 @@ def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:
         check_resumable(checkpoint, shorter)
 
 
-def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:
+def test_what_has_changed_since_the_run_went_on_is_named(tmp_path: Path) -> None:
     began = fit_config(tmp_path, f"output_dir={tmp_path / 'runs'}")
     run_dir = open_run_dir(began, "name", resume=None)
     assert changed_keys(run_dir, began) == []
@@ -212,6 +212,13 @@ def test_what_has_changed_since_the_run_began_is_named(tmp_path: Path) -> None:
         "seed 0 -> 3",
         "data.train.path prompts.jsonl -> other.jsonl",
     ]
+    run_dir.replace_config(now)
+    assert changed_keys(run_dir, now) == []
+    later = fit_config(tmp_path, "seed=3", "output_dir=elsewhere")
+    assert changed_keys(run_dir, later) == ["data.train.path other.jsonl -> prompts.jsonl"]
+    run_dir.replace_config(later)
+    kept = [(run_dir.path / f"config_{number}.yaml").read_text() for number in (1, 2)]
+    assert kept == [to_yaml(began), to_yaml(now)]
     run_dir.close()
 
 

@@ -181,10 +181,11 @@ def begin_record(
         logger.skip_recorded()
     else:
         progress.note(
-            "the config is not the one that this run began with "
+            "the config is not the one that this run had before "
             f"({', '.join(changed_keys(run_dir, config))}): steps after the checkpoint that "
             "were recorded before are recorded once more"
         )
+        run_dir.replace_config(config)
     logger.log_config(to_yaml(config), params(config))
     logger.log_inputs(dataset_inputs(config, prompts))
     progress.note(prompts.report.describe())

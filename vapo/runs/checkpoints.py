@@ -102,9 +102,25 @@ class Checkpoint:
             model.load_state_dict(network_state(self.contents, network, member=member))
         except UserError as error:
             raise UserError(f"{self.path}: {error}; score it with its run's own config") from None
-        except RuntimeError as error:
-            reason = " ".join(str(error).split()[:40])
-            raise UserError(f"{self.path}: its {network} does not fit {start}: {reason}") from None
+        except RuntimeError:
+            theirs = network_state(self.contents, network, member=member)
+            raise UserError(
+                f"{self.path}: its {network} does not fit {start}, which is another model: "
+                f"{_difference(model.state_dict(), theirs)}; score it with its run's own config"
+            ) from None
+
+
+def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
+    """How many weights differ in which way, each with one of them."""
+    both = ours.keys() & theirs.keys()
+    found = {
+        "only in the model": ours.keys() - theirs.keys(),
+        "only in the checkpoint": theirs.keys() - ours.keys(),
+        "of another shape": {key for key in both if ours[key].shape != theirs[key].shape},
+    }
+    return ", ".join(
+        f"{len(names)} weights {how} (as {min(names)})" for how, names in found.items() if names
+    )
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:

@@ -66,20 +66,20 @@ def unfinished_run(output_dir: Path, identity: str) -> Path | None:
 
 
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
-    """Keys of the config whose values are not those that the run began with, with both."""
+    """Keys of the config whose values are not those that the run had before, with both."""
 
     def written(text: str) -> dict[str, Any]:
         return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
 
     try:
-        began = written((run_dir.path / CONFIG_NAME).read_text())
+        before = written((run_dir.path / CONFIG_NAME).read_text())
     except (OSError, UserError):  # it is there to be read, and may be of another version
         return []
     now = written(to_yaml(config))
-    keys = [key for key in now | began if now.get(key) != began.get(key)]
+    keys = [key for key in now | before if now.get(key) != before.get(key)]
     if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
         return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
-    return [f"{key} {began.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
+    return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
 
 
 def how_to_resume(run_dir: RunDir) -> str:

@@ -79,6 +79,14 @@ class RunDir:
             }
             write_text(self.path / RECORD_NAME, json.dumps(contents) + "\n")
 
+    def replace_config(self, config: FitConfig) -> None:
+        """Write the config that the run goes on with; earlier ones stay as config_1.yaml, 2, ..."""
+        if is_main_process():
+            latest = self.path / CONFIG_NAME
+            number = 1 + len(list(self.path.glob("config_*.yaml")))
+            write_text(self.path / f"config_{number}.yaml", latest.read_text(encoding="utf-8"))
+            write_text(latest, to_yaml(config))
+
 
 @dataclass(frozen=True)
 class Resume:
@@ -189,5 +197,5 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     run_dir.lock()
     run_dir.number = 1 + max(map(number_of, newest_first(run_dir.path.parent)), default=0)
     run_dir.record("begun", None)
-    (run_dir.path / CONFIG_NAME).write_text(to_yaml(config))
+    write_text(run_dir.path / CONFIG_NAME, to_yaml(config))
     return run_dir
