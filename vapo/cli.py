@@ -115,6 +115,12 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
         return overrides
     if options["config"]:
         raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
+    if options.get("model_config") is not None:  # of `vapo estimate`
+        raise UserError(
+            "--model_config has another model's shape than --model, by whose size the config is "
+            "chosen: leave it out, or name a config in place of --model, as --config "
+            "conf/data/gsm8k.yaml --config conf/scale/own_model_gpu.yaml actor.path=..."
+        )
     if missing := [flag for flag in own if flag not in given]:
         raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo {name} --help`")
     from vapo.commands.own_model import own_model

@@ -129,7 +129,8 @@ def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
     assert config.critic.sampled_logprobs is not None
     assert (
         "low-rank adapters (actor.lora) and a critic without a network (critic.kind=probe), "
-        "because all weights need 9.0 GiB of the GPU's 10.0;"
+        "because training all weights and sampling 256 responses at a time need 9.0 GiB of the "
+        "GPU's 10.0;"
     ) in chosen.line
     assert short_gpu == [(256, False, False), (64, False, False), (64, True, True)]
 
@@ -147,8 +148,8 @@ def test_the_choice_for_another_machines_gpu(model: str, file: str, short_gpu: l
     for overrides, is_said in ((), True), (("rollouts.engine=transformers",), False):
         line = own_model(model, file, "exact", gpu_gib=11, overrides=overrides).line
         assert ("the engine transformers, which is slow on a GPU: install vllm" in line) == is_said
-    assert "because all weights" in own_model(model, file, "exact", gpu_gib=10).line
-    assert "because all weights" not in own_model(model, file, "exact", gpu_gib=11).line
+    assert "because training all weights" in own_model(model, file, "exact", gpu_gib=10).line
+    assert "because training all weights" not in own_model(model, file, "exact", gpu_gib=11).line
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,9 @@ def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_cach
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     assert config.rollouts.max_concurrent_sequences == num
     assert (config.actor.lora is None) == (engine == "transformers")
-    assert ("fewer responses at a time, because all" in chosen.line) == (engine == "transformers")
+    assert ("fewer responses at a time, because training all" in chosen.line) == (
+        engine == "transformers"
+    )
 
 
 @pytest.mark.parametrize("overrides", [["training.minibatch_size=128"], ["critic.kind=probe"]])
@@ -224,7 +227,7 @@ def test_a_critic_of_ones_own_stays_and_what_is_still_needed_is_said(
     chosen = own_model(model, file, "exact", overrides=["critic.layers=1"])
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     assert (config.actor.lora is not None, config.critic.layers) == (True, 1)
-    assert "(actor.lora), because all weights need 9.0 GiB of" in chosen.line
+    assert "(actor.lora), because training all weights and sampling " in chosen.line
     assert "these still need 9.0: docs/recipes.md says what to change next" in chosen.line
 
 
@@ -313,6 +316,14 @@ def test_half_of_the_options_is_one_error(args: str, said: str):
     result = command("fit", *args.split())
     assert result.returncode == 2
     assert said in result.stderr
+
+
+def test_an_estimate_is_of_the_model_that_decides_the_config(model: str, file: str):
+    shape = "models/shapes/qwen2.5_7b/config.json"
+    words = ("--model", model, "--data", file, "--reward", "exact", "--model_config", shape)
+    result = command("estimate", *words)
+    assert result.returncode == 2
+    assert "--model_config has another model's shape than --model" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -284,10 +284,13 @@ def _what_fits_the_gpu(
     asked, whole = needed({})
     if whole <= _ROOM * gpu_gib:
         return {}, []
-    why = f"all weights need {whole:.1f} GiB of the GPU's {gpu_gib:.1f}"
+    why = (
+        f"training all weights and sampling {asked.rollouts.max_concurrent_sequences} responses at "
+        f"a time need {whole:.1f} GiB of the GPU's {gpu_gib:.1f}"
+    )
     fewer = _FEWER if asked.rollouts.engine == "transformers" else {}
     if fewer and needed(fewer)[1] <= _ROOM * gpu_gib:
-        return dict(fewer), [f"fewer responses at a time, because {why} otherwise"]
+        return dict(fewer), [f"fewer responses at a time, because {why}"]
     has_own_critic = any(text.startswith(("critic.", "critic=")) for text in overrides)
     takes_probe = not has_own_critic and asked.algorithm.has_critic
     saved = fewer | _ADAPTERS | _PROBE if takes_probe else fewer | _ADAPTERS

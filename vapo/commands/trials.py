@@ -142,6 +142,12 @@ class Policy:
 
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
     """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
+    failures = Counter(t.failure for t in trials if t.failure is not None)
+    for failure, _ in failures.most_common(1):
+        yield (
+            f"{failures.total()} of {len(trials)} responses have no verdict and count as incorrect "
+            f"(mostly: {inline(failure, 120)}): mend the verifier first"
+        )
     if policy is not None:
         yield from _of_lengths(trials, config, policy)
     judged = [t for t in trials if t.failure is None]
