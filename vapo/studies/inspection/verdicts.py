@@ -63,7 +63,7 @@ def _of_run(findings: Findings) -> list[Remark]:
     said += _over_time(findings)
     remarks = [one for one in said if isinstance(one, Remark)]
     if undecided := [one for one in said if isinstance(one, str)]:
-        text = f"Not enough responses to say {'; '.join(undecided)}."
+        text = f"There are too few to say {'; '.join(undecided)}."
         remarks.append(Remark("inspect-too-few", "note", "Not enough responses", text))
     return remarks
 
