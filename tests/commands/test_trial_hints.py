@@ -56,7 +56,12 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
         ([trial("42", is_correct=True, reward=1.0), trial("so 42")], (), None),
         ([trial("a", answer="")], ("rewards.verifier=exact",), None),
         ([trial(finish_reason="stop")], (), "1 of 1 responses are empty"),
-        ([trial("42", failure="timeout")], (), None),
+        (
+            [trial("42", failure="timeout")] * 2 + [trial("42", is_correct=True)],
+            (),
+            "2 of 3 responses have no verdict and count as incorrect (mostly: timeout): mend the",
+        ),
+        ([trial("42", failure="timeout"), trial("42", is_correct=True)], (), None),
         (
             [trial("a", finish_reason="length"), trial("b", finish_reason="stop")],
             ("rewards.verifier=exact",),

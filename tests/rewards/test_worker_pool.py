@@ -276,7 +276,7 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
                 killed.append(victim.pid)
                 victim.kill()
 
-        naps = ["0.05", "1", *["0.05"] * 10]  # the other worker is killed in its long one
+        naps = ["0.05", "30", *["0.05"] * 10]  # the other worker is killed in its long one
         verdicts = python.score([rollout(nap) for nap in naps], advance=advance)
         assert [v.failure for v in verdicts] == [None, "crash", *[None] * 10]
         assert verdicts[1].reward == -1.0

@@ -28,7 +28,7 @@ def test_a_score_is_of_the_policy_that_was_evaluated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Evaluated before training, and after every third iteration: worse each time."""
-    run = Iterations(tmp_path, monkeypatch, False, every_n_iterations=99)
+    run = Iterations(tmp_path, monkeypatch, False, every_n_iterations=10)
     run.evaluation.logger = MagicMock()
     run.module.config.evaluation.every_n_iterations = 3
     scores = iter([0.5, 0.3, 0.2, 0.4])

@@ -143,10 +143,10 @@ class Policy:
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
     """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
     failures = Counter(t.failure for t in trials if t.failure is not None)
-    for failure, _ in failures.most_common(1):
+    if 2 * failures.total() > len(trials):
         yield (
             f"{failures.total()} of {len(trials)} responses have no verdict and count as incorrect "
-            f"(mostly: {inline(failure, 120)}): mend the verifier first"
+            f"(mostly: {inline(failures.most_common(1)[0][0], 120)}): mend the verifier first"
         )
     if policy is not None:
         yield from _of_lengths(trials, config, policy)
