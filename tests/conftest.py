@@ -13,19 +13,15 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 import jaxtyping
 import pytest
 import torch
-from sqlalchemy import event
-from sqlalchemy.engine import Engine
 
 from tests import shape_checks
 from tests.forked import Ranks
-from tests.hurried_sqlite import hurry
 
 # Before any test imports vapo.
 PACKAGE = Path(__file__).parents[1] / "vapo"
 shape_checks.install(
     sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
 )
-event.listen(Engine, "connect", hurry)
 torch.set_num_threads(1)
 
 # Whatever a module that jaxtyping checks is the first to import is compiled anew, for half a

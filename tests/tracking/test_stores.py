@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
-from tests.hurried_sqlite import hurry
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.logger import RunLogger
@@ -149,11 +148,9 @@ def test_only_the_making_of_the_tables_does_not_wait_for_the_disk(tmp_path: Path
         (waits,) = connection.execute("PRAGMA synchronous").fetchone()
         found.setdefault(Path(path).name, set()).add(waits)
 
-    event.remove(Engine, "connect", hurry)  # of all tests
     event.listen(Engine, "checkout", look)
     try:
         open_store(locate_store(str(tmp_path / "mlruns")), "some runs", lambda note: None)
     finally:
         event.remove(Engine, "checkout", look)
-        event.listen(Engine, "connect", hurry)
     assert found == {".mlflow.db.new": {0}, "mlflow.db": {2}}
