@@ -219,6 +219,9 @@ def test_what_has_changed_since_the_run_went_on_is_named(tmp_path: Path) -> None
     run_dir.replace_config(later)
     kept = [(run_dir.path / f"config_{number}.yaml").read_text() for number in (1, 2)]
     assert kept == [to_yaml(began), to_yaml(now)]
+    (run_dir.path / "config.yaml").unlink()
+    run_dir.replace_config(now)
+    assert (run_dir.path / "config.yaml").read_text() == to_yaml(now)
     run_dir.close()
 
 

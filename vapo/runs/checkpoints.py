@@ -103,24 +103,15 @@ class Checkpoint:
         except UserError as error:
             raise UserError(f"{self.path}: {error}; score it with its run's own config") from None
         except RuntimeError:
-            theirs = network_state(self.contents, network, member=member)
+            state = network_state(self.contents, network, member=member)
+            ours, theirs = (
+                {name: str(list(tensor.shape)) for name, tensor in weights.items()}
+                for weights in (model.state_dict(), state)
+            )
             raise UserError(
-                f"{self.path}: its {network} does not fit {start}, which is another model: "
-                f"{_difference(model.state_dict(), theirs)}; score it with its run's own config"
+                f"{self.path}: its {network} does not fit {start}, which is another model: it has "
+                f"{_differences(ours, theirs)}; score it with its run's own config"
             ) from None
-
-
-def _difference(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> str:
-    """How many weights differ in which way, each with one of them."""
-    both = ours.keys() & theirs.keys()
-    found = {
-        "only in the model": ours.keys() - theirs.keys(),
-        "only in the checkpoint": theirs.keys() - ours.keys(),
-        "of another shape": {key for key in both if ours[key].shape != theirs[key].shape},
-    }
-    return ", ".join(
-        f"{len(names)} weights {how} (as {min(names)})" for how, names in found.items() if names
-    )
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
@@ -215,21 +206,25 @@ def _check_network(
     manifest: Manifest, ours: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
     theirs = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
+    if found := _differences(ours, theirs):
+        raise UserError(
+            f"{name} is of another {network} than {where} ({network}.dtype included): "
+            f"it has {found}"
+        )
+
+
+def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """What a checkpoint's weights have otherwise than the model's, by name; empty: nothing."""
     missing, left = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
     shared = sorted(ours.keys() & theirs)
     other = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
-    differences = [
+    shown = [
         *other[:_SHOWN],
         *[f"{key} is not in it" for key in missing[:_SHOWN]],
         *[f"{key} is not in the model" for key in left[:_SHOWN]],
     ]
-    if differences:
-        total = len(other) + len(missing) + len(left)
-        more = f" and {total - len(differences)} more" if total > len(differences) else ""
-        raise UserError(
-            f"{name} is of another {network} than {where} ({network}.dtype included): it has "
-            f"{'; '.join(differences)}{more}"
-        )
+    total = len(other) + len(missing) + len(left)
+    return "; ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
 
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:

@@ -84,7 +84,8 @@ class RunDir:
         if is_main_process():
             latest = self.path / CONFIG_NAME
             number = 1 + len(list(self.path.glob("config_*.yaml")))
-            write_text(self.path / f"config_{number}.yaml", latest.read_text(encoding="utf-8"))
+            if latest.exists():  # nothing that a run needs, and somebody may have removed it
+                write_text(self.path / f"config_{number}.yaml", latest.read_text(encoding="utf-8"))
             write_text(latest, to_yaml(config))
 
 

@@ -329,8 +329,9 @@ def test_a_checkpoint_without_the_critic_or_with_another() -> None:
     state |= {f"critic.model.{name}": tensor for name, tensor in wider.items()}
     critic = tiny_critic()
     expected = (
-        r"^last\.ckpt: its critic does not fit some/critic, which is another model: 27 weights of "
-        r"another shape \(as model\.embed_tokens\.weight\); score it with its run's own config$"
+        r"^last\.ckpt: its critic does not fit some/critic, which is another model: it has "
+        r"model\.embed_tokens\.weight \[\d+, 64\], not \[\d+, 32\]; .* and 24 more; "
+        r"score it with its run's own config$"
     )
     with pytest.raises(UserError, match=expected):
         Checkpoint(Path("last.ckpt"), contents).fill(critic, "critic", "some/critic")
