@@ -130,7 +130,7 @@ def test_close_is_called_however_the_episode_ends(how: str, tmp_path: Path):
     assert file.read_text().startswith("closed")
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_close_that_hangs_holds_up_nobody(tmp_path: Path):
     start = time.monotonic()
     with environments("Closes") as envs:

@@ -108,6 +108,7 @@ def test_other_numbers_are_rewards(as_told: ProcessEnvironments, told: str, rewa
     assert play(as_told, [told])[1] == Reply((0,), "on", reward)
 
 
+@pytest.mark.attacks
 def test_the_longest_observation_comes_whole():
     """The process can write on only as somebody reads: its time limit may be over meanwhile."""
     with environments("AsTold", timeout_s=0.5) as envs:
@@ -132,7 +133,7 @@ def test_what_an_environment_writes_into_its_channel_is_no_answer(
     assert play(as_told, ["on"])[1].observation == "on done"
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_reply_that_never_ends():
     start = time.monotonic()
     with environments("AsTold", timeout_s=0.5) as envs:
@@ -157,6 +158,7 @@ def test_a_daemon_goes_with_its_episode(tmp_path: Path):
     assert ends(second)
 
 
+@pytest.mark.attacks
 def test_a_tree_of_forks_goes_with_its_episode(tmp_path: Path):
     with environments("AsTold", timeout_s=0.8) as envs:
         assert play(envs, [f"forks {tmp_path}"])[1].failure in ("timeout", "crash", GARBLED)
@@ -176,7 +178,7 @@ def test_a_host_that_is_killed_is_started_again():
         assert play(envs, ["on"])[1].observation == "on done"
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_host_that_is_frozen_is_replaced_after_the_deadline_of_an_episode():
     """It is the host that forks episodes: without it every later one would time out."""
     with environments("AsTold", timeout_s=1.0) as envs:
@@ -227,7 +229,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_all_end_when_the_trainer_is_killed(tmp_path: Path):
     file = tmp_path / "daemon"
     trainer = subprocess.Popen(

@@ -63,7 +63,7 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert again.is_dir()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_comparison_has_adapters_beside_networks(data: Path, tmp_path: Path) -> None:
     """And their held-out explained variance is that of `vapo fit`, to the last bit."""
     grid, out = tmp_path / "grid.yaml", tmp_path / "out"

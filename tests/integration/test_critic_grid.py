@@ -317,7 +317,7 @@ def covering_sets(pairs: Iterable[frozenset[str]], base: FitConfig) -> list[list
     return sets
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_every_accepted_pair_trains(base: FitConfig, tmp_path: Path) -> None:
     """Each pair in one run or more, beside other options: dozens of runs in place of hundreds."""
     refused = {pair for of_reason in REFUSED.values() for pair in of_reason}

@@ -90,7 +90,7 @@ def check_record(uri: Path, curves: dict[str, list[float]]) -> None:
     assert {"gates.md", "gates.json", "gates.png"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_without_a_guess_and_without_pretraining(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -59,15 +59,8 @@ def test_a_run_does_not_throw_a_saved_head_away(command: str, tmp_path: Path) ->
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "head",
-    [
-        pytest.param("bounded", marks=pytest.mark.night),
-        "categorical",
-        pytest.param("log-probs", marks=pytest.mark.night),
-    ],
-)
+@pytest.mark.night  # test_a_run_of_everything_resumes_in_either_phase has a categorical head
+@pytest.mark.parametrize("head", ["bounded", "categorical", "log-probs"])
 def test_the_head_survives_saving_resuming_and_exporting(head: str, tmp_path: Path) -> None:
     chosen = (*HEADS[head], FIRST_BATCH)
     whole = fit(tmp_path, *chosen, *SMALL, "training.num_iterations=2")

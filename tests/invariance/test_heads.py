@@ -85,7 +85,9 @@ def test_it_does_not_depend_on_the_cut(trained: tuple[str, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("head", ["bounded", "log-probs", "probe"])
+@pytest.mark.parametrize(
+    "head", ["bounded", pytest.param("log-probs", marks=pytest.mark.night), "probe"]
+)
 def test_two_sharded_processes_equal_one(trained: tuple[str, ...], two_ranks: Ranks) -> None:
     whole = whole_of(trained)
     assert_same(whole, two_ranks.run(compute, 2, MANY, *trained)[0])

@@ -20,7 +20,6 @@ from vapo.config.written import flatten
 RECIPES = sorted((ROOT / "conf/recipes").glob("*.yaml"))
 SCALES = sorted((ROOT / "conf/scale").glob("*.yaml"))
 COMMANDS = [command for command in commands() if command.program == "vapo"]
-WHEN: dict[str, Any] = {"smollm2_cpu": pytest.mark.slow}
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 
@@ -67,13 +66,8 @@ def test_the_simulated_step_of_its_header_is_that_of_the_page(recipe: Path) -> N
     assert f"Simulated: {largest} GiB in its largest training step" in header(recipe)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [
-        pytest.param(path, marks=WHEN.get(path.stem, pytest.mark.night), id=path.stem)
-        for path in RECIPES
-    ],
-)
+@pytest.mark.night  # the arithmetic itself: tests/studies/memory
+@recipes
 def test_the_estimate_of_its_header_is_what_the_command_prints(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -177,7 +177,7 @@ def test_a_wrong_answer_is_never_correct_and_nothing_runs(verifier: str, tmp_pat
         assert right == [True] * 10
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_the_scorers_of_reasoning_gym_run_no_code(tmp_path: Path):
     """Negative control: without the guard this scorer runs what the answer says."""
     pytest.importorskip("reasoning_gym")

@@ -17,7 +17,7 @@ from vapo.system.process_protocol import read_reply
 from vapo.system.user_processes import GARBLED
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 @pytest.mark.parametrize("told", ["hang", "abort", "return"])
 def test_a_daemon_that_a_verifier_started_is_killed_with_it(told: str, tmp_path: Path):
     """It has left the process group and the session, and has an environment of its own."""
@@ -31,6 +31,7 @@ def test_a_daemon_that_a_verifier_started_is_killed_with_it(told: str, tmp_path:
     assert ends(daemon)
 
 
+@pytest.mark.attacks
 @pytest.mark.parametrize("garbage", sorted(GARBAGE))
 def test_what_a_verifier_writes_into_its_channel_costs_its_own_verdict(garbage: str):
     """No reply of a worker can end the run, and none but the worker's own is one."""
@@ -44,7 +45,7 @@ def test_what_a_verifier_writes_into_its_channel_costs_its_own_verdict(garbage: 
     assert again[0].is_correct
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_the_time_limit_holds_for_a_reply_that_has_only_begun():
     start = time.monotonic()
     with hostile("writes_into_sockets", num_workers=1, timeout_s=0.4) as python:

@@ -90,6 +90,7 @@ def test_a_verifier_that_always_fails_ends_the_command():
     assert "raise KeyError" in source[int(place[1]) - 1]
 
 
+@pytest.mark.attacks
 def test_a_verifier_that_never_returns_is_found_after_its_first_responses():
     """And not after all of a batch; one that has answered may time out as often as it likes."""
     with hostile("as_told", num_workers=2, timeout_s=0.2) as python:
@@ -115,7 +116,7 @@ def test_failure_text_can_be_encoded():
     assert failure.encode()
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_hostile_and_honest_responses_in_one_large_batch():
     bad = {5: "abort", 17: "hang", 18: "hang", 40: "raise", 63: "segfault", 99: "nan"}
     rollouts = [rollout(bad.get(i, "42")) for i in range(100)]
@@ -127,7 +128,7 @@ def test_hostile_and_honest_responses_in_one_large_batch():
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_time_limit_holds_for_each_response_not_for_their_sum():
     """A chunk of quick-enough responses may together take longer than one may alone."""
     with hostile("naps", num_workers=1, timeout_s=0.4) as python:
@@ -184,6 +185,7 @@ def test_a_killed_idle_worker_is_replaced_and_no_response_blamed():
     assert second.reward != first
 
 
+@pytest.mark.attacks
 def test_what_a_verifier_started_is_killed_with_it(tmp_path: Path):
     file = tmp_path / "pid"
     with hostile("leaves_a_child", num_workers=1, timeout_s=1.0) as python:
@@ -261,7 +263,7 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
     assert run.stderr == ""
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
     """As the kernel does when memory is short: in the middle of a batch, and between two."""
     with hostile("naps", num_workers=2, timeout_s=60) as python:
@@ -294,7 +296,7 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
         assert [verdict.failure for verdict in again] == [None] * 12
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
     """Who is busy elsewhere gives a process a second task while it works on the first."""
     with hostile("dies_later", num_workers=1, timeout_s=60) as python:
@@ -326,6 +328,7 @@ def test_a_process_goes_on_while_nobody_looks():
         assert len(replies) == 2
 
 
+@pytest.mark.attacks
 def test_a_large_task_waits_until_the_process_reads():
     """What fits into no buffer would stop whoever gives it."""
     with hostile("naps", num_workers=1) as python:

@@ -267,7 +267,7 @@ def test_a_server_that_was_started_again_between_two_pushes_is_not_sampled_from(
         assert servers[1].version != "default"
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_server_that_hangs_is_lost(tmp_path: Path) -> None:
     with (
         stand_ins(2) as servers,
@@ -285,7 +285,7 @@ def test_a_server_that_hangs_is_lost(tmp_path: Path) -> None:
             generate(engine)
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_long_responses_are_no_hang(tmp_path: Path) -> None:
     """Tokens come all the time, and no answer for far longer than the limit."""
     with (

@@ -23,7 +23,7 @@ with Watchdog(0.3, grace_s=0.3):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_process_that_cannot_be_interrupted_is_ended() -> None:
     start = time.monotonic()
     result = subprocess.run(

@@ -40,7 +40,7 @@ def killed_at(folder: Path, store: Path, points: list[tuple[str, int]], *argumen
     assert fit(folder, store, *arguments) == 0, log_of(folder)[-3000:]
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_killed_while_sampling_training_and_saving(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:
@@ -87,7 +87,7 @@ def test_signals_stop_a_run_which_can_be_resumed(tmp_path: Path, whole: Path, st
     assert_same_run(tmp_path, whole, store)
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_full_disk_ends_the_run_and_spoils_nothing(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:

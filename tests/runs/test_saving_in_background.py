@@ -78,7 +78,7 @@ def test_a_full_disk_ends_the_run_at_the_next_iterations_end(
     assert_same_run(tmp_path, whole, store)
 
 
-@pytest.mark.slow
+@pytest.mark.kills
 def test_a_stop_waits_for_the_save(tmp_path: Path, whole: Path, store: Path) -> None:
     hook = held("torch.save", "SIGTERM")
     assert fit(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM

@@ -100,7 +100,7 @@ def test_a_server_that_trickles_does_not_hold_a_finished_run(
     assert len(Journal(journal)) == 0
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_waiting_for_a_store_that_hangs_counts_towards_the_deadline(monkeypatch):
     monkeypatch.setattr(delivery_module, "_CLOSE_S", 2.0)
     done = threading.Event()

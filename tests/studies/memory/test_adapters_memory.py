@@ -49,6 +49,7 @@ def test_it_has_adapters_and_a_head_and_the_passes_of_a_network(folder: Path) ->
         assert mine[part] == pytest.approx(theirs[part], rel=0.02)
 
 
+@pytest.mark.night
 def test_shards_gather_the_base_and_the_adapters_whole(folder: Path) -> None:
     network, adapters = (estimate(folder, *kind, *FSDP) for kind in (LORA, ADAPTERS))
     own = 2 * adapters.parameters["critic"]  # bytes in bfloat16; the shard of one of two is float32
@@ -82,6 +83,7 @@ def test_a_run_needs_at_most_1_15_times_the_memory_of_grpo(shape: str) -> None:
         assert 1 < adapters / grpo < 1.15
 
 
+@pytest.mark.night
 def test_a_reference_of_frozen_weights_costs_nothing(folder: Path) -> None:
     kl = ("algorithm.kl.coef=0.1", "algorithm.kl.placement=loss")
     found, without = estimate(folder, *ADAPTERS, *kl), estimate(folder, *ADAPTERS)

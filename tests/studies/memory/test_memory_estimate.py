@@ -131,10 +131,8 @@ def test_tracker_counts_what_autograd_keeps() -> None:
         assert tracker.live == 400  # the gradient
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "gradient_checkpointing", [False, pytest.param(True, marks=pytest.mark.night)]
-)
+@pytest.mark.night
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
 def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) -> None:
     config = tiny_model(num_hidden_layers=7).config
     shape = NetworkShape(

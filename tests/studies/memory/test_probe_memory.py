@@ -66,6 +66,7 @@ def test_a_files_states_are_all_kept(folder: Path, tmp_path: Path) -> None:
     assert estimate(folder, *PROBE, data, dtype).host["actor's states"] < 2 * 50 * tokens * hidden
 
 
+@pytest.mark.night
 def test_fake_states_have_the_actors_dtype(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dtypes: set[torch.dtype] = set()
     real = ProbeForSequenceClassification.empty_states
@@ -96,7 +97,7 @@ def test_the_actors_pass_for_the_states_counts(folder: Path) -> None:
     assert forward(one_step, "critic.probe.layers=[-1,1]") > forward(one_step)
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_simulated_step(folder: Path, capsys: pytest.CaptureFixture[str], ranks: int) -> None:
     strategy = f"trainer.strategy={'fsdp' if ranks > 1 else 'auto'}"
