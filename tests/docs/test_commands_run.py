@@ -32,7 +32,9 @@ PAGES = (
     "README.md",
     "docs/algorithms.md",
     "docs/resuming.md",
-    "docs/data_and_rewards.md",
+    "docs/data.md",
+    "docs/verifiers.md",
+    "docs/own_problems.md",
     "docs/models.md",
 )
 

@@ -1,4 +1,4 @@
-"""The ten problems and the verifier of docs/data_and_rewards.md, as written there."""
+"""The ten problems and the verifier of docs/own_problems.md, as written there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FILES = ("ten_problems.jsonl", "my_rewards.py", "ten_problems.yaml", "my_respons
 
 def written(folder: Path) -> str:
     """The page, whose files are in the folder now."""
-    page = (ROOT / "docs" / "data_and_rewards.md").read_text()
+    page = (ROOT / "docs" / "own_problems.md").read_text()
     for name in FILES:
         block = re.search(rf"<!-- {re.escape(name)} -->\n```\w+\n(.*?)```", page, re.DOTALL)
         assert block, name

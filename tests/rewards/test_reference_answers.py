@@ -2,7 +2,7 @@ r"""The verifier `math` on the reference sets: pairs of answers, each judged by 
 
 `answers.jsonl` has a row for each: reference, response, verdict and the verdict's reason. `right`
 and `wrong` are what the verifier must say. `missed` is right, or right to some questions, and is
-called wrong; docs/data_and_rewards.md lists these kinds.
+called wrong; docs/verifiers.md lists these kinds.
 
 `percent` is the value of `rewards.percent` that the verdict is for, where it is not for both.
 
@@ -32,7 +32,7 @@ def rows_of(name: str) -> list[dict[str, str]]:
 ROWS = rows_of("answers")
 MODEL_ROWS = rows_of("model_answers")
 SETS = {"answers": ROWS, "model_answers": MODEL_ROWS}
-DOCS = Path(__file__).parents[2] / "docs" / "data_and_rewards.md"
+DOCS = Path(__file__).parents[2] / "docs" / "verifiers.md"
 
 
 def called(verdict: str, rows: list[dict[str, str]]) -> dict[bool, list[str]]:

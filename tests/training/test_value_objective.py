@@ -104,7 +104,7 @@ def test_cross_entropy_is_on_the_critics_tokens_alone(tmp_path: Path) -> None:
 
 
 def test_hl_gauss_by_hand(tmp_path: Path) -> None:
-    """Five bins over [0, 1]: the target 1 has [0, .0001, .0076, .1748, .8176] (critics.md)."""
+    """Five bins over [0, 1]: target 1 has [0, .0001, .0076, .1748, .8176] (critic_options.md)."""
     five = (*CATEGORICAL, *UNIT, "critic.head.num_bins=5", "critic.loss=cross_entropy")
     logits = torch.zeros(2, 3, 5)
     logits[1, 0] = torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0])

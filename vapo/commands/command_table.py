@@ -60,7 +60,7 @@ COMMANDS = {
         option(
             "--responses FILE",
             "judge these instead, without a model: a .jsonl file, or text with a response a line "
-            "(docs/data_and_rewards.md)", type=Path,
+            "(docs/own_problems.md)", type=Path,
         ),
     ),
     "validate": configured(

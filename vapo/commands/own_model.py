@@ -39,7 +39,8 @@ _FEWER = {"rollouts.max_concurrent_sequences": 64}
 _ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
 _PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
 """What is changed where all weights do not fit; the rates are those that models of language
-learned with (docs/critics.md, conf/worked_sums), the adapters' as much higher as theirs are."""
+learned with (docs/critics_without_a_network.md, conf/worked_sums), the adapters' as much higher
+as theirs are."""
 
 
 @dataclass(frozen=True)

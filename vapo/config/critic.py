@@ -48,7 +48,7 @@ class GivenMeanReward:
 class HeadConfig:
     kind: Literal["scalar", "bounded", "categorical"] = choice(
         "scalar",
-        "what the critic's head computes; bounded and categorical: docs/critics.md",
+        "what the critic's head computes; bounded and categorical: docs/critic_options.md",
         bounded=BoundedHead,
         categorical=CategoricalHead,
     )
@@ -124,7 +124,8 @@ class CriticConfig:
     kind: Literal["network", "probe", "adapters"] = choice(
         "network",
         "a network of its own; a head on the actor's hidden states, which costs next to nothing; "
-        "or adapters (critic.lora) and a head on the actor's frozen base (docs/critics.md)",
+        "or adapters (critic.lora) and a head on the actor's frozen base "
+        "(docs/critics_without_a_network.md)",
         probe=ProbeCritic,
     )
     init: str = option(
@@ -164,7 +165,7 @@ class CriticConfig:
     sampled_logprobs: SampledLogprobs | None = option(
         None,
         "the head reads how likely the response's earlier tokens were when they were sampled, too "
-        "(docs/critics.md); null: off",
+        "(docs/critic_options.md); null: off",
     )
     loss: Literal["squared_error", "cross_entropy"] = option(
         "squared_error",

@@ -42,6 +42,6 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
         lines.append(
             "warning: without components.value_pretraining early tokens are trained on the values "
             "of a critic that has learned nothing yet, since the reward itself hardly reaches them "
-            "(docs/critics.md)"
+            "(docs/critic_options.md)"
         )
     return lines

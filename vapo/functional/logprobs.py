@@ -246,7 +246,7 @@ def logprob_columns(
     linear function can rise along a response that has gone well so far, and with the last column it
     can start where a response starts.
 
-    Source: this repository (docs/critics.md).
+    Source: this repository (docs/critic_options.md).
     Units: `logprobs` in nats, of the distribution that was sampled from.
     Padding: columns of tokens that were not sampled are those of the tokens before them.
 
