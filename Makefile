@@ -30,8 +30,9 @@ UV_OPTIONS = $(BIN)/python -m pip config list | tr -d "'" | awk -F = '\
 
 # Test processes at a time.
 WORKERS ?= 2
-# Two cores: one thread a process is the fastest for the small tensors of the tests.
-TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+# Two cores: one thread a process is the fastest for the small tensors of the tests. And bytecode is
+# kept where an image says otherwise: all that the tests start would compile the package again.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false PYTHONDONTWRITEBYTECODE=
 
 .DEFAULT_GOAL := help
 .PHONY: help install fit validate ui test check quick lowest lint format types docs notebook learning night attacks kills soak gpu release smollm2 vllm vllm-test vllm-server-test verifiers-test math-verify-test bench lock hostile fuzz
