@@ -121,7 +121,7 @@ def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert len(history(run_dir, "eval/avg_at_k", tmp_path)) >= 4
 
 
-@pytest.mark.slow
+@pytest.mark.night  # the presets' runs are without it
 def test_without_it_everything_is_sampled_from_the_actor_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -238,7 +238,7 @@ def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     [
         "actor.optimizer.lr=2e-3",
         pytest.param("actor.optimizer.max_grad_norm=1e-3", marks=pytest.mark.night),
-        "seed=1",
+        pytest.param("seed=1", marks=pytest.mark.night),
     ],
 )
 def test_another_config_and_back_again(run: Run, change: str) -> None:

@@ -200,7 +200,9 @@ class SamplerContract:
             sample(model, [Prompt("none", "", (), "")])
 
     @pytest.mark.slow
-    @pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+    @pytest.mark.parametrize(
+        "temperature", [1.7, *(pytest.param(t, marks=pytest.mark.night) for t in (1.0, 0.6))]
+    )
     def test_logprobs_are_those_of_the_plain_forward(self, sample, model, temperature):
         rollouts = sample(model, ragged_prompts(10), rows=5, temperature=temperature)
         assert len({len(rollout.response_ids) for rollout in rollouts}) > 5
