@@ -167,7 +167,7 @@ def setting() -> Any:
     ("trained", "moved"),
     [
         (["critic"], {"actor": False, "critic": True}),
-        pytest.param(["actor"], {"actor": True, "critic": False}, marks=pytest.mark.slow),
+        pytest.param(["actor"], {"actor": True, "critic": False}, marks=pytest.mark.night),
         pytest.param(["actor", "critic"], {"actor": True, "critic": True}, marks=pytest.mark.slow),
     ],
 )

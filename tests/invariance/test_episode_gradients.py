@@ -74,7 +74,7 @@ def test_many_microbatches_packed_over_turns(whole_turns: dict[str, Any]) -> Non
     ("budget", "overrides"),
     [
         (MANY, (PACKED,)),
-        (ONE_FORWARD, (PADDED,)),
+        pytest.param(ONE_FORWARD, (PADDED,), marks=pytest.mark.night),
         (ONE_FORWARD, (PADDED, *TURNS)),
     ],
 )

@@ -84,9 +84,9 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("budget", "overrides"),
     [
-        (ONE_FORWARD, (PADDED,)),
-        pytest.param(MANY, (PACKED,), marks=pytest.mark.slow),
-        pytest.param(MANY, (*CORRECTED, PACKED), marks=pytest.mark.slow),
+        pytest.param(ONE_FORWARD, (PADDED,), marks=pytest.mark.night),
+        (MANY, (PACKED,)),
+        (MANY, (*CORRECTED, PACKED)),
     ],
 )
 def test_two_sharded_processes_equal_one(

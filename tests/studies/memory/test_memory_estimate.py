@@ -185,7 +185,11 @@ def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "copies"),
-    [((), 1), (FSDP, 1), ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5)],
+    [
+        ((), 1),
+        pytest.param(FSDP, 1, marks=pytest.mark.night),
+        ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5),
+    ],
     ids=["one process", "one file of two", "shards of two"],
 )
 def test_the_copy_of_a_checkpoint_is_in_host_memory(
