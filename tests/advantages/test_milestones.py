@@ -18,7 +18,7 @@ from tests.systems import system_config
 from tests.tiny_model import ALPHABET, tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
-from vapo.config.algorithm import MilestonesConfig
+from vapo.config.estimators import MilestonesConfig
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.environments.contract import Verdict
 from vapo.functional.advantages import gae

@@ -18,7 +18,7 @@ from vapo.advantages.credit import rewards_on_tokens
 from vapo.advantages.estimators import ESTIMATORS, estimator_of
 from vapo.commands import fit
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import OwnEstimatorOptions
+from vapo.config.estimators import OwnEstimatorOptions
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.functional.columns import float_columns

@@ -17,7 +17,7 @@ from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.poise import PoiseBaseline, baseline_of, response_features
 from vapo.config import FitConfig
-from vapo.config.algorithm import PoiseConfig
+from vapo.config.estimators import PoiseConfig
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.errors import UserError
 from vapo.functional.columns import bad_inputs

@@ -10,9 +10,9 @@ import pytest
 
 from tests.config.fits import MINIMAL, fit_config, write
 from vapo.config import FitConfig
-from vapo.config.algorithm import OwnEstimatorOptions
 from vapo.config.data import FileSource, HuggingfaceSource, MixtureSource, ProceduralSource
 from vapo.config.engines import VllmEngine, VllmServerEngine
+from vapo.config.estimators import OwnEstimatorOptions
 from vapo.config.kinds import kinds_of, make
 from vapo.config.loading import compose, from_yaml
 from vapo.config.options import describe, describe_keys

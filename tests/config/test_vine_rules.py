@@ -8,7 +8,7 @@ import pytest
 
 from tests.config.fits import fit_config
 from tests.config.test_validation import CRITIC_FREE, problem
-from vapo.config.algorithm import VineOptions
+from vapo.config.estimators import VineOptions
 from vapo.config.values import TokenSegments
 
 VINE = ("algorithm.advantage_estimator=vine", *CRITIC_FREE)

@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from vapo.functional.advantages import gae
-from vapo.functional.baselines import leave_one_out_advantages, prompt_noise_weights, tether_fit
+from vapo.functional.baselines import leave_one_out_advantages, prompt_noise_weights
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
     gate_explained_variance,
     lagged_rho,
     linear_mix,
     tether_advantages,
+    tether_fit,
 )
 from vapo.functional.losses import value_loss
 from vapo.functional.masking import lowest_share_mask

@@ -36,7 +36,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import check_compatible, network_state, parameters_of
 from vapo.runs.manifests import Manifest
-from vapo.studies.memory import estimate as estimate_module
+from vapo.studies.memory import network as network_module
 from vapo.studies.memory.estimate import estimate_memory
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
@@ -208,7 +208,7 @@ def tiny_parameters() -> list[tuple[str, Tensor]]:
 
 @pytest.mark.slow
 def test_the_memory_of_each_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_module, "NetworkPasses", remembered_passes)
+    monkeypatch.setattr(network_module, "NetworkPasses", remembered_passes)
 
     def estimate(count: int) -> tuple[dict[str, float], dict[str, int]]:
         config = config_of(tmp_path, count=count)

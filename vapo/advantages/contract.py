@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config import Hyperparameters
-from vapo.config.algorithm import OwnEstimatorOptions
+from vapo.config.estimators import OwnEstimatorOptions
 from vapo.config.schema import AlgorithmConfig
 from vapo.errors import UserError
 from vapo.functional.columns import bad_inputs

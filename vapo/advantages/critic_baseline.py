@@ -15,7 +15,6 @@ from vapo.functional.baselines import (
     group_mean_advantages,
     leave_one_out_advantages,
     mean_of_others,
-    tether_fit,
 )
 from vapo.functional.critic_mixtures import (
     batch_mean_advantages,
@@ -23,6 +22,7 @@ from vapo.functional.critic_mixtures import (
     lagged_rho,
     linear_mix,
     tether_advantages,
+    tether_fit,
 )
 from vapo.functional.masking import first_column, response_means, zero_outside
 from vapo.system.distributed import sum_over_ranks

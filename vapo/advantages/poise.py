@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.advantages.critic_baseline import CriticBaseline
-from vapo.config.algorithm import AlgorithmConfig, PoiseConfig, PoiseOptions
+from vapo.config.algorithm import AlgorithmConfig
+from vapo.config.estimators import PoiseConfig, PoiseOptions
 from vapo.errors import UserError
 from vapo.functional.baselines import mean_of_others
 from vapo.functional.critic_mixtures import gate_explained_variance

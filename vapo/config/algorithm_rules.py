@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vapo.config.algorithm import MilestonesOptions, VineOptions
 from vapo.config.continuation_rules import bad_segments, unlike_the_rollouts
+from vapo.config.estimators import MilestonesOptions, VineOptions
 from vapo.config.hyperparameters import mismatch_of, resolve
 from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from vapo.config.algorithm import VineOptions
+from vapo.config.estimators import VineOptions
 from vapo.config.hyperparameters import resolve
 from vapo.config.rules import Problem, Problems, bad_pattern
 from vapo.config.schema import FitConfig

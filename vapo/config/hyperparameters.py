@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from vapo.config.algorithm import MismatchConfig, OwnEstimatorOptions, PoiseOptions
+from vapo.config.algorithm import MismatchConfig
+from vapo.config.estimators import OwnEstimatorOptions, PoiseOptions
 from vapo.config.schema import FitConfig
 
 if TYPE_CHECKING:  # it imports torch

@@ -1,7 +1,7 @@
 """Advantages without a critic: one number a response, or a step, its reward against a baseline.
 
-And what rewards say to a critic: those of a group how far to trust it and how noisy its targets
-are, those of continuations what a state is worth. Groups are contiguous rows. Nothing here is
+And what rewards say to a critic: those of a group how noisy its targets are, those of
+continuations what a state is worth. Groups are contiguous rows. Nothing here is
 differentiated. REINFORCE++'s advantages are per token and need no baseline: they are
 `advantages.monte_carlo_returns`, whitened.
 """
@@ -191,39 +191,6 @@ def correct_only_advantages(is_correct: Bool[Tensor, " B"]) -> Float[Tensor, " B
     tensor([1., 0.])
     """
     return is_correct.float()
-
-
-@torch.no_grad()
-def tether_fit(
-    values: Float[Tensor, "B T"],
-    baselines: Float[Tensor, "#B #T"] | Float[Tensor, ""],
-    advantages: Float[Tensor, "B T"],
-    mask: Bool[Tensor, "B T"],
-    *,
-    ridge: float | int,
-    reduce: Reduce = identity,
-) -> Float[Tensor, ""]:
-    """Fit how far the baseline should go from the group's mean to the critic's value (TETHER).
-
-        F = V - B,  y = A + F = (lambda-return) - B        A from GAE, B e.g. leave-one-out mean
-        rho = (sum F y / W) / (sum F^2 / W + ridge * max(sum F^2 / W, sum y^2 / W)), W tokens
-
-    Least squares of y on F without intercept. Source: Le Critique (arXiv 2608.16739) as in
-    public code, which may not be the paper's; other versions clip rho or have two of them.
-    rho is not clipped here, and is for *later* groups only: `critic_mixtures.lagged_rho`.
-    Padding: ignored. NaN, to be skipped, when there is no token or V = B on all of them.
-    `reduce` adds the sums up over ranks. Raises: ValueError when ridge is negative.
-    """
-    if not ridge >= 0:
-        raise ValueError(f"ridge must be >= 0, got {ridge}")
-    feature = torch.where(mask, values.double() - baselines.double(), 0.0)
-    target = torch.where(mask, advantages.double() + feature, 0.0)
-    sums = [mask.sum(), feature.square().sum(), (feature * target).sum(), target.square().sum()]
-    count, *products = reduce(torch.stack([x.double() for x in sums]))
-    feature_power, product, target_power = (x / count for x in products)
-    rho = product / (feature_power + ridge * torch.maximum(feature_power, target_power))
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    return torch.where(feature_power > 0, rho, torch.nan).to(dtype)
 
 
 @torch.no_grad()

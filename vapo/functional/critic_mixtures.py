@@ -49,7 +49,7 @@ def tether_advantages(
 
         A <- A + (1 - rho) * (V - B)
 
-    Source and choice of version: as `baselines.tether_fit`, whose rho of *earlier* groups it
+    Source and choice of version: as `tether_fit`, whose rho of *earlier* groups it
     is. rho 1 gives the critic's advantages, rho 0 those against B; at lambda 1 it is
     `linear_mix`.
     Units: those of the reward.
@@ -57,6 +57,39 @@ def tether_advantages(
     """
     shift = torch.where(mask, at_least_float32(values) - baselines, 0.0) * (1.0 - rho)
     return zero_outside(at_least_float32(advantages), mask) + shift
+
+
+@torch.no_grad()
+def tether_fit(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, "#B #T"] | Float[Tensor, ""],
+    advantages: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    ridge: float | int,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Fit how far the baseline should go from the group's mean to the critic's value (TETHER).
+
+        F = V - B,  y = A + F = (lambda-return) - B        A from GAE, B e.g. leave-one-out mean
+        rho = (sum F y / W) / (sum F^2 / W + ridge * max(sum F^2 / W, sum y^2 / W)), W tokens
+
+    Least squares of y on F without intercept. Source: Le Critique (arXiv 2608.16739) as in
+    public code, which may not be the paper's; other versions clip rho or have two of them.
+    rho is not clipped here, and is for *later* groups only: `lagged_rho`.
+    Padding: ignored. NaN, to be skipped, when there is no token or V = B on all of them.
+    `reduce` adds the sums up over ranks. Raises: ValueError when ridge is negative.
+    """
+    if not ridge >= 0:
+        raise ValueError(f"ridge must be >= 0, got {ridge}")
+    feature = torch.where(mask, values.double() - baselines.double(), 0.0)
+    target = torch.where(mask, advantages.double() + feature, 0.0)
+    sums = [mask.sum(), feature.square().sum(), (feature * target).sum(), target.square().sum()]
+    count, *products = reduce(torch.stack([x.double() for x in sums]))
+    feature_power, product, target_power = (x / count for x in products)
+    rho = product / (feature_power + ridge * torch.maximum(feature_power, target_power))
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    return torch.where(feature_power > 0, rho, torch.nan).to(dtype)
 
 
 def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:

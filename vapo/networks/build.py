@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.config.algorithm import PoiseOptions
+from vapo.config.estimators import PoiseOptions
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoint_contexts

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vapo.config.algorithm import PoiseConfig
+from vapo.config.estimators import PoiseConfig
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns, members_of
 from vapo.networks.probe import known_layers
 from vapo.networks.token_inputs import (

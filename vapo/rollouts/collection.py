@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import MilestonesOptions, VineOptions
+from vapo.config.estimators import MilestonesOptions, VineOptions
 from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling

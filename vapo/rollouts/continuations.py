@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.config import FitConfig
-from vapo.config.algorithm import VineOptions
+from vapo.config.estimators import VineOptions
 from vapo.errors import UserError
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.columns import placed_rewards

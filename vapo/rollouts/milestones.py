@@ -15,7 +15,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.config.algorithm import MilestonesConfig
+from vapo.config.estimators import MilestonesConfig
 from vapo.functional.metrics import explained_variance
 from vapo.functional.milestones import milestone_values
 from vapo.system.distributed import sum_over_ranks

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from vapo.advantages.mismatch_correction import EngineGaps
 from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import PoiseOptions
 from vapo.config.critic import CriticConfig
+from vapo.config.estimators import PoiseOptions
 from vapo.config.networks import ActorConfig
 from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of

@@ -25,7 +25,7 @@ from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
-from vapo.studies.memory import estimate as estimate_module
+from vapo.studies.memory import network as network_module
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses
 from vapo.studies.memory.shapes import NetworkShape
@@ -51,7 +51,7 @@ def config(folder: Path) -> FitConfig:
 
 @pytest.fixture(autouse=True)
 def each_pass_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate_module, "NetworkPasses", remembered_passes)
+    monkeypatch.setattr(network_module, "NetworkPasses", remembered_passes)
 
 
 @cache

@@ -1,15 +1,14 @@
 """The memory that a config needs on each GPU, stage by stage, before anything is loaded.
 
-Parameters are counted on the networks themselves and passes are run on fake tensors
-(`passes`); what sharding divides and gathers is worked out here. Lengths are the worst
-that the config allows: every prompt and response as long as it may be.
+Parameters are counted on the networks themselves (`network`) and passes are run on fake tensors
+(`passes`). Lengths are the worst that the config allows: every prompt and response as long as it
+may be.
 """
 
 from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from transformers import PreTrainedConfig
 
@@ -17,16 +16,11 @@ from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.config.engines import ColocatedVllm, VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import reads_old_logprobs
-from vapo.config.schema import ActorConfig, CriticConfig
 from vapo.errors import UserError
-from vapo.networks.build import choose_trained
-from vapo.networks.lora import add_adapters
-from vapo.networks.meta_device import Kind, model_of_config
-from vapo.networks.precision import computing_dtype
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
-from vapo.studies.memory.passes import FakeNetwork, NetworkPasses, shares_prompts
-from vapo.studies.memory.shapes import NetworkShape
+from vapo.studies.memory.network import BYTES, NetworkBytes
+from vapo.studies.memory.passes import FakeNetwork, shares_prompts
 from vapo.studies.memory.sizes import (
     local_minibatch,
     local_rollouts,
@@ -37,7 +31,6 @@ from vapo.studies.memory.sizes import (
 from vapo.studies.memory.states import read_layers, states_bytes
 
 GIB = 2**30
-_BYTES = {"float32": 4, "bfloat16": 2}
 _SPARE_COLUMNS = 64  # room that the sampler's cache grows by
 _PREFILL_TOKENS = 16_384  # of one prefill forward of the sampler
 
@@ -64,99 +57,18 @@ class Estimate:
         return max(sum(parts.values()) for parts in self.stages.values())
 
 
-class _Network:
-    """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
-
-    `base`: the actor, whose frozen weights compute for a critic of adapters, and its config.
-    Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have
-    the dtype of `options`, what is computed and gathered that of the precision, gradients on their
-    way between GPUs float32 where the precision is mixed.
-    """
-
-    def __init__(
-        self,
-        name: Literal["actor", "critic"],
-        options: ActorConfig | CriticConfig,
-        model: PreTrainedConfig,
-        config: FitConfig,
-        base: tuple[_Network, PreTrainedConfig] | None = None,
-    ) -> None:
-        self.name: str = name
-        self.is_sharded = config.trainer.strategy == "fsdp"
-        is_mixed = config.trainer.precision == "bf16-mixed"
-        computes = options if base is None else config.actor
-        dtype = computing_dtype(config, computes.dtype)
-        self.passes = NetworkPasses(
-            NetworkShape(
-                kind="causal_lm" if name == "actor" else "value_model",
-                config=model,
-                dtype=dtype,
-                attn_implementation=computes.attn_implementation,
-                gradient_checkpointing=options.gradient_checkpointing,
-                autocast=is_mixed and not self.is_sharded,
-                on_gpu=config.trainer.accelerator != "cpu",
-                has_entropy_bonus=config.algorithm.entropy_coef > 0,
-                lora=options.lora,
-                casts_adapters=is_mixed and self.is_sharded,
-                read_layers=read_layers(config) if name == "actor" else (),
-                states_dtype=computing_dtype(config, config.actor.dtype),
-                base=None if base is None else base[1],
-            )
-        )
-        count, ranks = self.passes.parameters, num_processes(config)
-        parameter_bytes, self.compute_bytes = _BYTES[options.dtype], _BYTES[dtype]
-        if base is not None and not is_mixed:
-            self.compute_bytes = parameter_bytes
-        self.reduce_bytes = 4 if is_mixed else parameter_bytes
-        self.parameters = count
-        trained, adapters = count.total, 0
-        is_part = options.lora is not None or bool(getattr(options, "frozen", ()))
-        if is_part and base is None:
-            trained, adapters = _trained_parameters(self.name, model, config)
-        # several critics: a pass is of one at a time
-        self.copies = options.count if isinstance(options, CriticConfig) else 1
-        self.weights = self.copies * (count.total * parameter_bytes + adapters * 4) / ranks
-        self.trained = self.copies * (trained * parameter_bytes + adapters * 4) / ranks
-        self.whole_gradients = trained * self.reduce_bytes + adapters * 4
-        self.trained_share = trained / count.total
-        self.gathered = count.total * self.compute_bytes * self.is_sharded
-        # embedding, head and last norm stay whole between a forward and its backward
-        self.root_gathered = count.root * self.compute_bytes * self.is_sharded
-        # the layer that computes, and the prefetched next one; offloaded, its shard too
-        shard = count.layer * parameter_bytes / ranks * config.trainer.cpu_offload
-        layers = 2 * count.layer * self.compute_bytes + shard
-        self.layers_gathered = layers * self.is_sharded
-        self.base_gathered = 0.0  # the root of the network that adapters are on
-        if base is not None:
-            self.layers_gathered = base[0].layers_gathered
-            self.base_gathered = base[0].root_gathered
-
-    def reducing(self, activations: float) -> float:
-        """Whole gradients on their way to their shards, beyond the activations of the time.
-
-        A layer's go while the activations of those below are kept, and the head's wait for the
-        embedding's; the root's go last.
-        """
-        if not self.is_sharded:
-            return 0.0
-        p = self.parameters
-        early = (p.head + p.layer) * self.compute_bytes + p.layer * self.reduce_bytes
-        late = p.root * (self.compute_bytes + self.reduce_bytes) - activations
-        return self.trained_share * max(early, late)
-
-
 def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
 ) -> Estimate:
     """Estimate the memory of a config; the model configs are those that its paths name."""
-    networks = [_Network("actor", config.actor, actor, config)]
+    networks = [NetworkBytes("actor", config.actor, actor, config)]
     if critic is not None:
         critic = copy.deepcopy(critic)
         head = plan_head(critic, str(critic.name_or_path), config.critic).head
         # the columns of log-probs are nothing beside the states, and made-up inputs have none
         write_head(critic, replace(head, num_logprob_columns=None))
         base = (networks[0], actor) if config.critic.kind == "adapters" else None
-        networks.append(_Network("critic", config.critic, critic, config, base))
+        networks.append(NetworkBytes("critic", config.critic, critic, config, base))
     has_reference = config.algorithm.kl.coef > 0
     resting: Bytes = {f"{n.name} weights": n.weights for n in networks}
     if has_reference and config.actor.lora is None:  # else it is the actor's own frozen weights
@@ -202,28 +114,12 @@ def estimate_memory(
     return Estimate(stages, parameters, num_processes(config), host, shares, checkpoint)
 
 
-def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
-    """A network's own weights that are trained, and its adapters', which are float32."""
-    options = config.actor if name == "actor" else config.critic
-    kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
-    kind: Kind = "causal_lm" if name == "actor" else "value_model"
-    empty = model_of_config(kind, model, path=str(model.name_or_path), **kernels)
-    own = {id(p) for p in empty.parameters()}
-    if isinstance(options, CriticConfig):
-        choose_trained(empty, config)
-    elif options.lora is not None:
-        add_adapters(empty, options.lora, seed=0)
-    trained = [p for p in empty.parameters() if p.requires_grad]
-    adapters = sum(p.numel() for p in trained if id(p) not in own)
-    return sum(p.numel() for p in trained) - adapters, adapters
-
-
-def _written(networks: list[_Network]) -> float:
+def _written(networks: list[NetworkBytes]) -> float:
     """A process's part of a checkpoint: weights, and two moments of what is trained."""
     return sum(n.weights + 2 * n.trained for n in networks)
 
 
-def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
+def _checkpoint_copy(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
     """What is written of the shards, or, where one process writes one file, of all."""
     written = _written(networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
@@ -234,7 +130,7 @@ def _checkpoint_copy(networks: list[_Network], config: FitConfig) -> Bytes:
 # ---- stages -----------------------------------------------------------------------------------
 
 
-def _sampling(actor: _Network, config: FitConfig) -> Bytes:
+def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
     """The cache at its widest, twice while rows are moved together; one decoding step.
 
     With an environment as many further rows, of episodes that wait for it, are kept.
@@ -272,15 +168,15 @@ def _sampling(actor: _Network, config: FitConfig) -> Bytes:
     }
 
 
-def _own_weights(actor: _Network, config: FitConfig) -> float:
+def _own_weights(actor: NetworkBytes, config: FitConfig) -> float:
     """The engine's copy of the actor; for mixed precision the layers' weights are bfloat16."""
     if not has_mixed_copy(config):
         return actor.weights
     count = actor.parameters
-    return float(_BYTES["float32"] * count.root + _BYTES["bfloat16"] * (count.total - count.root))
+    return float(BYTES["float32"] * count.root + BYTES["bfloat16"] * (count.total - count.root))
 
 
-def _vllm(actor: _Network, options: ColocatedVllm, config: FitConfig) -> Bytes:
+def _vllm(actor: NetworkBytes, options: ColocatedVllm, config: FitConfig) -> Bytes:
     """An engine of this process while awake: the actor's weights once more and its KV cache."""
     if options.kv_cache_memory_bytes is None:
         raise UserError(
@@ -289,12 +185,12 @@ def _vllm(actor: _Network, options: ColocatedVllm, config: FitConfig) -> Bytes:
         )
     dtype = options.dtype_name(config.trainer.precision, config.actor.dtype)
     return {
-        "vLLM weights": actor.parameters.total * _BYTES[dtype] / options.tensor_parallel_size,
+        "vLLM weights": actor.parameters.total * BYTES[dtype] / options.tensor_parallel_size,
         "vLLM KV cache": float(options.kv_cache_memory_bytes),
     }
 
 
-def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool) -> Bytes:
+def _log_probs(networks: list[NetworkBytes], config: FitConfig, has_reference: bool) -> Bytes:
     """Forwards without gradients, one network after the other; gathered roots stay."""
     shares = shares_prompts([n.passes for n in networks], config)
     lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
@@ -309,7 +205,7 @@ def _log_probs(networks: list[_Network], config: FitConfig, has_reference: bool)
     return {"gathered weights": roots + layers, "logits, temporaries": forward - layers}
 
 
-def _update(network: _Network, networks: list[_Network], config: FitConfig) -> Bytes:
+def _update(network: NetworkBytes, networks: list[NetworkBytes], config: FitConfig) -> Bytes:
     """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
     shares = shares_prompts([n.passes for n in networks], config)
     rows = local_minibatch(config, network.name)
@@ -328,7 +224,9 @@ def _update(network: _Network, networks: list[_Network], config: FitConfig) -> B
     }
 
 
-def _gradients(network: _Network, several: bool, activations: float, config: FitConfig) -> float:
+def _gradients(
+    network: NetworkBytes, several: bool, activations: float, config: FitConfig
+) -> float:
     """Of a minibatch of one or `several` micro-batches: whole ones until the last is reduced.
 
     Those of the only micro-batch grow while its activations go. Of several critics each has
@@ -342,7 +240,7 @@ def _gradients(network: _Network, several: bool, activations: float, config: Fit
     return network.trained - own + (own if several else max(own - activations, 0.0))
 
 
-def _optimizer_step(networks: list[_Network], config: FitConfig) -> Bytes:
+def _optimizer_step(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
     """AdamW on a GPU steps all parameters of a network at once, with a copy of one state."""
     if config.trainer.cpu_offload:
         return {}  # it steps on the host, one parameter after the other

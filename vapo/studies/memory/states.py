@@ -8,8 +8,8 @@ import pyarrow.parquet
 from transformers import PreTrainedConfig
 
 from vapo.config import FitConfig, resolve
-from vapo.config.algorithm import PoiseOptions
 from vapo.config.critic import ProbeCritic
+from vapo.config.estimators import PoiseOptions
 from vapo.studies.memory.sizes import local_rollouts
 
 

@@ -1,0 +1,107 @@
+"""The keys of single advantage estimators: they exist where `algorithm.advantage_estimator` names
+theirs. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from omegaconf import MISSING
+
+from vapo.config.kinds import FOLDER_DOC, option, section
+from vapo.config.values import SegmentsConfig
+
+
+@dataclass
+class OwnEstimatorOptions:
+    """What an estimator of the user's own needs (docs/extending.md)."""
+
+    estimator_function: str = option(
+        MISSING,
+        "your own estimator, as package.module:function or folder/file.py:function "
+        "(docs/extending.md)",
+    )
+    estimator_function_folder: str | None = option(None, FOLDER_DOC)
+    estimator_args: dict[str, Any] = option({}, "keyword arguments of each call of your estimator")
+    estimator_uses_critic: bool = option(
+        False, "whether your estimator reads values and returns value targets to train a critic on"
+    )
+    estimator_compares_groups: bool = option(
+        True,
+        "whether your estimator compares the responses to one prompt: then a group comes whole "
+        "or not at all, and has two responses or more",
+    )
+    estimator_uses_greedy_baseline: bool = option(
+        False, "whether your estimator reads the reward of one greedy response to each prompt"
+    )
+
+
+@dataclass
+class VineOptions:
+    """Where responses are continued, and how often, to know what their steps are worth."""
+
+    vine_continuations: int = option(
+        9, "fresh responses sampled on from the start of each step (VinePPO: 9)", ge=1
+    )
+    vine_segments: SegmentsConfig = section(
+        SegmentsConfig, "the steps of a response, to which advantages belong"
+    )
+
+
+@dataclass
+class PoiseConfig:
+    layer: int = option(
+        -1,
+        "whose states are read: 0 is the embedding, n the n-th decoder layer, -1 the last one, "
+        "after the model's last norm (the authors' code: the 20th of Qwen3-4B's 36)",
+        ge=-1,
+    )
+    num_states: int = option(
+        10, "the mean of so many last states of a response is read (code: 10; 32 of OLMo 3)", ge=1
+    )
+    prompt_components: int = option(
+        32, "principal components of the state of the last prompt token (code: 32)", ge=1
+    )
+    response_components: int = option(
+        64, "principal components of the response's states (code: 64)", ge=1
+    )
+    ridge: float = option(100.0, "of the regression, on features of variance 1 (code: 100)", gt=0)
+    buffer_responses: int = option(
+        4096, "the regression is fitted to so many latest responses (code: 4096)", ge=2
+    )
+    bootstrap_iterations: int = option(
+        16,
+        "in so many first iterations the baseline is the other responses' mean reward (code: 16)",
+        ge=1,
+    )
+
+
+@dataclass
+class PoiseOptions:
+    """The baseline that is predicted from the hidden states of the prompt's other responses."""
+
+    poise: PoiseConfig = section(PoiseConfig, "what is read of the actor, and the regression on it")
+
+
+@dataclass
+class MilestonesConfig:
+    kind: Literal["nth", "all"] = option(
+        "nth",
+        "when two responses are in the same state: they have as many numbers and the same last "
+        "one, or all numbers are the same",
+    )
+    shrinkage: float = option(
+        0.25,
+        "the mean of the group's others counts as so many responses that came to the milestone",
+        ge=0,
+    )
+
+
+@dataclass
+class MilestonesOptions:
+    """GAE with values that are the mean rewards of others that came to the same numbers."""
+
+    milestones: MilestonesConfig = section(
+        MilestonesConfig, "the numbers in responses, and what states are worth by them"
+    )
