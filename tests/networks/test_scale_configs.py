@@ -88,7 +88,7 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
         assert here == pytest.approx(whole / 64, rel=1e-3)
 
 
-@pytest.mark.night  # tests/networks/test_recipes.py has an estimate of a real size
+@pytest.mark.night  # the arithmetic itself: tests/studies/memory
 @pytest.mark.parametrize(
     ("name", "shape", "gpu_memory_gib"),
     [

@@ -267,20 +267,20 @@ def test_a_server_that_was_started_again_between_two_pushes_is_not_sampled_from(
         assert servers[1].version != "default"
 
 
-@pytest.mark.attacks
+@pytest.mark.slow
 def test_a_server_that_hangs_is_lost(tmp_path: Path) -> None:
     with (
         stand_ins(2) as servers,
-        connected(servers, tmp_path, model=tiny_model(), timeout_s=1.5) as engine,
+        connected(servers, tmp_path, model=tiny_model(), timeout_s=0.5) as engine,
     ):
         expected = generate(engine)
         servers[0].is_stuck = True
         started = time.monotonic()
         assert generate(engine) == expected
-        assert 1.5 <= time.monotonic() - started < 60
+        assert 0.5 <= time.monotonic() - started < 60
         servers[1].is_stuck = True
         with pytest.raises(
-            EngineError, match=r"no token for 1\.5 s .*rollouts\.servers\.timeout_s"
+            EngineError, match=r"no token for 0\.5 s .*rollouts\.servers\.timeout_s"
         ):
             generate(engine)
 

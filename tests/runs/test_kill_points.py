@@ -40,14 +40,21 @@ def killed_at(folder: Path, store: Path, points: list[tuple[str, int]], *argumen
     assert fit(folder, store, *arguments) == 0, log_of(folder)[-3000:]
 
 
-@pytest.mark.kills
-def test_killed_while_sampling_training_and_saving(
-    tmp_path: Path, whole: Path, store: Path
+@pytest.mark.parametrize(
+    "points",
+    [
+        pytest.param([("minibatch", 2)], marks=pytest.mark.slow),
+        pytest.param([("minibatch", 2), ("renaming", 2)], marks=pytest.mark.kills),
+    ],
+    ids=["training", "training and saving"],
+)
+def test_killed_while_training_and_saving(
+    points: list[tuple[str, int]], tmp_path: Path, whole: Path, store: Path
 ) -> None:
     """Before the first checkpoint, and before the last of value pretraining gets its name."""
-    killed_at(tmp_path, store, [("minibatch", 2), ("renaming", 2)])
+    killed_at(tmp_path, store, points)
     assert_same_run(tmp_path, whole, store)
-    assert log_of(tmp_path).count("they are not sampled again") == 2
+    assert log_of(tmp_path).count("they are not sampled again") == len(points)
 
 
 @pytest.mark.kills
@@ -77,7 +84,7 @@ def test_rollouts_are_kept_however_they_are_made(
     assert_same_run(folders[1], folders[0], store)
 
 
-@pytest.mark.kills  # test_saving_in_background.py has a run that a signal stops
+@pytest.mark.kills  # tests/runs/test_stopping.py has the parts of a stop
 def test_signals_stop_a_run_which_can_be_resumed(tmp_path: Path, whole: Path, store: Path) -> None:
     for place, count, name in (("minibatch", 3, "SIGTERM"), ("kept", 2, "SIGUSR1")):
         code = fit(tmp_path, store, hook=("signal_at", place, str(count), name))

@@ -61,7 +61,7 @@ def test_killed_in_the_next_iteration_while_it_saves(
     assert log_of(tmp_path).count("they are not sampled again") == (1 if is_in_place else 2)
 
 
-@pytest.mark.kills  # test_kill_points.py has a full disk that the run waits for
+@pytest.mark.kills  # tests/runs/test_checkpointing.py has a full disk
 def test_a_full_disk_ends_the_run_at_the_next_iterations_end(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:

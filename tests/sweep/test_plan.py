@@ -96,7 +96,7 @@ def test_a_row_keeps_the_head_that_its_value_pretraining_has_trained(tmp_path: P
     assert (own.config.critic.head.kind, own.config.critic.head.start) == ("bounded", "as_loaded")
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) -> None:
     """What has no influence is the base's, and must not contradict what stays the row's."""
     presets = sorted((ROOT / "conf/algorithm").glob("*.yaml"))

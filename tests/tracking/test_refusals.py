@@ -77,7 +77,7 @@ def refuse_writes(request, own_store: TrackingConfig) -> Iterator[Callable[[bool
     sqlalchemy.event.remove(Pool, "checkout", limit)
 
 
-@pytest.mark.attacks
+@pytest.mark.slow
 @pytest.mark.usefixtures("fast_retries")
 def test_a_store_that_only_reads_is_an_outage(
     own_store: TrackingConfig, refuse_writes, tmp_path: Path, monkeypatch, capfd

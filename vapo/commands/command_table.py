@@ -116,7 +116,7 @@ COMMANDS = {
         loads=_TRAINER,
     ),
     "estimate": configured(
-        "estimate", "the memory that a config needs on each GPU",
+        "estimate", "the memory that a config needs in each process (one a GPU)",
         *_OWN_MODEL,
         option(
             "--gpu_memory_gib N", "does it fit? With --model: what is chosen for it", type=float

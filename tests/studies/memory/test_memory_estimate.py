@@ -23,7 +23,6 @@ from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, disk_line, render, run, verdict
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
-from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError
 from vapo.studies.memory import network as network_module
 from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
@@ -186,8 +185,8 @@ def test_a_wide_head_counts_with_its_logits(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "copies"),
     [
-        ((), 1),
-        pytest.param(FSDP, 1, marks=pytest.mark.night),
+        pytest.param((), 1, marks=pytest.mark.night),
+        (FSDP, 1),
         ((*FSDP, "trainer.sharded_checkpoints=true"), 0.5),
     ],
     ids=["one process", "one file of two", "shards of two"],
@@ -200,7 +199,7 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     total = numbers.parameters["actor"] + numbers.parameters["critic"]
     assert list(numbers.host.values()) == [12 * total * copies]
     assert numbers.checkpoint == 12 * total
-    assert ("first process only" in shown(numbers)) == (copies == 1 and bool(overrides))
+    assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
     assert not estimate(folder, *overrides).host
 
 
@@ -288,18 +287,8 @@ def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     whole = estimate(folder, *offload, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * PARAMETERS
     assert whole["critic update"]["gradients"] == 4 * critic
-    assert "host memory, GiB of each process: 0.0751 (actor weights 0.0113" in shown(found)
-    assert "host memory" not in shown(estimate(folder, *FSDP))
-
-
-def test_the_table_names_what_it_counts_for(folder: Path) -> None:
-    found = estimate(folder, "trainer.accelerator=cpu")
-    assert "GiB on each GPU" in shown(found)
-    assert "GiB in each process" in render(found, TrainerConfig(accelerator="cpu"))
-
-
-def shown(found: Estimate) -> str:
-    return render(found, TrainerConfig())
+    assert "host memory, GiB of each process: 0.0751 (actor weights 0.0113" in render(found)
+    assert "host memory" not in render(estimate(folder, *FSDP))
 
 
 @pytest.mark.slow

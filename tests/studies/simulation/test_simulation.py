@@ -173,7 +173,7 @@ def test_uneven_microbatches_have_the_flops_of_their_rows(folder: Path) -> None:
         assert work.flops == pytest.approx(policy_works(many)[network].flops, rel=1e-9)
 
 
-@pytest.mark.night
+@pytest.mark.slow
 def test_a_collective_that_is_not_known_is_counted_and_named(
     sharded: Simulation, arithmetic: Estimate
 ) -> None:

@@ -84,7 +84,7 @@ def simulation_lines(simulation: Simulation, estimate: Estimate, rates: Rates | 
     lines = [
         "",
         f"one training step on fake tensors, as one of {ranks} ranks (not measured on a GPU); "
-        "GiB on each GPU, simulated | arithmetic:",
+        "GiB in each process, simulated | arithmetic:",
         f"{'':<24}  " + "  ".join(f"{stage:>16}" for stage in found),
     ]
     for row in _ROWS:
