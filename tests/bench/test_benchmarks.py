@@ -132,7 +132,7 @@ def test_growth_counts_every_token() -> None:
     assert [claim.against for claim in report.claims] == ["linear", "linear"]
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_critics_train_with_each_option() -> None:
     """Two epochs are two passes; the others are one of two minibatches, on the same tokens."""
     critics = script("critics")
