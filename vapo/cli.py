@@ -143,6 +143,7 @@ def _run_configured(
     from vapo.commands.early_checks import check_early, checked
     from vapo.config.loading import compose
     from vapo.config.written import to_yaml
+    from vapo.runs.resuming import meant_by
 
     if command.composes_rows:
         options["overrides"] = overrides
@@ -153,6 +154,8 @@ def _run_configured(
     if options.pop("profile", False):
         overrides.append("trainer.profile=true")
     files = options.pop("config")
+    if options.get("ckpt_path") is not None:
+        options["ckpt_path"] = meant_by(options["ckpt_path"], files)
     composed = compose(schema, files, overrides)
     if options.pop("print_config"):
         sys.stdout.write(to_yaml(composed.tree))  # YAML has its own escapes, and is read again

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.config.fits import fit_config
+from tests.config.fits import STATE_TRACKING, fit_config
 from tests.runs.test_manifests import write
+from vapo import cli
 from vapo.config.checkpoints import FREE_KEYS
 from vapo.config.options import describe
 from vapo.config.schema import FitConfig
@@ -24,6 +25,7 @@ from vapo.runs.resuming import (
     choose_resume,
     find_checkpoint,
     how_to_resume,
+    meant_by,
 )
 from vapo.runs.run_dirs import Resume, RunDir, identity_of, open_run_dir, order_of_runs, read_record
 
@@ -143,6 +145,30 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
         find(str(tmp_path / "nothing"))
     with pytest.raises(UserError, match=r"has a last\.ckpt; start one without"):
         find_checkpoint(str(tmp_path / "empty"), "last", told.append)
+
+
+@pytest.mark.parametrize("command", ["fit", "validate"])
+def test_beside_a_runs_own_config_last_and_best_are_that_runs(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    older, newer = tmp_path / "1_run", tmp_path / "2_run"
+    for folder in (older, newer):
+        write(folder / "checkpoints", 1)
+        (folder / "run.json").write_text("{}")
+        (folder / "config.yaml").write_text(f"extends: {STATE_TRACKING[0]}\n")
+    (newer / "checkpoints/best.ckpt").symlink_to(checkpoint_name(1))
+    own, copied = older / "config.yaml", tmp_path / "config.yaml"
+    copied.write_text("")
+    assert meant_by("last", [own]) == str(older / "checkpoints/last.ckpt")
+    assert meant_by("last", [own, newer / "config_1.yaml"]) == str(newer / "checkpoints/last.ckpt")
+    assert meant_by("last", [own, tmp_path / "overlay.yaml"]) == str(
+        older / "checkpoints/last.ckpt"
+    )
+    assert meant_by("a.ckpt", [own]) == "a.ckpt"
+    assert meant_by("last", [copied]) == "last"
+    chosen = ["--config", str(own), "--ckpt_path", "best", f"output_dir={tmp_path}"]
+    assert cli.main([command, *chosen]) == 2
+    assert f"no checkpoint {older / 'checkpoints/best.ckpt'}" in capsys.readouterr().err
 
 
 def test_the_newest_run_is_the_one_that_began_last_whatever_the_clock_says(

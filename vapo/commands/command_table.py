@@ -27,7 +27,10 @@ _EXIT_CODES = """exit codes:
   130  stopped by Ctrl-C; 129 by SIGHUP, 138 by SIGUSR1, 143 by SIGTERM: --ckpt_path last resumes it
 See docs/resuming.md.
 """
-_CHECKPOINT = "a checkpoint; last and best: of the newest run in output_dir"
+_CHECKPOINT = (
+    "a checkpoint; last and best: of the run whose config.yaml --config names, else of the newest "
+    "in output_dir"
+)
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)

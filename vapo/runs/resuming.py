@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,15 @@ from vapo.config.nearest_path import nearest_path
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
-from vapo.runs.run_dirs import LAST, Resume, RunDir, identity_of, newest_first, read_record
+from vapo.runs.run_dirs import (
+    LAST,
+    RECORD_NAME,
+    Resume,
+    RunDir,
+    identity_of,
+    newest_first,
+    read_record,
+)
 from vapo.runs.summary import CONFIG_NAME
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
@@ -114,6 +122,15 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
             f"{checkpoint} is a sharded checkpoint: set trainer.strategy=fsdp to resume from it "
             "(trainer.devices=1 will do)"
         )
+
+
+def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
+    """`last` and `best` beside the config that a run has written are that run's, as a path."""
+    for file in reversed(files):
+        is_of_run = file.match("config*.yaml") and (file.parent / RECORD_NAME).is_file()
+        if ckpt_path in ("last", "best") and is_of_run:
+            return str(file.parent / "checkpoints" / f"{ckpt_path}.ckpt")
+    return ckpt_path
 
 
 def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
