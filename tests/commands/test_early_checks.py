@@ -256,8 +256,17 @@ def test_the_other_commands_with_a_config(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^policy_path: ./none: no such model folder"):
         check_early("reward-model", reward_model, {})
     options = dict.fromkeys(
-        ("model_config", "simulate_ranks", "sustained_tflops", "interconnect_gb_s")
+        (
+            *("model_config", "simulate_ranks", "sustained_tflops", "interconnect_gb_s"),
+            "gpu_memory_gib",
+        )
     )
+    with pytest.raises(UserError, match="of a GPU, and trainer.accelerator is cpu"):
+        check_early(
+            "estimate", fit_config("trainer.accelerator=cpu"), options | {"gpu_memory_gib": 24.0}
+        )
+    with pytest.raises(UserError, match="a finite number above 0, not -3"):
+        check_early("estimate", fit_config(), options | {"gpu_memory_gib": -3.0})
     with pytest.raises(UserError, match="--model_config FILE"):
         check_early("estimate", fit_config("actor.path=./none"), options)
 

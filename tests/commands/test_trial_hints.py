@@ -73,6 +73,8 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
             "special token <|im_end|> in them, which ends no response here",
         ),
         ([trial("7", extracted="7")], ("rewards.shuffle=true",), "rewards.shuffle is true"),
+        ([trial("7", is_correct=True, reward=100.0)], (), "a reward is 100: learning rates are"),
+        ([trial("7", is_correct=True, reward=10.0)], (), None),
     ],
 )
 def test_hints_are_of_what_was_seen(

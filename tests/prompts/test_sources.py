@@ -157,6 +157,8 @@ def test_huggingface_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert [r.place for r in read(path, kind="huggingface")] == [f"{path}:1"]  # stands for the hub
     with pytest.raises(UserError, match=r"train\.txt is a file, .* set data\.train\.kind"):
         read(jsonl(folder, GOOD, name="train.txt"), kind="huggingface")
+    with pytest.raises(UserError, match=r"CSV is not read; .*\.to_json\('.*train\.jsonl'\)"):
+        read(jsonl(folder, GOOD, name="train.csv"), kind="huggingface")
     with pytest.raises(UserError, match=r"there is no file .*trian\.jsonl; did you mean"):
         read(str(folder / "trian.jsonl"), kind="huggingface")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.commands.estimate_checks import (
+    check_gpu_memory,
     model_config_folder,
     only_config_needed,
     simulated_config,
@@ -179,6 +180,7 @@ def _estimate(config: FitConfig, options: Options) -> None:
         )
     rates = options["sustained_tflops"], options["interconnect_gb_s"]
     simulated_config(config, options["simulate_ranks"], *rates)
+    check_gpu_memory(config, options["gpu_memory_gib"])
     if options["model_config"] is not None:
         model_config_folder(options["model_config"])
         return

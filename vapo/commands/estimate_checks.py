@@ -53,6 +53,19 @@ def simulated_config(
     return config
 
 
+def check_gpu_memory(config: FitConfig, gpu_memory_gib: float | None) -> None:
+    """Raises: UserError: the config is for a CPU, or no GPU has so much memory."""
+    if gpu_memory_gib is None:
+        return
+    if not 0 < gpu_memory_gib < math.inf:
+        raise UserError(f"--gpu_memory_gib must be a finite number above 0, not {gpu_memory_gib:g}")
+    if config.trainer.accelerator == "cpu":
+        raise UserError(
+            "--gpu_memory_gib is of a GPU, and trainer.accelerator is cpu: leave the option out, "
+            "or set trainer.accelerator=gpu"
+        )
+
+
 def model_config_folder(model_config: Path) -> str:
     """The folder of `vapo estimate --model_config`. Raises: UserError: it has no config.json."""
     folder = model_config.parent if model_config.name == "config.json" else model_config

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from vapo.config import FitConfig
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RegexVerifier
+from vapo.rewards.large_rewards import about_large
 from vapo.system.shown_text import visible
 
 MAX_SHOWN_CHARS = 4_000
@@ -160,6 +161,8 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
             f"an incorrect response has the reward {max(incorrect):g}, and a correct one "
             f"{min(correct):g}: the policy is trained on rewards, not on verdicts"
         )
+    if (large := about_large(t.reward for t in judged)) is not None:
+        yield large
     if config.rewards.shuffle:
         yield "rewards.shuffle is true: a run deals these verdicts out to other responses"
     if config.rewards.overlong.soft_punishment:

@@ -193,6 +193,12 @@ def _check_dataset_path(path: str, key: str) -> None:
     """A path that is not here is a hub's. Raises: UserError: it is a file of another kind."""
     if not Path(path).exists():
         read_cache_if_unreachable()
+    elif path.endswith(".csv"):
+        raise UserError(
+            f"{key}.path: {path}: CSV is not read; this Python line writes the same rows as JSONL: "
+            f"datasets.load_dataset('csv', data_files={path!r})['train']"
+            f".to_json({path.removesuffix('.csv') + '.jsonl'!r})"
+        )
     elif Path(path).is_file():
         raise UserError(
             f"{key}.path: {path} is a file, but its name ends neither in .jsonl nor in .parquet; "

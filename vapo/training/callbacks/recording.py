@@ -18,6 +18,7 @@ from vapo.config.schema import TrainerConfig
 from vapo.config.watch import WatchConfig
 from vapo.diagnostics.watchers import WatcherState
 from vapo.errors import StoppedRun
+from vapo.rewards.large_rewards import about_large
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import (
     gather_over_ranks,
@@ -57,6 +58,7 @@ class Recording(Callback):
         self._since = time.monotonic()
         self._not_updated: set[str] = set()
         self._said_equal_rewards = False
+        self._said_large_rewards = False
         self.profile = StageTimes()
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -121,7 +123,7 @@ class Recording(Callback):
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
         self.note_not_updated(pl_module)
-        self.note_equal_rewards(iteration.batch.rewards)
+        self.note_rewards(iteration.batch.rewards)
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
@@ -135,9 +137,13 @@ class Recording(Callback):
             )
         self._not_updated = not_updated
 
-    def note_equal_rewards(self, rewards: Float[Tensor, " B"]) -> None:
-        """One line in a run where no response is better than another. Every rank must call this."""
+    def note_rewards(self, rewards: Float[Tensor, " B"]) -> None:
+        """One line in a run where no response is better than another, and one where a reward is
+        large. Every rank must call this."""
         every = gather_over_ranks(rewards)
+        if not self._said_large_rewards and (large := about_large(every.tolist())) is not None:
+            self._said_large_rewards = True
+            self.progress.note(large)
         is_equal = len(every) > 1 and bool((every == every[0]).all())
         if is_equal and not self._said_equal_rewards:
             self._said_equal_rewards = True
