@@ -96,11 +96,13 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
         say(f"{parser.format_help()}\n{describe_keys(entries)}")
         return
     options, overrides = parser.read(argv, entries)
-    if "model" in options:
+    has_own_model = "model" in options
+    if has_own_model:
         overrides = _with_own_model(name, options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
-            raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}")
+            own = ", or --model, --data and --reward in its place" * has_own_model
+            raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}{own}")
     _run_configured(name, command, schema, options, overrides)
 
 

@@ -172,7 +172,7 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["fitt"], ["unknown command 'fitt'", "'fit'"]),
         (["zzz"], ["unknown command", "vapo --help"]),
-        (["fit"], ["needs --config FILE", "--config conf/vapo.yaml"]),
+        (["fit"], ["needs --config FILE", "--config conf/vapo.yaml", "--model, --data"]),
         (["sft"], ["needs --config FILE", "conf/state_tracking/sft.yaml"]),
         (["fit", "--config"], ["--config", "expected one argument"]),
         (["fit", "--config", "nope.yaml"], ["nope.yaml: no such file"]),
