@@ -56,7 +56,7 @@ def test_every_file_has_its_command_and_is_short() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(command, id=command.words[-1], marks=pytest.mark.slow if number else ())
+        pytest.param(command, id=command.words[-1], marks=pytest.mark.night if number else ())
         for number, command in enumerate(fits())
     ],
 )

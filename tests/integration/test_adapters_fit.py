@@ -42,7 +42,7 @@ def test_a_run_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert_resumes_alike(folder, monkeypatch, *OPTIONS, whole=whole)
 
 
-@pytest.mark.slow
+@pytest.mark.night  # tests/networks/test_adapters.py saves and loads; a preset trains by day
 def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tiny_fit("vapo", folder, monkeypatch, *OPTIONS)
     checkpoint = whole / "checkpoints/last.ckpt"

@@ -226,7 +226,7 @@ def test_epochs_end_the_phase(data: Path, tmp_path: Path) -> None:
     assert int(read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.night  # tests/training/test_heldout_critic.py has weights, moments and steps
 def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

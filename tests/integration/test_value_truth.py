@@ -156,7 +156,7 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     assert {len(point["returns"]) for point in table["points"]} == {8}
 
 
-@pytest.mark.slow
+@pytest.mark.night
 @pytest.mark.timeout(600)
 def test_two_processes_measure_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One process continues the same prefixes of both, and finds the same figures."""

@@ -57,7 +57,11 @@ def test_on_one_base_a_gradient_does_not_depend_on_the_cut() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [(), ON_ONE_BASE], ids=["network", "adapters"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param((), marks=pytest.mark.night), ON_ONE_BASE],
+    ids=["network", "adapters"],
+)
 def test_two_ranks_have_the_gradients_of_one(two_ranks: Ranks, kind: tuple[str, ...]) -> None:
     kl = WITH_REFERENCE[:1]
     one = adapted(1, ONE_FORWARD, *kind, *kl)

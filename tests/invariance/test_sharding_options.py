@@ -39,7 +39,7 @@ def test_recomputed_activations_on_one_process(clipped: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("processes", "options"),
     [
-        (1, ("trainer.strategy=fsdp",)),
+        pytest.param(1, ("trainer.strategy=fsdp",), marks=pytest.mark.night),
         (2, ("trainer.reduce_every_microbatch=true",)),
         (2, OFFLOADED),
     ],

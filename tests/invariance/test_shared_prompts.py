@@ -388,7 +388,11 @@ def test_with_adapters_too(tmp_path: Path, overrides: tuple[str, ...]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "budget"),
-    [(KINDS[0], SEVERAL), (KINDS[2], ONE_FORWARD), (KINDS[1], SEVERAL)],
+    [
+        (KINDS[0], SEVERAL),
+        pytest.param(KINDS[2], ONE_FORWARD, marks=pytest.mark.night),
+        pytest.param(KINDS[1], SEVERAL, marks=pytest.mark.night),
+    ],
 )
 def test_two_sharded_processes_equal_one(
     whole: dict[str, Any], two_ranks: Ranks, kind: str, budget: int

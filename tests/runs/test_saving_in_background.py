@@ -28,7 +28,7 @@ def last_iteration(run: Path) -> int:
     return int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"])
 
 
-@pytest.mark.slow
+@pytest.mark.kills  # tests/runs/test_checkpointing.py has what it writes and when
 def test_a_save_that_takes_an_iteration_is_of_the_state_before_it(
     tmp_path: Path, whole: Path, store: Path
 ) -> None:

@@ -264,7 +264,7 @@ def test_what_is_printed(sharded: Simulation, arithmetic: Estimate) -> None:
     assert "bound by sending" in simulation_lines(sharded, arithmetic, Rates(1e6, 0.1))
 
 
-@pytest.mark.slow
+@pytest.mark.night  # what it prints: test_what_is_printed
 def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On another number of ranks than the config's, and with the step's rates alone: no hours."""
     config = mid_size_config(folder, *TWO_RANKS, POLICY_ALONE)
