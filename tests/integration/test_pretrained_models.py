@@ -100,6 +100,7 @@ def test_adapters_resume(tmp_path: Path) -> None:
         torch.testing.assert_close(resumed[name], expected[name], atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_adapters(tmp_path: Path) -> None:
     """Trained beside weights that stay bit for bit; validated and exported merged."""
     whole = fit.run(config(tmp_path, *WITH_KL))

@@ -90,6 +90,7 @@ def test_a_verifier_that_always_fails_ends_the_command():
     assert "raise KeyError" in source[int(place[1]) - 1]
 
 
+@pytest.mark.slow
 def test_a_verifier_that_never_returns_is_found_after_its_first_responses():
     """And not after all of a batch."""
     with hostile("as_told", num_workers=2, timeout_s=0.2) as python:

@@ -135,7 +135,8 @@ def test_last_best_and_paths(tmp_path: Path) -> None:
     assert find("last") == newer / checkpoint_name(1)
     assert told[-1] == f"--ckpt_path last: {newer / checkpoint_name(1)}"
     assert find(str(newer / "last.ckpt")) == newer / checkpoint_name(1)
-    assert "damaged: 3 bytes of" in told[-1]
+    assert "damaged: 3 bytes of" in told[-2]
+    assert told[-1] == f"--ckpt_path {newer / 'last.ckpt'}: {newer / checkpoint_name(1)}"
     with pytest.raises(UserError, match=r"state\.pt is damaged"):
         find(str(newer / checkpoint_name(2)))
     (older / checkpoint_name(1) / "state.pt").unlink()

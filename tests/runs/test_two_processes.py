@@ -43,6 +43,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, store: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_one_is_killed_and_the_other_stops(tmp_path: Path, store: Path) -> None:
     auto = [*runs.where(tmp_path, store), "checkpoints.resume=auto"]
     processes = runs.two_ranks(tmp_path, *auto, hooks=((), ("kill_at", "minibatch", "2")))

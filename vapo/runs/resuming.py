@@ -145,7 +145,7 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
     if checkpoint is None:
         checkpoint = path.resolve()
         check(checkpoint)
-    if ckpt_path in ("last", "best"):
+    if checkpoint != Path(ckpt_path).expanduser().absolute():
         warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
     return checkpoint
 
