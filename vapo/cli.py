@@ -101,7 +101,7 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
         overrides = _with_own_model(name, options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
-            own = ", or --model, --data and --reward in its place" * has_own_model
+            own = ", or --model, --data and --reward in its place" if has_own_model else ""
             raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}{own}")
     _run_configured(name, command, schema, options, overrides)
 

@@ -70,7 +70,7 @@ def assert_one_trained_run(tmp_path: Path) -> None:
     assert (run / "pretrained_critic/model.safetensors").is_file()
 
 
-@pytest.mark.night  # test_value_truth.py has a run with the same variables, forked
+@pytest.mark.night  # tests/runs/test_two_processes.py has the same variables, forked
 def test_torchrun(tmp_path: Path) -> None:
     process = torchrun(*command(tmp_path, "trainer.devices=2"))
     out, err = process.communicate(timeout=280)

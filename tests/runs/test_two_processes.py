@@ -118,7 +118,7 @@ def test_another_number_of_processes_begins_with_the_same_state(
     assert_same(by_one, by_two)
 
 
-@pytest.mark.kills  # test_saving_in_background.py has one process
+@pytest.mark.kills  # test_checkpointing.py has what one process writes, and when
 @pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
 def test_saving_in_the_background(tmp_path: Path, whole: Path, store: Path, shards: bool) -> None:
     """One is lost in the next iteration, while the first still saves; then it is the same run."""

@@ -13,18 +13,11 @@ from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import identity_values
 from vapo.config.layers import read_text
 from vapo.config.nearest_path import nearest_path
+from vapo.config.paths import is_run_folder
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
-from vapo.runs.run_dirs import (
-    LAST,
-    RECORD_NAME,
-    Resume,
-    RunDir,
-    identity_of,
-    newest_first,
-    read_record,
-)
+from vapo.runs.run_dirs import LAST, Resume, RunDir, identity_of, newest_first, read_record
 from vapo.runs.summary import CONFIG_NAME
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
@@ -126,10 +119,9 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
 
 def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
     """`last` and `best` beside the config that a run has written are that run's, as a path."""
-    for file in reversed(files):
-        is_of_run = file.match("config*.yaml") and (file.parent / RECORD_NAME).is_file()
-        if ckpt_path in ("last", "best") and is_of_run:
-            return str(file.parent / "checkpoints" / f"{ckpt_path}.ckpt")
+    own = [f.parent for f in files if f.match("config*.yaml") and is_run_folder(f.parent)]
+    if own and ckpt_path in ("last", "best"):
+        return str(own[-1] / "checkpoints" / f"{ckpt_path}.ckpt")
     return ckpt_path
 
 

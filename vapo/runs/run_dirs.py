@@ -23,13 +23,13 @@ from typing import IO, Any, Literal
 
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
+from vapo.config.paths import RECORD_NAME
 from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
 from vapo.system.files import try_lock, why_not_writable, write_text
 from vapo.system.process import is_main_process
 
-RECORD_NAME = "run.json"
 LAST, BEST = "last.ckpt", "best.ckpt"
 
 State = Literal["begun", "running", "stopped", "finished"]
