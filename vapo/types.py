@@ -215,8 +215,9 @@ class RolloutBatch:
     other responses that came to its milestone. Of stored rollouts whose prefixes were continued,
     `measured_values` has the mean return of the continuations at the first token after such a
     prefix, and `measured_draws` how many of them count for the row; 0 elsewhere. `actor_states` are
-    what a critic without a network reads: of each row [num sampled tokens, L, H], the actor's
-    states before these tokens, without padding; for POISE the first of them and a few last ones.
+    what a critic without a network reads, or the advantage estimator: of each row
+    [num sampled tokens, L, H], the actor's states before these tokens, without padding; for POISE
+    the first of them and a few last ones.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 from critic_curve import Heldout, split
+from kernel import By, kernel_values
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
@@ -43,7 +44,7 @@ Values = list[np.ndarray]  # of each response, of the state before each token
 ESTIMATES = ("group_mean", "milestones", "kernel")
 MILESTONES: tuple[Literal["nth", "all"], ...] = ("nth", "all")
 SHRINKAGES = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
-KERNELS = ("states", "responses")
+KERNELS: tuple[By, ...] = ("states", "responses")
 TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
@@ -84,40 +85,6 @@ def values_by_milestones(
     return [values[row] for row in range(len(groups))]
 
 
-def kernel_values(
-    responses: Responses,
-    *,
-    layer: int,
-    kernel: str,
-    in_group: bool,
-    temperatures: Sequence[float] = TEMPERATURES,
-) -> dict[float, Values]:
-    """By temperature: V = sum w_j R_j / sum w_j, w = exp(cosine similarity / temperature).
-
-    j are the states of the other responses, or the other responses, each by its most similar state;
-    of the group's, or of all.
-    """
-    groups, rewards = np.array(responses.groups), responses.rewards
-    lengths = np.array([len(x) for x in responses.states[layer]])
-    everyone = np.concatenate(responses.states[layer])
-    everyone = everyone / np.maximum(np.linalg.norm(everyone, axis=1, keepdims=True), 1e-9)
-    owner = np.repeat(np.arange(len(lengths)), lengths)
-    found: dict[float, Values] = {temperature: [] for temperature in temperatures}
-    for index, group in enumerate(groups):
-        others = groups == group if in_group else np.ones(len(groups), dtype=bool)
-        others[index] = False
-        similar = everyone[owner == index] @ everyone[others[owner]].T
-        earned = rewards[owner[others[owner]]]
-        if kernel == "responses":
-            starts = np.concatenate([[0], np.cumsum(lengths[others])[:-1]])
-            similar, earned = np.maximum.reduceat(similar, starts, axis=1), rewards[others]
-        similar = similar - similar.max(axis=1, keepdims=True)
-        for temperature, values in found.items():
-            weights = np.exp(similar / temperature)
-            values.append(weights @ earned / weights.sum(axis=1))
-    return found
-
-
 def candidates(name: str, responses: Responses) -> Iterator[tuple[dict[str, Any], Values]]:
     """The settings that an estimate may have, and its values by each."""
     if name == "group_mean":
@@ -130,8 +97,15 @@ def candidates(name: str, responses: Responses) -> Iterator[tuple[dict[str, Any]
     else:
         for layer, kernel, in_group in product(responses.states, KERNELS, (True, False)):
             about: dict[str, Any] = {"layer": layer, "kernel": kernel, "in_group": in_group}
-            for temperature, values in kernel_values(responses, **about).items():
-                yield {**about, "temperature": temperature}, values
+            by_temperature = kernel_values(
+                [torch.from_numpy(states) for states in responses.states[layer]],
+                torch.from_numpy(responses.rewards),
+                temperatures=TEMPERATURES,
+                by=kernel,
+                groups=responses.groups if in_group else None,
+            )
+            for temperature, values in by_temperature.items():
+                yield {**about, "temperature": temperature}, [v.numpy() for v in values]
 
 
 def explained(values: Values, rewards: np.ndarray) -> float:

@@ -22,6 +22,8 @@ from vapo.config.estimators import OwnEstimatorOptions
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.functional.columns import float_columns
+from vapo.networks.build import check_critic
+from vapo.studies.memory.states import read_layers
 from vapo.types import EvaluatedBatch
 
 MODULE = "own_estimator_of_a_test"
@@ -119,6 +121,19 @@ def test_it_gets_the_config_s_own_arguments(write: Write) -> None:
     for args in ("{}", "{scale: 1.0, other: 2}", "{scale: 1.0, batch: 2}"):
         with pytest.raises(UserError, match=r"estimate cannot be called with \(batch, token"):
             estimator_of(own("grpo", f"algorithm.estimator_args={args}").algorithm)
+
+
+def test_it_reads_layers_that_the_actor_has_and_their_states_wait(write: Write) -> None:
+    write("assert batch.actor_states is not None\nreturn Estimate(token_rewards)")
+    config = own("grpo", "algorithm.estimator_reads_layers=[-1,0]")
+    assert read_layers(config) == (-1, 0), "whose memory is counted"
+    made, _ = made_up_batch(config)
+    states = [torch.zeros(len(rollout.response_ids), 2, 4) for rollout in made.rollouts]
+    assert estimated(config, replace(made, actor_states=states)).actor_states is None
+    actor = f"actor.path={ROOT / 'models/state_tracking/policy'}"
+    check_critic(own("grpo", actor, "algorithm.estimator_reads_layers=[-1,0]"))
+    with pytest.raises(UserError, match=r"algorithm\.estimator_reads_layers: 9 is none of "):
+        check_critic(own("grpo", actor, "algorithm.estimator_reads_layers=[9]"))
 
 
 def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:

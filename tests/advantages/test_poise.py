@@ -17,7 +17,6 @@ from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.poise import PoiseBaseline, baseline_of, response_features
 from vapo.config import FitConfig
-from vapo.config.estimators import PoiseConfig
 from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.errors import UserError
 from vapo.functional.columns import bad_inputs
@@ -225,11 +224,10 @@ def test_the_states_are_those_of_transformers_in_every_layout(layout: Layout) ->
     batch = RolloutBatch(**{f.name: getattr(made, f.name) for f in fields(RolloutBatch)})
     actor = Actor(tiny_model())
     assert choose_layout(layout, [actor.model]) == layout
-    options = PoiseConfig(layer=1, num_states=2)
     networks = ForwardNetworks(
-        actor, None, None, 1.0, 30, 0, layout, torch.device("cpu"), poise=options
+        actor, None, None, 1.0, 30, 0, layout, torch.device("cpu"), layers=(1,), num_states=2
     )
-    found = add_logprobs_and_values(batch, networks)
+    found = add_logprobs_and_values(batch, networks, with_entropy=True)
     assert found.old_values is None
     assert found.actor_states is not None
     assert [len(states) for states in found.actor_states] == [3, 2, 3, 3]

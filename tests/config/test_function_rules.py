@@ -48,6 +48,7 @@ def test_an_own_estimator_says_what_it_needs(tmp_path: Path) -> None:
         "estimator_uses_critic=true",
         "estimator_compares_groups=false",
         "estimator_uses_greedy_baseline=true",
+        "estimator_reads_layers=[0]",
     ],
 )
 def test_an_option_that_the_kind_does_not_read_is_refused(tmp_path: Path, unused: str) -> None:
@@ -83,6 +84,16 @@ def test_the_components_and_groups_that_it_needs(tmp_path: Path) -> None:
     message = problem(tmp_path, *OWN, *NO_CRITIC, single)
     assert "or algorithm.estimator_compares_groups to false" in message
     fit_config(tmp_path, *OWN, *NO_CRITIC, single, "algorithm.estimator_compares_groups=false")
+
+
+def test_the_states_that_it_reads_are_not_also_a_probes(tmp_path: Path) -> None:
+    reads = "algorithm.estimator_reads_layers=[-1,0]"
+    algorithm = fit_config(tmp_path, *OWN, *NO_CRITIC, reads).algorithm
+    assert algorithm.read_layers == (-1, 0)
+    probe = ("critic.kind=probe", "critic.init=policy", "algorithm.estimator_uses_critic=true")
+    assert fit_config(tmp_path, *OWN, *probe).algorithm.read_layers == ()
+    message = problem(tmp_path, *OWN, *probe, reads)
+    assert "both choose the actor's states that a batch has" in message
 
 
 def test_an_own_head_needs_an_untrained_critic_in_one_process(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,19 +57,38 @@ def test_milestones_by_hand(script: ModuleType) -> None:
 def test_a_kernel_by_hand(script: ModuleType) -> None:
     """Similarities 1 and 0 to the others' states: weights e and 1 at temperature 1."""
     x, y = [1.0, 0.0], [0.0, 2.0]
-    states = [np.array(pair) for pair in ([x, x], [x, y], [y, y], [x, x], [y, y])]
-    made = responses(script, states={-1: states})
-    options = {"layer": -1, "temperatures": [1.0]}
+    states = [torch.tensor(pair) for pair in ([x, x], [x, y], [y, y], [x, x], [y, y])]
+    returns = torch.tensor([1.0, 0.0, 0.0, 1.0, 1.0])
 
-    def value(kernel: str, *, in_group: bool) -> float:
-        found = script.kernel_values(made, kernel=kernel, in_group=in_group, **options)[1.0]
-        return float(found[1][0])  # the state x of the second response
+    def value(by: str, groups: str | None) -> float:
+        """Of the state x of the second response."""
+        options = {"temperatures": [1.0], "by": by, "groups": groups}
+        return float(script.kernel_values(states, returns, **options)[1.0][1][0])
 
     e = np.e
-    assert value("states", in_group=True) == pytest.approx(2 * e / (2 * e + 2))
-    assert value("responses", in_group=True) == pytest.approx(e / (e + 1))
-    assert value("states", in_group=False) == pytest.approx((4 * e + 2) / (4 * e + 4))
-    assert value("responses", in_group=False) == pytest.approx((2 * e + 1) / (2 * e + 2))
+    assert value("states", "aaabb") == pytest.approx(2 * e / (2 * e + 2))
+    assert value("responses", "aaabb") == pytest.approx(e / (e + 1))
+    assert value("states", None) == pytest.approx((4 * e + 2) / (4 * e + 4))
+    assert value("responses", None) == pytest.approx((2 * e + 1) / (2 * e + 2))
+
+
+def test_advantages_of_a_kernel_by_hand(script: ModuleType) -> None:
+    """Around the mean of x and y, x is opposite to y: weights e and 1/e. Lambda is 0, so that an
+    advantage is the change of the value."""
+    x, y = [2.0, 0.0], [0.0, 2.0]
+    batch = SimpleNamespace(
+        response_mask=torch.tensor([[True, True, False], [True, True, False], [True, True, False]]),
+        actor_states=[torch.tensor(pair)[:, None] for pair in ([x, y], [x, x], [y, y])],
+    )
+    rewards = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    options = {"temperature": 1.0, "by": "states", "alpha": 0.5}
+    found = import_module("kernel").estimate(batch, rewards, SimpleNamespace(gamma=1.0), **options)
+    q = 1 / (1 + np.e**2)  # 1/e beside e
+    assert found.value_targets is None
+    assert found.advantages[0].tolist() == pytest.approx([1 - 2 * q, 1 - (1 - q), 0])
+    assert found.advantages[1].tolist() == pytest.approx([0, -1, 0]), "both others earned 1"
+    value = (np.e + 1 / np.e) / (np.e + 3 / np.e)
+    assert found.advantages[2].tolist() == pytest.approx([0, 1 - value, 0])
 
 
 def test_no_value_reads_its_own_return(script: ModuleType) -> None:

@@ -54,6 +54,14 @@ def seen_by(actor: Actor, critic: Critic, inputs: TokenInputs = INPUTS) -> Token
     return replace(inputs, actor_states=states)
 
 
+def called_layers(actor: Actor) -> list[int]:
+    """The numbers of the decoder layers, from 0, as they are called from now on."""
+    calls: list[int] = []
+    for number, layer in enumerate(actor.model.get_submodule("model.layers").children()):
+        layer.register_forward_hook(lambda *_, number=number: calls.append(number))
+    return calls
+
+
 def values(actor: Actor, critic: Critic, inputs: TokenInputs = INPUTS) -> Tensor:
     return critic(seen_by(actor, critic, inputs)).values.detach()
 
@@ -82,6 +90,27 @@ def test_values_by_hand_are_those_of_the_state_before_the_token(
     other = token_inputs([([5, 6, 7], [3, 9])], pad_id=0)
     changed = values(actor, critic, inputs) != values(actor, critic, other)
     assert changed.tolist() == [False, True]
+
+
+def test_a_pass_for_states_alone_ends_after_the_layers_that_are_read(
+    tmp_path: Path, one_process: DeviceMesh
+) -> None:
+    """One layer more is called, for its input. Nothing is left behind in what a sampler may share,
+    and the states are those of a whole pass, sharded or not, beside adapters or not."""
+    deep = str(save_tiny_folder(tmp_path / "deep", tiny_model(num_hidden_layers=4)))
+    sharded, lora = "trainer.strategy=fsdp", "actor.lora.rank=2"
+    for options, mesh in (((), None), ((sharded,), one_process), ((lora,), None)):
+        actor = make_actor(probe_config(tmp_path, deep, *options), mesh)
+        calls = called_layers(actor)
+        for layers, num_run in (((0,), 1), ((2, 0), 3), ((3,), 4), ((-1,), 4), ((1, -1), 4)):
+            with torch.no_grad():
+                whole = actor(INPUTS, temperature=1.0, layers=layers)
+                calls.clear()
+                alone = actor(INPUTS, temperature=None, layers=layers)
+            assert torch.equal(alone.states, whole.states)
+            assert calls == list(range(num_run)), layers
+            assert (alone.logprobs, alone.states.shape[1]) == (None, len(layers))
+        assert actor.model.config.num_hidden_layers == 4
 
 
 def test_no_gradient_reaches_the_actor(tmp_path: Path, policy: str) -> None:

@@ -56,10 +56,16 @@ def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> No
     probe = ("critic.kind=probe", "critic.init=policy")
     several, one_step = "training.minibatch_size=8", "training.minibatch_size=null"
 
-    # a forward of the actor for its log-probs, or its states, and an update, which is three
-    assert of(*probe, one_step)["policy"] == pytest.approx(of(*probe, several)["policy"])
-    found = of(*probe, several)
-    assert found["policy"] == pytest.approx(4 * found["value pretraining"], rel=1e-3)
+    # several: a forward of the actor for its log-probs, and an update, which is three; one step:
+    # a forward without the output layer in place of the first, as in value pretraining
+    found, alone = of(*probe, several), of(*probe, one_step)
+    assert alone["value pretraining"] == found["value pretraining"] < found["policy"] / 4
+    assert alone["policy"] - alone["value pretraining"] == pytest.approx(
+        3 / 4 * found["policy"], rel=1e-3
+    )
+    first = of(*probe, one_step, "critic.probe.layers=[-4]")  # of three layers: the embedding
+    assert first["value pretraining"] == pytest.approx(found["value pretraining"] / 3, rel=0.01)
+    assert first["policy"] < alone["policy"]
     stored = of(*probe, several, "components.value_pretraining.data=x.parquet")
     assert stored["value pretraining"] < 0.01 * found["value pretraining"]
 

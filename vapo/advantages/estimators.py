@@ -202,7 +202,7 @@ def estimate_advantages(
         columns |= taught(batch, targets, config.components.value_pretraining)
         columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
-    if algorithm.advantage_estimator == "poise":  # which alone reads them here
+    if algorithm.read_layers:  # the update does not read them
         columns["actor_states"] = None
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules

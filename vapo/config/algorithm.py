@@ -229,6 +229,13 @@ class AlgorithmConfig:
         return own or self.advantage_estimator in COMPARES_GROUPS
 
     @property
+    def read_layers(self) -> tuple[int, ...]:
+        """The layers of the actor whose states the estimator reads."""
+        if isinstance(self, PoiseOptions):
+            return (self.poise.layer,)
+        return tuple(self.estimator_reads_layers) if isinstance(self, OwnEstimatorOptions) else ()
+
+    @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
         own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline

@@ -98,6 +98,12 @@ def probe_has_no_network(config: FitConfig) -> Problems:
         yield Problem(
             f"critic.probe.layers {layers} must name one layer of the actor or more, each once"
         )
+    if config.algorithm.read_layers:
+        yield Problem(
+            "critic.kind probe and algorithm.estimator_reads_layers both choose the actor's states "
+            "that a batch has: set algorithm.estimator_reads_layers=[], or critic.kind=network",
+            ("critic.kind", "algorithm.estimator_reads_layers"),
+        )
     keys = [f"critic.{name}" for name in _OF_A_NETWORK]
     for key, value, plain in changed(config, keys):
         is_on = f" {value}" if isinstance(value, str | int) and value is not True else ""

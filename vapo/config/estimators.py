@@ -35,6 +35,11 @@ class OwnEstimatorOptions:
     estimator_uses_greedy_baseline: bool = option(
         False, "whether your estimator reads the reward of one greedy response to each prompt"
     )
+    estimator_reads_layers: list[int] = option(
+        [],
+        "layers of the actor whose hidden states your estimator reads: 0 is the embedding, n the "
+        "n-th decoder layer, -1 the last one, after the model's last norm",
+    )
 
 
 @dataclass

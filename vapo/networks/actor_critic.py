@@ -112,13 +112,14 @@ class Actor(nn.Module):
         """Log-prob and entropy (nats) of the policy at every response token, flattened.
 
         The hidden state before a token predicts it. The policy is the distribution at the
-        sampling temperature, without top-p and top-k; None: of the states alone.
+        sampling temperature, without top-p and top-k; None: of the states alone, and of no layer
+        after those that are asked for.
 
         Args:
             layers: whose states are returned, too; 0 is the embedding, -1 what predicts the token.
         """
         places = inputs.state_rows, inputs.state_columns
-        by_layer = hidden_states(self.model, inputs, layers)
+        by_layer = hidden_states(self.model, inputs, layers, wants_last=temperature is not None)
         states = [by_layer[layer][places] for layer in layers]
         found = torch.stack(states, dim=1) if states else None
         if temperature is None:

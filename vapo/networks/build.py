@@ -12,7 +12,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
-from vapo.config.estimators import PoiseOptions
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoint_contexts
@@ -24,7 +23,7 @@ from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_
 from vapo.networks.model_configs import as_critic, read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
 from vapo.networks.precision import may_round_products
-from vapo.networks.probe import ProbeModelConfig, known_layers
+from vapo.networks.probe import ProbeModelConfig, estimator_layers
 from vapo.networks.saved_tokenizers import check_same_tokenizer
 from vapo.networks.value_head import has_classifier, plan_head, saved_head
 from vapo.system.distributed import fill_from_first_rank, shard
@@ -35,15 +34,15 @@ Network = TypeVar("Network", Actor, Critic)
 
 
 def check_critic(config: FitConfig) -> None:
-    """Check the critic's head and what of it is trained, before a model is loaded; and POISE's
-    layer, which the actor must have.
+    """Check the critic's head and what of it is trained, before a model is loaded; and the layers
+    that the advantage estimator reads, which the actor must have.
 
     Raises: UserError: a head of the user's own, the saved one, critic.frozen or a layer does not
         fit.
     """
-    if isinstance(config.algorithm, PoiseOptions):
-        path, layers = config.actor.path, [config.algorithm.poise.layer]
-        known_layers(layers, read_model_config(path), key="algorithm.poise.layer", path=path)
+    if config.algorithm.read_layers:
+        path = config.actor.path
+        estimator_layers(config.algorithm, read_model_config(path), path=path)
     check_own_head(config)
     check_value_head(config)
     check_frozen(config)

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vapo.config.estimators import PoiseConfig
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, ensemble_columns, members_of
-from vapo.networks.probe import known_layers
 from vapo.networks.token_inputs import (
     Layout,
     TokenInputs,
@@ -34,8 +32,9 @@ _MEMBERS = "values of each member of an ensemble"
 class ForwardNetworks:
     """The networks whose forward passes a batch needs, and their settings; None: not needed.
 
-    `wants_logprobs`: the actor's, of which a critic may need the states alone. `poise`: what its
-    baseline reads of the actor, whose log-probs are wanted then; None: it is another system.
+    `wants_logprobs`: the actor's, of which a critic may need the states alone. `layers`: of the
+    actor, those whose states the advantage estimator reads; `num_states`: of each response the one
+    before its first token and so many last ones; None: all.
     """
 
     actor: Actor | None
@@ -47,7 +46,8 @@ class ForwardNetworks:
     layout: Layout
     device: torch.device
     wants_logprobs: bool = True
-    poise: PoiseConfig | None = None
+    layers: tuple[int, ...] = ()
+    num_states: int | None = None
 
 
 @torch.no_grad()
@@ -57,15 +57,9 @@ def add_logprobs_and_values(
     """Compute a batch's old and reference log-probs and old values, of each network given.
 
     The engine's log-probs differ from these by its own rounding. Entropies come with the old
-    log-probs; they are kept `with_entropy`, and for POISE. Every rank must call this.
+    log-probs; they are kept `with_entropy`. Every rank must call this.
     """
-    poise = networks.poise
-    layers = () if networks.critic is None else networks.critic.layers
-    if poise is not None:
-        assert networks.actor is not None
-        layers = known_layers(
-            [poise.layer], networks.actor.model.config, key="algorithm.poise.layer"
-        )
+    layers = networks.layers or (() if networks.critic is None else networks.critic.layers)
     reads_states = batch.actor_states is None and bool(layers)
 
     def of_policy(inputs: TokenInputs) -> dict[str, Tensor]:
@@ -77,7 +71,7 @@ def add_logprobs_and_values(
                 layers=layers if reads_states else (),
             )
             named = {"old_logprobs": output.logprobs, _STATES: output.states}
-            named |= {"old_entropy": output.entropy} if with_entropy or poise else {}
+            named |= {"old_entropy": output.entropy} if with_entropy else {}
             found = {name: column for name, column in named.items() if column is not None}
         if networks.reference is not None:
             found["ref_logprobs"] = networks.reference(inputs, temperature=temperature).logprobs
@@ -132,8 +126,8 @@ def _fill(
                 parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
                 of_rows = columns.setdefault(name, [None] * len(batch))
                 for row, part in zip(rows, parts, strict=True):
-                    if networks.poise is not None:
-                        part = torch.cat([part[:1], part[-networks.poise.num_states :]])
+                    if networks.num_states is not None:
+                        part = torch.cat([part[:1], part[-networks.num_states :]])
                     of_rows[row] = part
                 continue
             if name not in columns:

@@ -19,7 +19,9 @@ from transformers import (
     PreTrainedModel,
 )
 
+from vapo.config.algorithm import AlgorithmConfig
 from vapo.config.critic import ProbeCritic
+from vapo.config.estimators import PoiseOptions
 from vapo.errors import UserError
 from vapo.functional.value_heads import probe_features
 
@@ -150,6 +152,14 @@ def known_layers(
             f"embedding) to {num_layers}"
         )
     return layer_numbers(layers, num_layers)
+
+
+def estimator_layers(
+    algorithm: AlgorithmConfig, model: PreTrainedConfig, *, path: str = ""
+) -> tuple[int, ...]:
+    """The layers whose states the advantage estimator reads, as `known_layers` has them."""
+    key = "poise.layer" if isinstance(algorithm, PoiseOptions) else "estimator_reads_layers"
+    return known_layers(algorithm.read_layers, model, key=f"algorithm.{key}", path=path)
 
 
 def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:

@@ -7,7 +7,10 @@ counted, nor what an idle GPU waits for, nor the prompts that dynamic sampling d
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -17,8 +20,10 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.networks.actor_critic import Actor, ForwardFlops
 from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.meta_device import Kind, model_of_config
+from vapo.networks.probe import layer_numbers
 from vapo.studies.memory.shapes import frozen_base
 from vapo.studies.memory.sizes import local_minibatch, num_processes
+from vapo.studies.memory.states import read_layers
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def _response_flops(
     """FLOPs that one response costs each network in an iteration, and the actor's states alone.
 
     Forward passes: the actor's log-probs where they are read, or its states where a probe reads
-    these, a reference's, each critic's values.
+    these (without the output layer, and without the layers after those that it reads), a
+    reference's, each critic's values.
     Updates: three forwards, four where activations are computed again; of several critics one is
     updated.
     """
@@ -122,8 +128,9 @@ def _response_flops(
         )
 
     on_base = config.critic.kind == "adapters"
-    reads_actor = critic is not None and config.critic.reads_actor
-    of_actor = int(reads_old_logprobs(config) or reads_actor) + int(config.algorithm.kl.coef > 0)
+    reads_old = reads_old_logprobs(config)
+    of_actor = int(reads_old) + int(config.algorithm.kl.coef > 0)
+    plain: dict[str, Any] = {"path": "", "dtype": "float32", "attn_implementation": "auto"}
     costs = {"actor": 0.0, "critic": 0.0, "states": 0.0}
     for name, model, options, num_forwards, num_passes in (
         ("actor", actor, config.actor, of_actor, 1),
@@ -132,12 +139,25 @@ def _response_flops(
         if model is None:
             continue
         kind: Kind = "causal_lm" if name == "actor" else "value_model"
-        empty = model_of_config(kind, model, path="", dtype="float32", attn_implementation="auto")
+        empty = model_of_config(kind, model, **plain)
         base = frozen_base(actor, dtype="float32") if on_base and name == "critic" else None
         one = (Actor(empty) if name == "actor" else critic_of(empty, base)).forward_flops
         minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
         costs[name] = num_forwards * flops(one, num_responses)
         costs[name] += update * num_passes * flops(one, minibatch)
-        costs["states"] += flops(one, num_responses) if name == "actor" and reads_actor else 0.0
+    if critic is not None and (read := read_layers(config)):
+        first = Actor(model_of_config("causal_lm", _up_to(actor, read), **plain)).forward_flops
+        costs["states"] = flops(replace(first, per_state=0), num_responses)
+        costs["actor"] += 0.0 if reads_old else costs["states"]
     return costs
+
+
+def _up_to(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """The part of an actor that a pass for the states of these layers alone runs."""
+    part = deepcopy(actor)
+    text = part.get_text_config(decoder=True)
+    numbers = layer_numbers(layers, text.num_hidden_layers)
+    if -1 not in numbers:
+        text.num_hidden_layers = min(text.num_hidden_layers, max(numbers) + 1)
+    return part

@@ -26,6 +26,7 @@ from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_row
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
+from vapo.networks.probe import estimator_layers
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
@@ -158,6 +159,7 @@ class VapoModule(L.LightningModule):
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         reads_states = self.config.critic.reads_actor and batch.actor_states is None
         algorithm = self.config.algorithm
+        poise = algorithm.poise if isinstance(algorithm, PoiseOptions) else None
         networks = ForwardNetworks(
             actor=self.actor if wants_old or reads_states else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
@@ -168,10 +170,12 @@ class VapoModule(L.LightningModule):
             layout=self.layout,
             device=self.device,
             wants_logprobs=wants_old,
-            poise=algorithm.poise if wants_policy and isinstance(algorithm, PoiseOptions) else None,
+            layers=estimator_layers(algorithm, self.actor.model.config) if wants_policy else (),
+            num_states=poise.num_states if poise and wants_policy else None,
         )
+        keeps = with_entropy or (wants_policy and poise is not None)
         with self.trainer.precision_plugin.forward_context():
-            return add_logprobs_and_values(batch, networks, with_entropy=with_entropy)
+            return add_logprobs_and_values(batch, networks, with_entropy=keeps)
 
     # ---- losses and update -------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The hidden states of an actor that wait in the host's memory, for a probe or POISE."""
+"""The hidden states of an actor that wait in the host's memory, for a probe or an estimator."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from vapo.studies.memory.sizes import local_rollouts
 
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:
-    """The actor's layers whose states the critic reads, or POISE's baseline."""
-    if isinstance(config.algorithm, PoiseOptions):
-        return (config.algorithm.poise.layer,)
-    if not config.algorithm.has_critic or not isinstance(config.critic, ProbeCritic):
-        return ()
-    return tuple(config.critic.probe.layers)
+    """The actor's layers whose states the critic reads, or the advantage estimator."""
+    critic = config.critic
+    if config.algorithm.has_critic and isinstance(critic, ProbeCritic):
+        return tuple(critic.probe.layers)
+    return config.algorithm.read_layers
 
 
 def states_bytes(
