@@ -5,9 +5,10 @@
         [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [--step_ends ';.'] [KEY=VALUE ...]
 
 The last groups of the file are held out, the same ones for every row; a row's critic is trained on
-the first groups, by the code of value pretraining, with so many passes. After each pass the row has
-what the critic knows of the held-out rollouts, beside the oracle of the task's hidden states. A
-row that is in the file is not trained again, so a second start goes on.
+the first groups, by the code of value pretraining, with so many passes. After each pass, and in the
+first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out rollouts,
+beside the oracle of the task's hidden states. A row that is in the file is not trained again, so a
+second start goes on.
 """
 
 from __future__ import annotations
@@ -118,12 +119,14 @@ class Heldout:
 
 
 class Watching(Callback):
-    """The critic's knowledge before training and after each pass, and what it fits meanwhile."""
+    """The critic's knowledge before training, on the way in the first pass and after each pass,
+    and what it fits meanwhile."""
 
     def __init__(self, stored: StoredRollouts, heldout: Heldout, note: Any) -> None:
         self.stored, self.heldout, self.note = stored, heldout, note
         self.points: list[dict[str, float | None]] = []
         self.fitted: list[float] = []
+        self.num_seen = 0
         self.started = time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -134,8 +137,10 @@ class Watching(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         iteration = iteration_of(trainer)
         self.fitted.append(iteration.metrics.get("critic/explained_variance", math.nan))
+        self.num_seen += len(iteration.batch)
         passes = self.stored.passes(iteration.number)
-        if passes > self.stored.passes(iteration.number - 1):
+        is_on_the_way = passes == 0 and self.num_seen in NUMBERS
+        if is_on_the_way or passes > self.stored.passes(iteration.number - 1):
             self.measure(pl_module, passes)
 
     def measure(self, module: L.LightningModule, passes: int) -> None:
@@ -148,6 +153,7 @@ class Watching(Callback):
         self.points.append(
             {
                 "passes": passes,
+                "rollouts_seen": self.num_seen,
                 "seconds": round(time.monotonic() - self.started),
                 "explained_variance_in_training": fitted,  # before each batch's update
                 **asdict(self.heldout.judge(values)),

@@ -59,7 +59,7 @@ def test_the_demonstration_is_a_game_of_its_own_length(folder: Path) -> None:
     assert replies[-1].reward == 1
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day the page's functions are played: above
 def test_the_pages_commands_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

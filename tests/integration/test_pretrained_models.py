@@ -129,6 +129,7 @@ def test_adapters(tmp_path: Path) -> None:
     assert scores["eval/avg_at_k"] == plain["eval/avg_at_k"] == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.night  # by day each alone: test_adapters, test_staleness.py
 def test_adapters_and_rollouts_sampled_ahead(tmp_path: Path) -> None:
     """The engine's copy is plain, and takes merged weights at each sync."""
     run_dir = fit.run(config(tmp_path, *LORA, "training.max_staleness=1"))

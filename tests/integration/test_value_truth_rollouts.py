@@ -183,7 +183,7 @@ rows:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day one critic: test_a_critic_learns_from_it...
 def test_critics_of_one_file_by_their_targets(
     truth: tuple[Path, str], data: Path, tmp_path: Path
 ) -> None:

@@ -47,7 +47,7 @@ def advantages(batch: RolloutBatch, config: Any) -> Tensor:
     return made.advantages
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day in one process: tests/rollouts/test_step_values.py
 @pytest.mark.timeout(600)
 def test_two_processes_have_the_advantages_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -224,7 +224,7 @@ def test_all_iterations_since_the_checkpoint_are_trained_again_with_what_was_kep
     assert (again.reused, again.sampled) == ([0, 1, 2, 3], [])
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day from the latest: test_killed_between_sampling_and_checkpoint
 def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     """The rollouts of the iteration that is done again are gone, its weights come out the same."""
     run.session(killed_in=2)
@@ -232,7 +232,7 @@ def test_a_fallback_to_an_older_checkpoint(run: Run) -> None:
     assert (again.reused, again.sampled) == ([2], [1, 3])
 
 
-@pytest.mark.slow
+@pytest.mark.night  # the names by day: test_what_the_arithmetic_depends_on
 @pytest.mark.parametrize(
     "change",
     [
@@ -255,13 +255,13 @@ def test_an_update_that_was_skipped(run: Run) -> None:
     assert run.session(killed_in=3).reused == []  # nothing is skipped now
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day one that is not skipped again: test_an_update_that_was_skipped
 def test_an_update_that_is_skipped_again(run: Run) -> None:
     run.session(killed_in=2, plan=SKIPPED, every_n=9)
     assert run.session(plan=SKIPPED, every_n=9).reused == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.night  # the names by day: test_one_bit_of_a_metric_is_another_name
 def test_training_that_does_not_repeat_itself(run: Run) -> None:
     run.session(killed_in=2, every_n=9)
     assert run.session(rounding=1e-4, killed_in=2, every_n=9).reused == [0]
@@ -278,7 +278,7 @@ def test_other_weights_in_the_models_folder(run: Run) -> None:
     assert run.session(killed_in=0).reused == []
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day the file is written anew: test_other_weights_in_the_models_folder
 def test_the_folder_was_moved_away_and_a_copy_with_its_times_put_there(run: Run) -> None:
     """Times that were set by hand do not pass for the files' own."""
     run.session(killed_in=0)
@@ -287,7 +287,7 @@ def test_the_folder_was_moved_away_and_a_copy_with_its_times_put_there(run: Run)
     assert run.session(killed_in=0).reused == []
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day the checkpoints are this version's
 def test_a_checkpoint_of_an_earlier_version(run: Run) -> None:
     run.session(killed_in=2)
     path = run.folder / "2.ckpt"

@@ -159,7 +159,8 @@ class VapoModule(L.LightningModule):
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         reads_states = self.config.critic.reads_actor and batch.actor_states is None
         algorithm = self.config.algorithm
-        poise = algorithm.poise if isinstance(algorithm, PoiseOptions) else None
+        poise = algorithm.poise if wants_policy and isinstance(algorithm, PoiseOptions) else None
+        reads_layers = wants_policy and bool(algorithm.read_layers)
         networks = ForwardNetworks(
             actor=self.actor if wants_old or reads_states else None,
             reference=self._reference[0] if wants_policy and self._reference else None,
@@ -170,12 +171,12 @@ class VapoModule(L.LightningModule):
             layout=self.layout,
             device=self.device,
             wants_logprobs=wants_old,
-            layers=estimator_layers(algorithm, self.actor.model.config) if wants_policy else (),
-            num_states=poise.num_states if poise and wants_policy else None,
+            layers=estimator_layers(algorithm, self.actor.model.config) if reads_layers else (),
+            num_states=None if poise is None else poise.num_states,
         )
-        keeps = with_entropy or (wants_policy and poise is not None)
+        with_entropy |= poise is not None
         with self.trainer.precision_plugin.forward_context():
-            return add_logprobs_and_values(batch, networks, with_entropy=keeps)
+            return add_logprobs_and_values(batch, networks, with_entropy=with_entropy)
 
     # ---- losses and update -------------------------------------------------------------------
 
