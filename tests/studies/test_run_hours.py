@@ -63,9 +63,11 @@ def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> No
     assert alone["policy"] - alone["value pretraining"] == pytest.approx(
         3 / 4 * found["policy"], rel=1e-3
     )
-    first = of(*probe, one_step, "critic.probe.layers=[-4]")  # of three layers: the embedding
+    first = of(*probe, one_step, "critic.probe.layers=[-3]")  # of three layers, after one
     assert first["value pretraining"] == pytest.approx(found["value pretraining"] / 3, rel=0.01)
     assert first["policy"] < alone["policy"]
+    embedding = of(*probe, one_step, "critic.probe.layers=[0]")
+    assert embedding["value pretraining"] < 0.01 * found["value pretraining"]
     stored = of(*probe, several, "components.value_pretraining.data=x.parquet")
     assert stored["value pretraining"] < 0.01 * found["value pretraining"]
 

@@ -15,19 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from copy import copy
 from functools import cached_property, partial
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
-from transformers.utils.output_capturing import maybe_install_capturing_hooks
 
+from vapo.networks.first_layers import first_layers, has_plain_layers
 from vapo.networks.token_inputs import Segment, TokenInputs
 from vapo.system.private_attributes import attention_implementation
 
@@ -54,7 +53,7 @@ def hidden_states(
 ) -> Mapping[int, Float[Tensor, "rows S H"]]:
     """The states after these layers of the backbone, and under -1 those after its last norm.
 
-    Those of all layers that are run are kept meanwhile, unless none but -1 is asked for.
+    Those of all layers that are run are kept meanwhile, unless no more than one is asked for.
 
     Args:
         wants_last: whether -1 is read; otherwise the layers after those asked for are not run,
@@ -63,32 +62,16 @@ def hidden_states(
     options: dict[str, Any] = {"attention_mask": None}
     if inputs.is_packed:
         options = _packed_options(model, inputs)
-    others = set(layers) - {-1}
-    ends_early = bool(others) and not wants_last and -1 not in layers
-    backbone: Any = _first_layers(model, max(others)) if ends_early else model.base_model
-    output = backbone(
-        input_ids=inputs.input_ids,
-        use_cache=False,
-        output_hidden_states=True if others else None,
-        **options,
-    )
-    return {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in others}
-
-
-def _first_layers(model: PreTrainedModel, count: int) -> nn.Module:
-    """The backbone, of which a call runs `count` layers and one more, whose input is kept.
-
-    It is the same modules under another config: a sampler may use the whole one meanwhile. A
-    backbone that does not read the number of its layers from its own config runs all.
-    """
+    options |= {"input_ids": inputs.input_ids, "use_cache": False}
+    others = sorted(set(layers) - {-1})
     backbone: Any = model.base_model
-    maybe_install_capturing_hooks(backbone)  # once for all; a copy would install its own
-    config = copy(backbone.config)
-    if getattr(config, "num_hidden_layers", 0) > count:
-        config.num_hidden_layers = count + 1
-    first: nn.Module = copy(backbone)
-    first.config = config
-    return first
+    ending = None
+    if others and not wants_last and -1 not in layers and has_plain_layers(backbone):
+        last = others.pop()
+        backbone, ending = first_layers(backbone, last)
+    output = backbone(output_hidden_states=True if others else None, **options)
+    found = {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in others}
+    return found if ending is None else found | {last: ending.state}
 
 
 def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, Any]:

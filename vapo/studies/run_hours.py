@@ -159,5 +159,5 @@ def _up_to(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
     text = part.get_text_config(decoder=True)
     numbers = layer_numbers(layers, text.num_hidden_layers)
     if -1 not in numbers:
-        text.num_hidden_layers = min(text.num_hidden_layers, max(numbers) + 1)
+        text.num_hidden_layers = max(numbers)
     return part

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import platform
 from contextlib import nullcontext
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,6 +69,16 @@ def attention_implementation(model: PreTrainedModel) -> str:
 def can_change_attention(model: PreTrainedModel) -> bool:
     """Whether attention goes through Transformers' AttentionInterface, which has no public flag."""
     return bool(model._supports_attention_backend and model._can_set_attn_implementation())
+
+
+def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:
+    """A view of a module with other children of these names; it shares all else.
+
+    Setting a child of a plain copy would set it in the original, too: they have one dict of them.
+    """
+    view = copy(module)
+    view.__dict__["_modules"] = {**module._modules, **modules}
+    return view
 
 
 def switch_adapters(layer: Any, *, off: bool) -> bool:
