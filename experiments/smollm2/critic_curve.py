@@ -6,7 +6,7 @@
 
 The last groups of the file are held out, the same ones for every row; a row's critic is trained on
 the first groups, by the code of value pretraining, with so many passes. After each pass, and in the
-first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out rollouts,
+first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out ones,
 beside the oracle of the task's hidden states. A row that is in the file is not trained again, so a
 second start goes on.
 """

@@ -1,6 +1,6 @@
 """Advantages from a kernel on the actor's hidden states, as an estimator of one's own.
 
-    vapo sweep --config conf/vapo.yaml --grid experiments/critics/kernel.yaml
+    vapo sweep --config conf/vapo.yaml --grid experiments/critics/for_nothing.yaml
 
 The value of a state is the mean return of other responses, weighted by how similar their hidden
 states are. It is our own reading of Hista (arXiv 2605.29782), of whose paper we could read no more

@@ -21,11 +21,11 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.errors import UserError
 from vapo.functional.columns import bad_inputs
 from vapo.functional.regression import principal_components, ridge_predictions
-from vapo.networks.actor_critic import Actor
+from vapo.networks.actor_critic import Actor, Critic, CriticOutput
 from vapo.networks.build import check_critic
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
-from vapo.networks.token_inputs import Layout
+from vapo.networks.token_inputs import Layout, TokenInputs
 from vapo.studies.memory.states import read_layers
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
@@ -173,14 +173,15 @@ def test_responses_without_loss_are_not_learned_from() -> None:
 
 def test_a_response_whose_entropy_is_not_finite_is_left_out() -> None:
     """A nan would stay in the regression; where a page alone shows entropies they do not count."""
+    assert config_of().algorithm.reads_entropies
+    assert not system_config("vapo").algorithm.reads_entropies
     config = config_of()
     batch = pairs(config, [1, 3], [True, False])
     assert batch.old_entropy is not None
     batch.old_entropy[1, 0] = torch.nan
-    assert bad_inputs(batch)["old_entropy"].tolist() == [False, True]
-    values = torch.zeros_like(batch.old_entropy)
-    assert "old_entropy" not in bad_inputs(replace(batch, old_values=values))
-    assert "old_entropy" not in bad_inputs(replace(batch, actor_states=None))
+    found = bad_inputs(batch, reads_entropies=True)
+    assert found["old_entropy"].tolist() == [False, True]
+    assert "old_entropy" not in bad_inputs(batch)
 
 
 @pytest.mark.parametrize("what", ["reward", "entropy", "state"])
@@ -240,6 +241,31 @@ def test_the_states_are_those_of_transformers_in_every_layout(layout: Layout) ->
     mean = torch.stack([hidden[3], hidden[4]]).mean(dim=0)
     expected = torch.cat([hidden[0], mean, entropies.mean()[None]])
     torch.testing.assert_close(response_features(found)[0], expected)
+
+
+def test_states_of_an_estimator_are_not_a_networks_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be moved to its device for nothing."""
+    made = batch_of(config_of(), RIGHT, [[0.0] * n for n in (5, 1, 2, 3)])
+    batch = RolloutBatch(**{f.name: getattr(made, f.name) for f in fields(RolloutBatch)})
+    seen: list[object] = []
+
+    class Values(Critic):
+        layers = ()
+
+        def __init__(self) -> None:
+            torch.nn.Module.__init__(self)
+
+        def forward(self, inputs: TokenInputs) -> CriticOutput:
+            seen.append(inputs.actor_states)
+            return CriticOutput(torch.zeros(len(inputs.targets)))
+
+    networks = ForwardNetworks(
+        Actor(tiny_model()), None, Values(), 1.0, 30, 0, "padded", torch.device("cpu"), layers=(0,)
+    )
+    found = add_logprobs_and_values(batch, networks)
+    assert found.actor_states is not None
+    assert [len(states) for states in found.actor_states] == [5, 1, 2, 3]
+    assert set(seen) == {None}
 
 
 def test_what_it_needs(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_every_file_has_its_command_and_is_short() -> None:
 @pytest.mark.parametrize(
     "command",
     [
+        # by day the function that reads most: it is called as the plain ones are
         pytest.param(command, id=command.words[-1], marks=() if is_of_states else pytest.mark.night)
         for command in fits()
         for is_of_states in ["my_states_estimator" in " ".join(command.words)]

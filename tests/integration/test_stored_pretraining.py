@@ -196,7 +196,7 @@ def test_a_resumed_run_ends_in_the_same_weights(
     assert_same(dict(saved.state_dict()), critic_of(whole))
 
 
-@pytest.mark.kills  # by day a wrong file is said before a run: below
+@pytest.mark.kills  # by day: test_another_file_is_refused_when_a_run_resumes
 def test_a_file_that_changes_within_the_first_pass_is_refused(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

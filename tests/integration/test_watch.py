@@ -35,7 +35,7 @@ def recorded(tmp_path: Path, run: Path) -> tuple[Any, Any]:
     return client, client.get_run(summary(run)["mlflow_run_id"])
 
 
-@pytest.mark.slow
+@pytest.mark.night  # by day: tests/diagnostics/test_watchers.py, and a run that is stopped below
 def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     limits = ["watch.approx_kl.limit=1e-9", "watch.approx_kl.patience=2"]
     run, out, err = stopped_fit(tmp_path, *limits, "watch.approx_kl.action=stop")

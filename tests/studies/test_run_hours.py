@@ -68,6 +68,13 @@ def test_a_probe_costs_the_pass_for_its_states_where_log_probs_need_none() -> No
     assert first["policy"] < alone["policy"]
     embedding = of(*probe, one_step, "critic.probe.layers=[0]")
     assert embedding["value pretraining"] < 0.01 * found["value pretraining"]
+    own = (
+        "algorithm.advantage_estimator=function",
+        "algorithm.estimator_function=mine:estimate",
+        "algorithm.estimator_uses_critic=true",
+    )
+    reads = "algorithm.estimator_reads_layers=[-1]"
+    assert of(*own, reads) == of(*own), "in a pass that is made for its log-probs"
     stored = of(*probe, several, "components.value_pretraining.data=x.parquet")
     assert stored["value pretraining"] < 0.01 * found["value pretraining"]
 

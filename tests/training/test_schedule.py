@@ -153,7 +153,7 @@ def test_a_run_with_more_steps_of_the_critic_resumes_bit_for_bit(
             assert_same(actual[name], expected[name], f"{iteration}/{name}")
 
 
-@pytest.mark.night  # test_composite_resume.py has more steps of the critic; passes: above
+@pytest.mark.slow
 def test_a_run_with_more_steps_of_the_critic(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 rollouts: two steps of the actor and eight of the critic; pretraining has the eight."""
     whole = tiny_fit("vapo", folder, monkeypatch, *EASY)

@@ -236,6 +236,11 @@ class AlgorithmConfig:
         return tuple(self.estimator_reads_layers) if isinstance(self, OwnEstimatorOptions) else ()
 
     @property
+    def reads_entropies(self) -> bool:
+        """Whether the estimator reads the entropies of the policy before the update."""
+        return isinstance(self, PoiseOptions)
+
+    @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
         own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline

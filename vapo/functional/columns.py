@@ -15,9 +15,8 @@ from vapo.types import RolloutBatch
 
 Batch = TypeVar("Batch", bound=RolloutBatch)
 
-_NOT_READ = ("old_entropy", "turn_rewards", "unshaped_rewards")
-"""A page's, which must not change the training, and what is in `rewards`, too. POISE reads the
-entropies, and the actor's states without values."""
+_NOT_READ = ("turn_rewards", "unshaped_rewards")
+"""What is in `rewards`, too."""
 
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
@@ -45,12 +44,18 @@ def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
     }
 
 
-def bad_inputs(batch: RolloutBatch) -> dict[str, Bool[Tensor, " B"]]:
-    """For each number that is trained on, the rows in which a token's is not finite."""
+def bad_inputs(
+    batch: RolloutBatch, *, reads_entropies: bool = False
+) -> dict[str, Bool[Tensor, " B"]]:
+    """For each number that is trained on, the rows in which a token's is not finite.
+
+    Args:
+        reads_entropies: whether the estimator does; otherwise they are a page's, which must not
+            change the training.
+    """
     found: dict[str, Tensor] = {}
-    is_poise = batch.actor_states is not None and getattr(batch, "old_values", None) is None
     for name, value in float_columns(batch).items():
-        if name in _NOT_READ[is_poise:]:
+        if name in _NOT_READ or (name == "old_entropy" and not reads_entropies):
             continue
         is_bad = ~torch.isfinite(value)
         found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad

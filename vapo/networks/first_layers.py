@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -13,9 +12,19 @@ from vapo.system.private_attributes import with_modules
 
 
 class Ending(nn.Module):
-    """Stands for the layer after the last one that is run, and keeps its input."""
+    """Stands for the layer after the last one that is run, and keeps its input.
+
+    What a backbone asks a layer about itself, the layer answers.
+    """
 
     state: Tensor
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["layer"] = layer  # not a child: nothing of it is run
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["layer"], name)
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
         self.state = hidden_states
@@ -23,7 +32,7 @@ class Ending(nn.Module):
 
 
 def has_plain_layers(backbone: PreTrainedModel) -> bool:
-    """Whether it calls `layers` one after another, as many as its own config says."""
+    """Whether it has `layers`, as many as its own config says."""
     layers = getattr(backbone, "layers", None)
     num_layers = getattr(backbone.config, "num_hidden_layers", None)
     return isinstance(layers, nn.ModuleList) and len(layers) == num_layers
@@ -35,8 +44,6 @@ def first_layers(backbone: PreTrainedModel, count: int) -> tuple[nn.Module, Endi
     The backbone itself, which a sampler may use meanwhile, is not changed.
     """
     maybe_install_capturing_hooks(backbone)  # once for all; a view would install its own
-    layers, ending = cast(nn.ModuleList, backbone.layers), Ending()
-    view: Any = with_modules(backbone, layers=nn.ModuleList([*layers[:count], ending]))
-    view.config = copy(backbone.config)
-    view.config.num_hidden_layers = count + 1
-    return view, ending
+    layers = cast(nn.ModuleList, backbone.layers)
+    ending = Ending(layers[count])
+    return with_modules(backbone, layers=nn.ModuleList([*layers[:count], ending])), ending

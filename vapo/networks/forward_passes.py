@@ -94,9 +94,11 @@ def add_logprobs_and_values(
     else:
         if networks.actor is not None or networks.reference is not None:
             _fill(columns, batch, networks, of_policy, for_critic=False)
-        batch = replace(batch, actor_states=columns.pop(_STATES, batch.actor_states))
+        states = columns.pop(_STATES, batch.actor_states)
         if networks.critic is not None:
-            _fill(columns, batch, networks, of_critic, for_critic=True)
+            read = replace(batch, actor_states=states if networks.critic.layers else None)
+            _fill(columns, read, networks, of_critic, for_critic=True)
+        batch = replace(batch, actor_states=states)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
         if network is not None:  # else its root stays whole beside the updates that come next
             reshard(network)

@@ -53,7 +53,8 @@ def hidden_states(
 ) -> Mapping[int, Float[Tensor, "rows S H"]]:
     """The states after these layers of the backbone, and under -1 those after its last norm.
 
-    Those of all layers that are run are kept meanwhile, unless no more than one is asked for.
+    Those of all layers that are run are kept meanwhile, unless -1 alone is asked for, or one layer
+    without it.
 
     Args:
         wants_last: whether -1 is read; otherwise the layers after those asked for are not run,

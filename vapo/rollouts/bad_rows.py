@@ -65,7 +65,13 @@ class CheckedBatch:
 
 
 def check_batch(
-    batch: EvaluatedBatch, *, num_minibatches: int, by_group: bool, records: BadRollouts, place: str
+    batch: EvaluatedBatch,
+    *,
+    num_minibatches: int,
+    by_group: bool,
+    records: BadRollouts,
+    place: str,
+    reads_entropies: bool = False,
 ) -> CheckedBatch:
     """Remove and save the rows with a number that is not finite. Every rank must call this.
 
@@ -74,7 +80,7 @@ def check_batch(
     All ranks train on the same number of rows, in `num_minibatches` equal parts: where one rank
     has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
-    numbers = bad_inputs(batch)
+    numbers = bad_inputs(batch, reads_entropies=reads_entropies)
     found = {f"{name} not finite": rows for name, rows in numbers.items()}
     found[_FAILED] = batch.is_lost
     is_bad = torch.stack(list(numbers.values())).any(dim=0)

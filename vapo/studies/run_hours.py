@@ -146,8 +146,9 @@ def _response_flops(
         update = 4 if options.gradient_checkpointing else 3
         costs[name] = num_forwards * flops(one, num_responses)
         costs[name] += update * num_passes * flops(one, minibatch)
-    if critic is not None and (read := read_layers(config)):
-        first = Actor(model_of_config("causal_lm", _up_to(actor, read), **plain)).forward_flops
+    if critic is not None and config.critic.reads_actor:
+        read = _up_to(actor, read_layers(config))
+        first = Actor(model_of_config("causal_lm", read, **plain)).forward_flops
         costs["states"] = flops(replace(first, per_state=0), num_responses)
         costs["actor"] += 0.0 if reads_old else costs["states"]
     return costs

@@ -115,6 +115,7 @@ class IterationRunner:
             by_group=compares_groups(self.config),
             records=self.networks.faults.rollouts,
             place=place,
+            reads_entropies=self.config.algorithm.reads_entropies,
         )
         number, num_failed = checked.num_left_out, checked.num_failed
         self.networks.faults.left_out(number, place, checked.reason, num_failed=num_failed)

@@ -84,7 +84,7 @@ def test_fake_states_have_the_actors_dtype(folder: Path, monkeypatch: pytest.Mon
     assert dtypes == {torch.bfloat16}
 
 
-@pytest.mark.night  # by day as hours: tests/studies/test_run_hours.py
+@pytest.mark.slow
 def test_the_actors_pass_for_the_states_counts(folder: Path) -> None:
     """Where one step an iteration reads no log-probs, and no value page shows them."""
     no_pages = "value_pages.every_n_iterations=null"

@@ -33,6 +33,7 @@ from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.precision import may_round_products
+from vapo.networks.probe import estimator_layers
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options
@@ -74,7 +75,7 @@ def load_forward_networks(
 
     Raises: UserError: there is no critic, or it does not fit.
     """
-    critic, reference, base = None, None, None
+    critic, reference, base, algorithm = None, None, None, config.algorithm
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
         if config.critic.kind == "adapters":  # of the policy, whose own may be merged into it
@@ -101,6 +102,8 @@ def load_forward_networks(
         pad_id=int(tokenizer.pad_token_id),
         layout=choose_layout(config.training.packing, models),
         device=device,
+        # POISE's regression is of a run's own rollouts: here it has none, and reads no states
+        layers=() if algorithm.reads_entropies else estimator_layers(algorithm, model.config),
     )
 
 
@@ -135,7 +138,8 @@ def evaluated_heldout(
     is_mixed = config.trainer.precision == "bf16-mixed"
     with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
         evaluated = add_logprobs_and_values(batch, networks, with_entropy=True)
-    evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
+    if not config.algorithm.read_layers:  # no update follows, and they are large
+        evaluated = replace(evaluated, actor_states=None)
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
     )
