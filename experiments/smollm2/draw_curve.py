@@ -2,8 +2,8 @@
 
     python experiments/smollm2/draw_curve.py experiments/smollm2/critic_curve.json OUTPUT.png
 
-A line is the mean of a critic's seeds, a dot one of them, after the last pass of each row; dashed
-is the oracle of the task's hidden states.
+A line is the mean of a critic's runs, a dot one of them, after the last pass of each row or on the
+way through its first one; dashed is the oracle of the task's hidden states.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -31,6 +32,15 @@ def name_of(row: dict[str, Any]) -> str:
     return network + STARTS.get(row["critic"], "")
 
 
+def points_of(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """After the last pass, and on the way through the first one."""
+    *before, last = row["points"]
+    yield row["num_rollouts"], last
+    for point in before:
+        if point["passes"] == 0 and point.get("rollouts_seen", 0) > 0:
+            yield point["rollouts_seen"], point
+
+
 def draw(rows: list[dict[str, Any]]) -> Figure:
     critics = list(dict.fromkeys(map(name_of, rows)))
     passes = " or ".join(map(str, sorted({row["num_passes"] for row in rows})))
@@ -40,8 +50,10 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
             colour = f"C{index}"
             found: dict[int, list[float]] = defaultdict(list)
             for row in rows:
-                if name_of(row) == critic and row["points"][-1][key] is not None:
-                    found[row["num_rollouts"]].append(row["points"][-1][key])
+                if name_of(row) == critic:
+                    for number, point in points_of(row):
+                        if point[key] is not None:
+                            found[number].append(point[key])
             numbers = sorted(found)
             means = [fmean(found[number]) for number in numbers]
             axes.plot(numbers, means, color=colour, label=critic)
@@ -51,7 +63,7 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({row["num_rollouts"] for row in rows}))
         axes.xaxis.set_major_formatter("{x:.0f}")
-        axes.set_ylim(-0.05, 1.05)
+        axes.set_ylim(-0.1, 1.05)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel(f"rollouts, passes: {passes}")
     figure.axes[0].legend(frameon=False, fontsize=9)
