@@ -243,7 +243,7 @@ def test_the_states_are_those_of_transformers_in_every_layout(layout: Layout) ->
     torch.testing.assert_close(response_features(found)[0], expected)
 
 
-def test_states_of_an_estimator_are_not_a_networks_input(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_an_estimator_are_not_a_networks_input() -> None:
     """They would be moved to its device for nothing."""
     made = batch_of(config_of(), RIGHT, [[0.0] * n for n in (5, 1, 2, 3)])
     batch = RolloutBatch(**{f.name: getattr(made, f.name) for f in fields(RolloutBatch)})

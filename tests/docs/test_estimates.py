@@ -85,7 +85,7 @@ def test_advantages_of_a_kernel_by_hand(script: ModuleType) -> None:
     found = import_module("kernel").estimate(batch, rewards, SimpleNamespace(gamma=1.0), **options)
     q = 1 / (1 + np.e**2)  # 1/e beside e
     assert found.value_targets is None
-    assert found.advantages[0].tolist() == pytest.approx([1 - 2 * q, 1 - (1 - q), 0])
+    assert found.advantages[0].tolist() == pytest.approx([1 - 2 * q, q, 0])
     assert found.advantages[1].tolist() == pytest.approx([0, -1, 0]), "both others earned 1"
     value = (np.e + 1 / np.e) / (np.e + 3 / np.e)
     assert found.advantages[2].tolist() == pytest.approx([0, 1 - value, 0])

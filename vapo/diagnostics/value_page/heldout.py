@@ -75,7 +75,7 @@ def load_forward_networks(
 
     Raises: UserError: there is no critic, or it does not fit.
     """
-    critic, reference, base, algorithm = None, None, None, config.algorithm
+    critic, reference, base = None, None, None
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
         if config.critic.kind == "adapters":  # of the policy, whose own may be merged into it
@@ -103,7 +103,9 @@ def load_forward_networks(
         layout=choose_layout(config.training.packing, models),
         device=device,
         # POISE's regression is of a run's own rollouts: here it has none, and reads no states
-        layers=() if algorithm.reads_entropies else estimator_layers(algorithm, model.config),
+        layers=()
+        if config.algorithm.advantage_estimator == "poise"
+        else estimator_layers(config.algorithm, model.config),
     )
 
 
