@@ -142,15 +142,17 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
         seeds = [seed for name, seed in after if name == system]
         both = [seed for seed in seeds if (against, seed) in after and system != against]
         cells = [
-            *(system, str(len(seeds)), _mean([after[system, seed] for seed in seeds])),
-            _mean([gains[system, seed] for seed in seeds]),
-            _mean([after[system, seed] - after[against, seed] for seed in both], signed=True),
+            *(system, str(len(seeds)), mean_and_interval([after[system, seed] for seed in seeds])),
+            mean_and_interval([gains[system, seed] for seed in seeds]),
+            mean_and_interval(
+                [after[system, seed] - after[against, seed] for seed in both], signed=True
+            ),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def _mean(values: Sequence[float], *, signed: bool = False) -> str:
+def mean_and_interval(values: Sequence[float], *, signed: bool = False) -> str:
     if not values:
         return ""
     sign = "+" if signed else ""
