@@ -1,4 +1,9 @@
-"""Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked."""
+"""Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked.
+
+The process that hands the tests to others loads this file, too, and no torch.
+"""
+
+from __future__ import annotations
 
 import gc
 import importlib
@@ -6,23 +11,24 @@ import os
 import signal
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 
 import jaxtyping
 import pytest
-import torch
 
 from tests import shape_checks
-from tests.forked import Ranks
+
+if TYPE_CHECKING:
+    from tests.forked import Ranks
 
 # Before any test imports vapo.
 PACKAGE = Path(__file__).parents[1] / "vapo"
 shape_checks.install(
     sorted(f"vapo.{path.stem}" for path in PACKAGE.iterdir() if path.stem[:1] != "_")
 )
-torch.set_num_threads(1)
 
 # Whatever a module that jaxtyping checks is the first to import is compiled anew, for half a
 # minute in all: jaxtyping's own names of compiled files hold for it, too.
@@ -102,6 +108,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 def pytest_runtest_setup() -> None:
+    import torch
+
     shape_checks.next_test()
     torch.set_num_threads(1)  # commands leave as many as there are cores, which wait by spinning
 
@@ -115,6 +123,8 @@ def unsent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def two_ranks() -> Iterator[Ranks]:
     """One pair of ranks: what they load and plan at first, they have for every test."""
+    from tests.forked import Ranks
+
     with Ranks(2) as ranks:
         yield ranks
 

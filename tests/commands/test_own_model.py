@@ -259,6 +259,7 @@ def test_a_password_in_an_address_is_not_shown(model: str):
     assert "pa55word" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_function_of_trl_trains_a_policy_and_prints_nothing(
     model: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):

@@ -45,6 +45,7 @@ def test_the_pages_are_read() -> None:
 ONCE = {command.words: command for command in reversed(typed("vapo"))}  # of several pages
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ONCE.values(), ids=str)
 def test_a_command_is_understood(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any

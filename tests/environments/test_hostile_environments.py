@@ -34,6 +34,7 @@ HANGS = ["hang", "loop", "hang-in-C", "stop"]
 CRASHES = ["exit-at-once", "abort", "segfault"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["reset", "step"])
 def test_hangs_and_crashes_cost_their_own_episodes(asked: str):
     """All at the same time, beside one that is well."""

@@ -254,9 +254,6 @@ def test_the_loop_is_deterministic(
 IN_CHECK = (
     "two_bins",
     "mean_reward",
-    "bootstrap",
-    "epochs",
-    "critic_lora",
     "two_critics",
     "probe",
     "evpo",

@@ -21,6 +21,7 @@ SFT = [
 ]
 
 
+@pytest.mark.slow
 def test_two_iterations_of_episodes(tmp_path: Path) -> None:
     result = vapo(
         "fit",

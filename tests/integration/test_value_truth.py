@@ -84,6 +84,7 @@ def test_the_page_and_the_console_say_the_same_verdict(tmp_path: Path) -> None:
     assert any(measured)
 
 
+@pytest.mark.slow
 def test_without_a_critic_the_truth_has_the_baselines_error() -> None:
     found = validate("--value_truth", "4", "--config", "conf/algorithm/grpo.yaml")
     assert "truth/baseline_mse" in found

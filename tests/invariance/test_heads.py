@@ -35,7 +35,7 @@ HEADS = {
         *("critic.probe.hidden_size=8", "critic.sampled_logprobs={}"),
     ),
 }
-SLOW = ("two_hot", "expectation")
+SLOW = ("bounded", "two_hot", "expectation")
 FIRST_BATCH = "critic.head.start=first_batch"
 
 

@@ -50,6 +50,7 @@ def adapted(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
     return fitted(MovedAdapters(config, pad_id=0), FixedRollouts(config), config)
 
 
+@pytest.mark.slow
 def test_on_one_base_a_gradient_does_not_depend_on_the_cut() -> None:
     one = adapted(1, ONE_FORWARD, *ON_ONE_BASE, PADDED)
     assert_same(one, adapted(1, MANY, *ON_ONE_BASE))

@@ -177,6 +177,7 @@ def test_they_start_at_the_base_by_the_seed(tmp_path: Path, policy: str) -> None
     assert not critic.get_parameter(name.replace("_A", "_B")).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", [(), SOME, (*BINS, "critic.sampled_logprobs={}")], ids=["all", "some", "bins"]
 )

@@ -119,6 +119,7 @@ def fit_config_lora(**values: float):
     return LoraConfig(**values)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [True, False])
 def test_merged_weights_are_the_modules_own_policy(tmp_path: Path, tied: bool) -> None:
     """Sampled by an engine's copy, scored by the module; a wrong scale is found."""

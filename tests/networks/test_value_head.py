@@ -222,6 +222,7 @@ def test_layers_that_do_not_fit(tmp_path: Path, policy: str, reward_model: str) 
 # ---- folders ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "head", [MEAN, BOUNDED, BINS], ids=["scalar with a bias", "bounded", "categorical"]
 )
@@ -280,6 +281,7 @@ def test_another_head_than_the_folders_is_one_error(
                 load(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("head", [(), BOUNDED], ids=["scalar", "bounded"])
 @pytest.mark.parametrize("start", [MEAN, FIRST_BATCH], ids=["mean_reward", "first_batch"])
 def test_a_saved_critic_does_not_lose_its_head_unasked(

@@ -74,6 +74,7 @@ def test_sizes_around_the_chunks(num_columns: int, kept: float) -> None:
     torch.testing.assert_close(targets, critic, rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.9, 1.0])
 def test_float32_is_exact_to_1e_5_on_long_responses(kept: float) -> None:
     rewards, values, mask = random_batch(7, (4, 8192), kept)

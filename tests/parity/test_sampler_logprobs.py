@@ -23,6 +23,7 @@ def test_logprobs_are_those_of_the_plain_forward(rows, temperature):
     assert largest_gap(model, rollouts, temperature) < 1e-5
 
 
+@pytest.mark.slow
 def test_logprobs_hold_beyond_the_spare_columns():
     """Responses longer than the cache's spare room, so that it grows more than once."""
     model = tiny_model(max_position_embeddings=256)
@@ -31,6 +32,7 @@ def test_logprobs_hold_beyond_the_spare_columns():
     assert largest_gap(model, rollouts, 1.0) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attn_implementation", ["eager", "sdpa"])
 def test_logprobs_under_both_kernels(attn_implementation):
     model = tiny_model(attn_implementation=attn_implementation)

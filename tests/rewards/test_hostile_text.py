@@ -155,6 +155,7 @@ path.write_text("after")
     assert script.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verifier", ["regex", "math", pytest.param("reasoning_gym", marks=pytest.mark.attacks)]
 )

@@ -76,6 +76,7 @@ def test_a_kept_cache_leaves_only_new_tokens_to_prefill():
         check_logprobs(model, turn)
 
 
+@pytest.mark.slow
 def test_caches_are_kept_of_few_episodes_and_others_prefill_again():
     model = tiny_model(max_position_embeddings=512)
     prefilled, wanted = {}, None

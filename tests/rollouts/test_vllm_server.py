@@ -198,6 +198,7 @@ def test_a_server_without_the_routes_for_weights(tmp_path: Path) -> None:
         connect(servers, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_server_without_weights_of_this_run(tmp_path: Path) -> None:
     """Its own random ones are not sampled from: it counts as lost, here as the last."""
     with (
@@ -208,6 +209,7 @@ def test_a_server_without_weights_of_this_run(tmp_path: Path) -> None:
         generate(engine)
 
 
+@pytest.mark.slow
 def test_a_lost_servers_requests_go_to_the_others_and_it_comes_back(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

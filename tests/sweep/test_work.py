@@ -43,6 +43,7 @@ def names(planned: Plan, outcomes: dict[str, Outcome]) -> dict[str, str]:
     return {task.name: outcomes[task.identity].state for task in planned.tasks}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fake_fit")
 def test_finished_runs_are_not_run_again(tmp_path: Path) -> None:
     planned = plan(grid(tmp_path, ROWS))

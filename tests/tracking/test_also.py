@@ -128,6 +128,7 @@ def test_wandb_gets_the_run_its_config_and_metrics(
     ]
 
 
+@pytest.mark.slow
 def test_wandb_that_fails_is_left_out_and_said_once(
     tracking: TrackingConfig, tmp_path: Path, wandb: FakeWandb
 ) -> None:

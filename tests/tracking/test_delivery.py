@@ -169,6 +169,7 @@ def test_a_note_that_cannot_be_printed_does_not_end_the_delivery():
     assert sink.taken == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_a_store_that_fails_during_the_run_is_reported_at_close(
     tracking: TrackingConfig, monkeypatch
 ):

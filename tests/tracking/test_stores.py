@@ -139,6 +139,7 @@ def test_a_store_whose_making_was_killed_is_made_anew(tmp_path):
     assert [file.name for file in sorted(tmp_path.iterdir())] == [".mlflow.db.lock", "mlflow.db"]
 
 
+@pytest.mark.slow
 def test_only_the_making_of_the_tables_does_not_wait_for_the_disk(tmp_path: Path) -> None:
     """What a run records later is on the disk: 2 stands for "full", 0 for "off"."""
     found: dict[str, set[int]] = {}

@@ -49,6 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found / "out"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_each_is_named_by_one_fault_and_the_sound_one_by_none(folder: Path, name: str) -> None:
     found = inspect_responses(ResponseReader(folder / f"{name}.jsonl"), name=name)

@@ -68,8 +68,8 @@ def test_the_untrained_head_is_told_with_its_figures() -> None:
     assert "newly initialized" in first.advice
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.6, -3.0])
-@pytest.mark.parametrize("spread", [0.2, 0.4])
+@pytest.mark.parametrize("shift", [0.0, 0.6, pytest.param(-3.0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spread", [0.2, pytest.param(0.4, marks=pytest.mark.slow)])
 def test_a_fresh_head_of_small_numbers_knows_nothing(spread: float, shift: float) -> None:
     """Its shift is told with it."""
     rows = made_up.small_noise(made_up.sound(num_prompts=150), spread, shift)

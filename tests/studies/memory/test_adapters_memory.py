@@ -32,6 +32,7 @@ def estimate(folder: Path, *overrides: str) -> Estimate:
     return estimated(mid_size_config(folder, PADDED, "trainer.precision=bf16-mixed", *overrides))[1]
 
 
+@pytest.mark.slow
 def test_it_has_adapters_and_a_head_and_the_passes_of_a_network(folder: Path) -> None:
     network, adapters = estimate(folder, *LORA), estimate(folder, *ADAPTERS)
     model = AutoConfig.from_pretrained(folder)

@@ -155,6 +155,7 @@ PARAMETERS = (
 FSDP = ("trainer.strategy=fsdp", "trainer.devices=2", "trainer.precision=bf16-mixed")
 
 
+@pytest.mark.slow
 def test_parameters_are_counted_on_the_networks(folder: Path) -> None:
     counts = estimate(folder).parameters
     assert counts["actor"] == PARAMETERS

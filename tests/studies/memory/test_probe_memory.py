@@ -54,6 +54,7 @@ def test_it_has_a_head_and_no_network(folder: Path) -> None:
     assert "actor's states" not in network.host
 
 
+@pytest.mark.slow
 def test_a_files_states_are_all_kept(folder: Path, tmp_path: Path) -> None:
     """They are in the actor's dtype, whatever the probe's is."""
     file = tmp_path / "f.parquet"

@@ -196,6 +196,7 @@ def test_a_collective_that_is_not_known_is_counted_and_named(
     assert "not known here" not in simulation_lines(sharded, arithmetic, None)
 
 
+@pytest.mark.slow
 def test_what_two_ranks_gather_and_reduce(folder: Path, sharded: Simulation) -> None:
     """Each of 4 micro-batches gathers every layer for both of its passes, and the root once."""
     layer, root = layers_of(folder)
@@ -214,6 +215,7 @@ def test_what_two_ranks_gather_and_reduce(folder: Path, sharded: Simulation) -> 
     assert not dist.is_initialized()
 
 
+@pytest.mark.slow
 def test_the_flops_are_those_of_four_passes(folder: Path, sharded: Simulation) -> None:
     """Forward, the same once more for the backward, and twice as much there: but for the head."""
     layer, _ = layers_of(folder)
@@ -224,6 +226,7 @@ def test_the_flops_are_those_of_four_passes(folder: Path, sharded: Simulation) -
     assert sharded.work[POLICY, "actor"].flops == pytest.approx(matrices + logits, rel=0.05)
 
 
+@pytest.mark.slow
 def test_both_phases_and_what_lies_there_at_rest(folder: Path, sharded: Simulation) -> None:
     layer, root = layers_of(folder)
     parameters = 2 * LAYERS * layer + root + root - VOCAB * 256 + 256
@@ -249,6 +252,7 @@ def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simula
     assert all_of_them - early > 4 * (LAYERS * layer + root) / 3
 
 
+@pytest.mark.slow
 def test_what_is_printed(sharded: Simulation, arithmetic: Estimate) -> None:
     text = simulation_lines(sharded, arithmetic, Rates(1e-3, 10.0))
     assert "bound by computing" in text.splitlines()[-2]
