@@ -325,13 +325,12 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
         from vapo.commands.fit import checked_inputs
         from vapo.rewards.scorer import make_scorer
         from vapo.system.progress import Progress
-        from vapo.training.parts import Sampling, module_of
-        from vapo.training.parts import training_parts as parts_of
+        from vapo.training.parts import Sampling, assemble_parts, module_of
 
         inputs = checked_inputs(config)
         with Progress(live=False) as progress, make_scorer(config) as scorer:
             progress.note(inputs.prompts.report.describe())
-            parts = parts_of(
+            parts = assemble_parts(
                 module_of(config, inputs),
                 Sampling(config, inputs, scorer, progress),
                 progress=progress,

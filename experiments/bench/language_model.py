@@ -35,7 +35,7 @@ from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import Recording
 from vapo.training.datamodule import actor_access
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, training_parts
+from vapo.training.parts import Inputs, Sampling, assemble_parts
 from vapo.types import Prompt
 
 STAGES = {
@@ -100,7 +100,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
     scorer = make_scorer(config)
     inputs = Inputs(tokenizer, split)
     sampling = Sampling(config, inputs, scorer, progress, make_sampler=endless)
-    parts = training_parts(module, sampling, progress=progress, critic_dir=None)
+    parts = assemble_parts(module, sampling, progress=progress, critic_dir=None)
     logger: Any = SimpleNamespace(log_metrics=log)
     trainer = one_process_trainer(
         [*parts.callbacks, Recording(logger, progress)],

@@ -28,7 +28,7 @@ from vapo.system.libraries import quiet_libraries
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import Recording
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, training_parts
+from vapo.training.parts import Inputs, Sampling, assemble_parts
 from vapo.types import IterationStart, Prompt, RolloutBatch
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,7 @@ def main() -> None:
         source.turns = Turns()
         return source
 
-    parts = training_parts(module, in_turns, progress=progress, critic_dir=None)
+    parts = assemble_parts(module, in_turns, progress=progress, critic_dir=None)
     logger: Any = SimpleNamespace(log_metrics=lambda *args, **options: None)
     trainer = one_process_trainer(
         [*parts.callbacks, Recording(logger, progress)],

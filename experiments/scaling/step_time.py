@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.studies.simulation.counting import Work
+from vapo.studies.simulation.counting import StepWork
 from vapo.studies.simulation.report import Rates, policy_works, step_seconds
 from vapo.studies.simulation.step import simulate
 from vapo.system.libraries import quiet_libraries
@@ -75,7 +75,7 @@ def _whole(few: float, more: float) -> float:
 
 def seconds(row: dict[str, Any], rates: Rates) -> tuple[float, float]:
     """Computing and sending."""
-    works = {name: Work(**row[name]) for name in ("actor", "critic")}
+    works = {name: StepWork(**row[name]) for name in ("actor", "critic")}
     step = step_seconds(works, row["ranks"], rates)
     return step.computing, step.sending
 

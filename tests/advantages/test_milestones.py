@@ -24,7 +24,7 @@ from vapo.environments.contract import Verdict
 from vapo.functional.advantages import gae
 from vapo.functional.milestones import milestone_values
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.milestones import milestones, token_texts, with_milestone_values
+from vapo.rollouts.milestones import milestones_of, token_texts, with_milestone_values
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
 EOS = 1
@@ -97,21 +97,21 @@ def test_advantages_by_hand() -> None:
 
 def test_where_milestones_are() -> None:
     """A number may end in a later token, and a token may have several."""
-    found = milestones(["12", "", "3", " 4", "5x6"], kind="nth")
+    found = milestones_of(["12", "", "3", " 4", "5x6"], kind="nth")
     assert [(*mark[:2], num) for mark, num in found.items()] == [
         *((0, "", 0), (1, "12", 1), (1, "123", 3)),
         *((2, "4", 4), (3, "6", 5)),
     ]
-    assert list(milestones(["x", "y"], kind="all").values()) == [0]
+    assert list(milestones_of(["x", "y"], kind="all").values()) == [0]
 
 
 def test_all_milestones_take_the_same_room() -> None:
     """A tuple of all numbers so far would be quadratic in a long response."""
     sums = [str(n) if n % 2 else "+" for n in range(9)]
-    found = [*milestones(sums, kind="all")]
+    found = [*milestones_of(sums, kind="all")]
     assert len(found) == 5 == len({before for _, _, before in found})
     assert {len(before) for _, _, before in found} == {0, 16}
-    other = [*milestones(["9", *sums[2:]], kind="all")]
+    other = [*milestones_of(["9", *sums[2:]], kind="all")]
     assert not {*found[1:]} & {*other}, "one number differs, and so does all that comes after it"
 
 

@@ -129,3 +129,23 @@ def test_losses_have_no_denominator_of_their_own() -> None:
     tree = ast.parse((PACKAGE / "functional" / "losses.py").read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         assert not (isinstance(node, ast.Attribute) and node.attr == "mean"), node.lineno
+
+
+SEVERAL_MEAN_IT = {
+    "run",  # what a command's file does
+    "option",  # of the config, and of the command line
+    "load_config",  # vapo.load_config, and what it calls
+    "ValuePretraining",  # the component's keys, and the callback that runs it
+    *("markdown", "as_csv", "figure"),  # a study's report, in each form
+}
+
+
+def test_a_public_name_stands_in_one_file() -> None:
+    """Who searches for it finds one thing."""
+    files: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
+    several = {name: found for name, found in files.items() if len(found) > 1}
+    assert set(several) == SEVERAL_MEAN_IT, several

@@ -19,12 +19,12 @@ from vapo.commands.filter import (
     Parts,
     check_settings,
     default_path,
+    filtered_rows,
+    histogram_text,
+    pass_rate_metrics,
     read_histogram,
-    render,
-    rows_of,
-    sample_file,
+    sample_pass_rates,
     settings_of,
-    summary_metrics,
 )
 from vapo.config import FitConfig
 from vapo.config.kinds import make
@@ -73,7 +73,7 @@ def settings(config: FitConfig) -> dict[str, Any]:
 def fill(config: FitConfig, path: Path) -> None:
     train = load_prompts(config.data, tiny_tokenizer()).train
     with Progress(enabled=False) as progress:
-        sample_file(config, train, tiny_tokenizer(), path, settings(config), progress)
+        sample_pass_rates(config, train, tiny_tokenizer(), path, settings(config), progress)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_rows_come_back_whole_and_a_second_run_pays_nothing(
     before = path.read_bytes()
     data.train.path = str(tmp_path / "rows.jsonl")  # type: ignore[attr-defined]
     config.tracking.uri = str(ready_store(tmp_path / "mlruns"))
-    monkeypatch.setattr(filter, "sample_file", None)
+    monkeypatch.setattr(filter, "sample_pass_rates", None)
     assert filter.run(config, num_responses=K, output=str(path)) == path
     assert path.read_bytes() == before
 
@@ -128,17 +128,17 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
         verdicts = [Verdict(j < num_correct, 0.0) for j in range(K)]
         response = Rollout(prompt, (2,), "", (0.0,), FinishReason.STOP)
         played += judged([response] * K, verdicts)
-    path.write_text(rows_of(played, 0, K))
+    path.write_text(filtered_rows(played, 0, K))
     assert read_histogram(path, K) == [1, 1, 0, 0, 1]
     rows = [json.loads(x) for x in path.read_text().splitlines()]
     assert [row["pass_rate"] for row in rows] == [0, 0.25, 1]
     assert [row["prompt_index"] for row in rows] == [0, 1, 2]
-    metrics = summary_metrics([1, 1, 0, 0, 1])
+    metrics = pass_rate_metrics([1, 1, 0, 0, 1])
     assert metrics["filter/pass_rate_mean"] == pytest.approx(5 / 12)
     assert metrics["filter/never_share"] == metrics["filter/always_share"] == pytest.approx(1 / 3)
     assert metrics["filter/mixed_share"] == pytest.approx(1 / 3)
     extra = {"filter/num_response_tokens": 7.0, "filter/sampling_s": 2.0}
-    text = render([1, 1, 0, 0, 1], metrics | extra).splitlines()
+    text = histogram_text([1, 1, 0, 0, 1], metrics | extra).splitlines()
     assert text[2] == "     0.25        1  " + "#" * 40
     assert text[3] == "     0.50        0"
 
@@ -156,9 +156,9 @@ def test_a_killed_run_resumes_to_the_same_file(
         begun.append(first)
         if first == stops_at:
             raise RuntimeError("killed")
-        return rows_of(rollouts, first, k)
+        return filtered_rows(rollouts, first, k)
 
-    monkeypatch.setattr(filter, "rows_of", counted)
+    monkeypatch.setattr(filter, "filtered_rows", counted)
     with pytest.raises(RuntimeError, match="killed"):
         fill(config, path)
     assert not path.exists()

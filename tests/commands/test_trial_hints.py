@@ -16,8 +16,8 @@ from vapo.commands.trials import (
     block,
     hints,
     inline,
-    render,
-    summarize,
+    trial_text,
+    trials_summary,
 )
 from vapo.networks.loading import load_tokenizer
 from vapo.types import FinishReason, Prompt, Rollout, Turn
@@ -103,7 +103,7 @@ def test_the_limit_that_cut_the_episodes_is_what_to_raise(
     environment = "environment={kind: function, function: 'm:Env', max_turn_tokens: 5}"
     config = fit_config(tmp_path, environment, "rollouts.max_response_tokens=64")
     cut = trial("a", finish_reason=finish_reason, reward=0.0)
-    assert "truncated" in render(cut, 1, 1)
+    assert "truncated" in trial_text(cut, 1, 1)
     first, second = hints([cut, cut], config, POLICY_TOKENS)
     assert first.endswith(advised)
     assert "no episode of 2 is correct" in second
@@ -141,9 +141,9 @@ def test_text_is_bounded_and_cannot_pass_for_ours() -> None:
     assert long.endswith("the end")
     assert inline("a\nb" + "c" * 999) == "a\\nb" + "c" * 197 + "..."
     hostile = trial("r", prompt_id="p\n--- 2 of 2", answer="4\r2", extracted="\x9b1m")
-    assert render(hostile, 1, 2).split("\n")[0] == "--- 1 of 2: p\\n--- 2 of 2"
-    assert "reference answer: 4\\r2" in render(hostile, 1, 2)
-    assert "read as the answer: \\x9b1m" in render(hostile, 1, 2)
+    assert trial_text(hostile, 1, 2).split("\n")[0] == "--- 1 of 2: p\\n--- 2 of 2"
+    assert "reference answer: 4\\r2" in trial_text(hostile, 1, 2)
+    assert "read as the answer: \\x9b1m" in trial_text(hostile, 1, 2)
 
 
 def test_the_summary_counts() -> None:
@@ -151,7 +151,7 @@ def test_the_summary_counts() -> None:
         trial("a", is_correct=True, reward=1.0, num_response_tokens=4, finish_reason="stop"),
         trial("b", failure="nan", num_response_tokens=8, finish_reason="length"),
     ]
-    assert summarize(trials) == (
+    assert trials_summary(trials) == (
         "pass rate 0.500 (1 of 2 correct), mean reward 0.000, 1 without a verdict; response tokens "
         "4 to 8, mean 6.0, 1 truncated"
     )

@@ -20,7 +20,7 @@ from vapo.environments.chat_endpoint import (
     assistant_message,
     observation_text,
 )
-from vapo.environments.verifiers_package import check_installed
+from vapo.environments.verifiers_package import check_verifiers_installed
 from vapo.errors import UserError
 
 CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é<b>"}}\n</tool_call>'
@@ -205,7 +205,7 @@ def test_each_endpoint_has_a_key_of_its_own(endpoint: ChatEndpoint):
 def test_another_version_of_the_package_is_named(installed: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("vapo.environments.verifiers_package.version", lambda name: installed)
     with pytest.raises(UserError, match=rf"environment\.id needs version 0\.4 .*{installed} is in"):
-        check_installed("environment.id")
+        check_verifiers_installed("environment.id")
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
@@ -214,4 +214,4 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr("vapo.environments.verifiers_package.version", missing)
     with pytest.raises(UserError, match=r"environment\.id needs the package verifiers: pip inst"):
-        check_installed("environment.id")
+        check_verifiers_installed("environment.id")

@@ -21,7 +21,7 @@ from vapo.environments.chat_endpoint import ChatCall, ChatEndpoint
 from vapo.environments.contract import Reply
 from vapo.environments.processes import ProcessEnvironments, make_environments
 from vapo.errors import UserError
-from vapo.prompts.rows import Row
+from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
 
 pytest.importorskip("verifiers.v1", reason="needs the extra verifiers: docs/environments.md")
@@ -49,14 +49,14 @@ def opened(
         made.close()
 
 
-def rows(name: str, number: int = 2, seed: int = 0, **options: Any) -> list[Row]:
+def rows(name: str, number: int = 2, seed: int = 0, **options: Any) -> list[SourceRow]:
     source = make(
         SourceConfig, kind="verifiers", task=name, num_examples=number, seed=seed, options=options
     )
     return read_rows(source, key="data.train")
 
 
-def play(envs: ProcessEnvironments, row: Row, *texts: str) -> list[Reply]:
+def play(envs: ProcessEnvironments, row: SourceRow, *texts: str) -> list[Reply]:
     envs.begin((0,), {**row.metadata, "prompt": "rendered", "answer": row.answer, "seed": 0})
     replies = next_replies(envs, 1, within_s=30)
     for text in texts:
@@ -127,7 +127,7 @@ def test_an_environment_with_tools():
         server = int(re.findall(r"process (\d+)", told.observation or "")[0])
         assert ends(server)
         undescribed = play(
-            envs, Row(row.place, "", "", metadata={**row.metadata, "verifiers_tools": []})
+            envs, SourceRow(row.place, "", "", metadata={**row.metadata, "verifiers_tools": []})
         )
     assert begun.observation == ""
     assert wrong.observation == (
@@ -202,7 +202,7 @@ def test_the_policy_is_one_agent_and_others_have_a_client_of_their_own(
 
 def test_a_row_of_another_source_is_a_failure():
     with opened("say-word") as envs:
-        failure = play(envs, Row("place", "problem", "answer"))[0].failure or ""
+        failure = play(envs, SourceRow("place", "problem", "answer"))[0].failure or ""
     assert "the row has no column verifiers_task" in failure
 
 

@@ -34,7 +34,7 @@ from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.recording import Recording
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, training_parts
+from vapo.training.parts import Inputs, Sampling, assemble_parts
 from vapo.training.trainer import make_trainer
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -158,7 +158,7 @@ def train(config: FitConfig, folder: Path, notebook: Notebook | None = None) -> 
     module = VapoModule(config, pad_id=0)
     inputs = Inputs(tokenizer, with_critic_prompts(scripted_prompts(), config, tokenizer))
     scorer = ScriptedScorer(config.rewards)
-    parts = training_parts(
+    parts = assemble_parts(
         module,
         Sampling(config, inputs, scorer, progress, make_sampler=lambda module: ScriptedSampler()),
         progress=progress,

@@ -17,7 +17,13 @@ from vapo.config.kinds import make
 from vapo.config.schema import DataConfig, MixtureSource, SourceConfig
 from vapo.errors import UserError
 from vapo.prompts.load import load_prompts
-from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource, Turns, group_sampling
+from vapo.prompts.training_set import (
+    StagePrompts,
+    TrainingSet,
+    TrainingSource,
+    Turns,
+    group_sampling,
+)
 from vapo.types import Prompt
 
 
@@ -29,7 +35,7 @@ def training_set(**sources: tuple[int, int]) -> TrainingSet:
     """name=(weight, number of prompts)"""
     return TrainingSet(
         tuple(
-            TrainingSource((Stage(prompts(name, number)),), name, weight)
+            TrainingSource((StagePrompts(prompts(name, number)),), name, weight)
             for name, (weight, number) in sources.items()
         )
     )
@@ -82,7 +88,9 @@ def test_each_source_is_shuffled_once_an_epoch(monkeypatch: pytest.MonkeyPatch) 
     """More sources than any fixed number of permutations that are kept."""
     shuffled = list[int]()
     monkeypatch.setattr(Random, "shuffle", lambda self, order: shuffled.append(len(order)))
-    sources = tuple(TrainingSource((Stage(prompts("a", 50)),), name=str(n)) for n in range(40))
+    sources = tuple(
+        TrainingSource((StagePrompts(prompts("a", 50)),), name=str(n)) for n in range(40)
+    )
     group_sampling(TrainingSet(sources), num_prompts=400, seed=0, iteration=0)
     assert len(shuffled) == len(sources)
 
@@ -116,10 +124,10 @@ def test_one_source_has_the_order_of_a_set_without_mixtures() -> None:
 
 
 def test_stages_of_a_curriculum_begin_at_their_iteration() -> None:
-    stages = (Stage(prompts("easy", 5)), Stage(prompts("hard", 4), from_iteration=3))
+    stages = (StagePrompts(prompts("easy", 5)), StagePrompts(prompts("hard", 4), from_iteration=3))
     for name, weight in (("", 1), ("s", 2)):
         source = TrainingSource(stages, name, weight)
-        other = TrainingSource((Stage(prompts("o", 3)),), "o", 1)
+        other = TrainingSource((StagePrompts(prompts("o", 3)),), "o", 1)
         mixture = TrainingSet((source,) if not name else (source, other))
         easy: list[str] = []
         hard: list[str] = []
@@ -249,7 +257,7 @@ def test_stages_by_the_levels_of_reasoning_gym() -> None:
     )
     easy, hard = load_prompts(data, character_tokenizer()).training.sources[0].stages
 
-    def terms(stage: Stage) -> set[int]:
+    def terms(stage: StagePrompts) -> set[int]:
         entries = [prompt.metadata["entry"]["metadata"] for prompt in stage.prompts]
         return {entry["num_terms"] for entry in entries}
 

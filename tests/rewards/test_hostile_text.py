@@ -12,7 +12,7 @@ import pytest
 
 from tests.rewards.adversarial import PATTERN, SPIRAL, cases, judged, wrongly_correct
 from tests.rewards.rollouts_for_tests import rollout
-from vapo.rewards.hostile_text import UnsafeTextError, check_latex, check_source
+from vapo.rewards.hostile_text import UnsafeTextError, check_expression_source, check_latex
 from vapo.rewards.verifiers import make_math
 
 
@@ -32,7 +32,7 @@ from vapo.rewards.verifiers import make_math
     ],
 )
 def test_bounded_expressions_are_evaluated(source: str | bytes):
-    check_source(source)
+    check_expression_source(source)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_bounded_expressions_are_evaluated(source: str | bytes):
 )
 def test_everything_else_is_not(source: str):
     with pytest.raises(UnsafeTextError):
-        check_source(source)
+        check_expression_source(source)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer, Place, check_replayed, first_tokens
+from vapo.rollouts.continuations import Continuer, Place, beginning_of, check_replayed
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.observations import ObservationTokens
 from vapo.rollouts.player import Player
@@ -364,7 +364,7 @@ def begun(budget: int = 60, **options: Any) -> tuple[Player, Rollout]:
 @pytest.mark.parametrize(("num_tokens", "num_turns"), [(2, 0), (7, 1), (12, 2)])
 def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_turns: int) -> None:
     player, episode = begun()
-    start = first_tokens(episode, num_tokens)
+    start = beginning_of(episode, num_tokens)
     *over, begun_turn = start.turns
     assert tuple(over) == episode.turns[:num_turns]
     assert begun_turn == replace(episode.turns[num_turns], num_sampled=0, reward=0.0)
@@ -380,14 +380,14 @@ def test_an_episode_goes_on_from_the_beginning_of_a_turn(num_tokens: int, num_tu
 def test_an_episode_does_not_go_on_from_within_a_turn() -> None:
     _, episode = begun()
     with pytest.raises(ValueError, match="turn"):
-        first_tokens(episode, 4)
+        beginning_of(episode, 4)
 
 
 def test_an_environment_that_answers_differently_is_found_out() -> None:
     player, episode = begun()
     other = replace(episode, response_ids=(*ids("o9"), *episode.response_ids[2:]))
     settings = SamplingSettings(max_response_tokens=60)
-    (failed,) = player.play([first_tokens(other, 7)], group_size=1, settings=settings, seed=3)
+    (failed,) = player.play([beginning_of(other, 7)], group_size=1, settings=settings, seed=3)
     assert failed.failure is not None
     with pytest.raises(UserError, match="could not begin"):
         check_replayed([failed])

@@ -12,7 +12,7 @@ from tests.judged import judged
 from vapo.config.schema import EvaluationConfig, RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.evaluation import evaluate
-from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
+from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
 from vapo.rollouts.batch import make_rollout_batch, source_metrics
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
@@ -37,7 +37,7 @@ def batch(*rows: tuple[str, bool, int]) -> RolloutBatch:
 
 
 def training(*names: str, num_stages: int = 1) -> TrainingSet:
-    stages = tuple(Stage([Prompt("p", "p", (2,), "1")], 5 * i) for i in range(num_stages))
+    stages = tuple(StagePrompts([Prompt("p", "p", (2,), "1")], 5 * i) for i in range(num_stages))
     return TrainingSet(tuple(TrainingSource(stages, name) for name in names))
 
 

@@ -19,7 +19,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.diagnostics import DiagnosticTables, ValuePages
 from vapo.training.module import VapoModule
 from vapo.training.observers import ValueTruths
-from vapo.training.parts import training_parts
+from vapo.training.parts import assemble_parts
 from vapo.training.trainer import RunCallbacks
 
 
@@ -44,7 +44,7 @@ def test_what_must_come_before_what(first: str, second: str, reason: str, tmp_pa
 
 
 def run_callbacks(folder: Path, *overrides: str, kept: Any = None) -> RunCallbacks:
-    parts = training_parts(
+    parts = assemble_parts(
         VapoModule(system_config("vapo", *overrides), pad_id=0),
         MagicMock(),
         progress=Progress(enabled=False),

@@ -11,7 +11,7 @@ from tests.systems import system_config
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.module import VapoModule
-from vapo.training.parts import TrainingParts, training_parts
+from vapo.training.parts import TrainingParts, assemble_parts
 from vapo.types import Phase
 
 FIRST_BATCH = ("critic.init=policy", "critic.head.start=first_batch")
@@ -21,7 +21,7 @@ TRUTH = ("value_truth.every_n_iterations=1", "value_truth.num_prefixes=1")
 def parts_of(*overrides: str, **options: Any) -> TrainingParts:
     module = VapoModule(system_config("vapo", *overrides), pad_id=0)
     given: dict[str, Any] = {"progress": Progress(enabled=False), "critic_dir": None, **options}
-    return training_parts(module, lambda module: None, **given)  # type: ignore[arg-type, return-value]
+    return assemble_parts(module, lambda module: None, **given)  # type: ignore[arg-type, return-value]
 
 
 @pytest.mark.parametrize(

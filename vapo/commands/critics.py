@@ -104,9 +104,9 @@ def run(
     with recorded(base, "critics", None, name=name, tags=tags) as (progress, logger):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
-        progress.note(describe_cost(cells, rows))
+        progress.note(critics_cost(cells, rows))
         curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
-        text = write_report(folder, curves, read, logger)
+        text = write_comparison(folder, curves, read, logger)
         where = logger.describe()
     say(f"{text}\n{where}\n{folder}")
     return folder
@@ -121,7 +121,7 @@ def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Ce
     return Cell(name, config, folder / "cells" / f"{key}.json")
 
 
-def describe_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
+def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
     """What is to be done, before it is begun."""
     left = [cell for cell in cells if cell.result() is None]
     mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
@@ -175,7 +175,7 @@ def train_cells(
     return curves
 
 
-def write_report(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:
+def write_comparison(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:
     """Table and figure, in the folder and in MLflow; the table."""
     reference = grid.full_system or grid.rows[0].name
     table = summarize(curves, reference=reference)

@@ -22,7 +22,7 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.runs.checkpoint_saving import num_kept, shown_size
-from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.studies.memory.estimate import GIB, MemoryEstimate, estimate_memory
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
@@ -42,7 +42,7 @@ def run(
     mean_prompt_tokens: float | None = None,
     simulate_ranks: int | None = None,
     interconnect_gb_s: float | None = None,
-) -> Estimate:
+) -> MemoryEstimate:
     """Print the table; with `gpu_memory_gib`, whether it fits; with the next four, the hours.
 
     With `simulate_ranks` also a training step on fake tensors, and its time at the two rates.
@@ -55,7 +55,7 @@ def run(
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
     config, estimate, actor, critic = estimated(config, path)
-    say(render(estimate))
+    say(stage_table(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
         say(
             "the critic's own prompts (critic.prompt.template) are counted as long as "
@@ -65,7 +65,7 @@ def run(
         say(continuations_line(config, continued))
     say(disk_line(config, estimate))
     if gpu_memory_gib is not None:
-        say(verdict(estimate, gpu_memory_gib))
+        say(memory_verdict(estimate, gpu_memory_gib))
     if hardware is not None:
         shares = estimate.shares_prompts
         phases = run_hours(config, hardware, actor=actor, critic=critic, shares_prompts=shares)
@@ -83,7 +83,7 @@ def run(
 
 def estimated(
     config: FitConfig, path: str | None = None, *, tell: Callable[[str], None] = say
-) -> tuple[FitConfig, Estimate, PreTrainedConfig, PreTrainedConfig | None]:
+) -> tuple[FitConfig, MemoryEstimate, PreTrainedConfig, PreTrainedConfig | None]:
     """The arithmetic of a config, and the config with its precision, and those of both networks.
 
     Args:
@@ -105,7 +105,7 @@ def estimated(
 
 def _say_simulation(
     config: FitConfig,
-    estimate: Estimate,
+    estimate: MemoryEstimate,
     model: str | None,
     sustained_tflops: float | None,
     interconnect_gb_s: float | None,
@@ -180,7 +180,7 @@ def _read(path: str) -> PreTrainedConfig:
         return read_model_config(path)
 
 
-def render(estimate: Estimate) -> str:
+def stage_table(estimate: MemoryEstimate) -> str:
     """Parts down, stages across, in GiB; each GPU has one process."""
     stages = estimate.stages
     parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
@@ -232,7 +232,7 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
     )
 
 
-def disk_line(config: FitConfig, estimate: Estimate) -> str:
+def disk_line(config: FitConfig, estimate: MemoryEstimate) -> str:
     """What checkpoints take in `output_dir`; the run counts its rollouts, too, before it begins."""
     kept = num_kept(config.checkpoints.keep, estimate.checkpoint)
     most = shown_size((kept + 2) * estimate.checkpoint)
@@ -242,7 +242,7 @@ def disk_line(config: FitConfig, estimate: Estimate) -> str:
     )
 
 
-def verdict(estimate: Estimate, gpu_memory_gib: float) -> str:
+def memory_verdict(estimate: MemoryEstimate, gpu_memory_gib: float) -> str:
     """Whether the peak fits, with what CUDA itself takes."""
     spare = gpu_memory_gib - _CONTEXT_GIB - estimate.peak / GIB
     what = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"

@@ -43,18 +43,20 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     with recorded(config, "filter", prompts) as (progress, logger):
         started, num_tokens = time.monotonic(), 0
         if not is_there:
-            num_tokens = sample_file(config, prompts.train, tokenizer, path, settings, progress)
+            num_tokens = sample_pass_rates(
+                config, prompts.train, tokenizer, path, settings, progress
+            )
         histogram = read_histogram(path, num_responses)
         if sum(histogram) != len(prompts.train):
             raise UserError(
                 f"--output {path}: it has {sum(histogram)} of {len(prompts.train)} prompts; remove "
                 "it, or give another name"
             )
-        metrics = summary_metrics(histogram)
+        metrics = pass_rate_metrics(histogram)
         metrics["filter/num_response_tokens"] = float(num_tokens)
         metrics["filter/sampling_s"] = time.monotonic() - started
         logger.log_metrics(metrics, step=0)
-        text = render(histogram, metrics)
+        text = histogram_text(histogram, metrics)
         logger.log_text(text + "\n", "pass_rates.txt")
         where = logger.describe()
     say(
@@ -65,7 +67,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     return path
 
 
-def sample_file(
+def sample_pass_rates(
     config: FitConfig,
     train: Sequence[Prompt],
     tokenizer: PreTrainedTokenizerBase,
@@ -89,7 +91,7 @@ def sample_file(
             seed = derive_seed(config.seed, "pass rates", first)
             chunk = train[first : first + size]
             rollouts = player.play(chunk, group_size=k, settings=sampling, seed=seed)
-            write_text(parts.files[number], rows_of(rollouts, first, k))
+            write_text(parts.files[number], filtered_rows(rollouts, first, k))
             num_tokens += sum(rollout.num_sampled for rollout in rollouts)
 
         parts.fill("pass rates", config, tokenizer, progress, write)
@@ -99,7 +101,7 @@ def sample_file(
     return num_tokens
 
 
-def rows_of(rollouts: Sequence[Rollout], first: int, k: int) -> str:
+def filtered_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
     """A line for each prompt, `k` rollouts for each; `first` is the number of the first prompt."""
     rows = []
     for place in range(0, len(rollouts), k):
@@ -151,7 +153,7 @@ def read_histogram(path: Path, k: int) -> list[int]:
     return bins
 
 
-def summary_metrics(histogram: list[int]) -> dict[str, float]:
+def pass_rate_metrics(histogram: list[int]) -> dict[str, float]:
     """What the file says of the prompts; keys as docs/metrics.md has them."""
     total, k = sum(histogram), len(histogram) - 1
     mean = sum(number * count for number, count in enumerate(histogram)) / (total * k)
@@ -164,7 +166,7 @@ def summary_metrics(histogram: list[int]) -> dict[str, float]:
     }
 
 
-def render(histogram: list[int], metrics: dict[str, float]) -> str:
+def histogram_text(histogram: list[int], metrics: dict[str, float]) -> str:
     """The histogram as text, and what of it can teach."""
     k, most = len(histogram) - 1, max(histogram)
     lines = ["pass rate  prompts"]

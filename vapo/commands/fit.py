@@ -44,7 +44,7 @@ from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tr
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.stores import locate_store
 from vapo.training.module import VapoModule
-from vapo.training.parts import Inputs, Sampling, module_of, training_parts
+from vapo.training.parts import Inputs, Sampling, assemble_parts, module_of
 from vapo.training.trainer import RunCallbacks, make_trainer
 
 _FOLDER_CHARS = 48  # so that the folder's path has room on a line of 80 columns
@@ -131,7 +131,7 @@ def train(
         module = module_of(config, inputs)
         train_set = inputs.prompts.train
         kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
-        parts = training_parts(
+        parts = assemble_parts(
             module,
             Sampling(config, inputs, scorer, progress, kept),
             progress=progress,
@@ -158,7 +158,7 @@ def train(
             logger.close("FAILED")
     seconds = time.monotonic() - started
     if is_main_process():
-        summary = summarize(config, module, callbacks, run_dir, logger, seconds, stop)
+        summary = write_fit_summary(config, module, callbacks, run_dir, logger, seconds, stop)
         if not quiet:
             say(summary)
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
@@ -202,7 +202,7 @@ def begin_record(
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
 
 
-def summarize(
+def write_fit_summary(
     config: FitConfig,
     module: VapoModule,
     callbacks: RunCallbacks,

@@ -58,7 +58,7 @@ def run(
         with playing(config, load_policy(config), tokenizer, scorer) as player:
             start = sample_start(config, heldout, player, progress, answer_ids=answer_ids)
         del player  # with its policy, which needs memory
-        progress.note(describe_cost(config, start, num_iterations))
+        progress.note(gates_cost(config, start, num_iterations))
         figures, curves = measure(
             setting,
             start,
@@ -80,7 +80,7 @@ def run(
     return folder
 
 
-def describe_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
+def gates_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
     """What is to be done at most, before it is begun."""
     numbers, few = resolve(config), policy_iterations(num_iterations)
     unlearning = num_iterations if start.guess is not None else 0

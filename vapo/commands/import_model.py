@@ -37,10 +37,10 @@ def run(source: str, output_dir: Path, dtype: Dtype) -> None:
         aside.rename(output_dir)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    say(f"{describe(read)}\n{output_dir}")
+    say(f"{model_description(read)}\n{output_dir}")
 
 
-def describe(read: Imported) -> str:
+def model_description(read: Imported) -> str:
     """What a config has to know of the model."""
     model, tokenizer = read.model, read.tokenizer
     config = model.config.get_text_config()

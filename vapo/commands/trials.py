@@ -77,7 +77,7 @@ def _marked(text: str) -> str:
     return "\n".join(f"  | {line}" for line in visible(text).split("\n"))
 
 
-def render(trial: Trial, number: int, total: int) -> str:
+def trial_text(trial: Trial, number: int, total: int) -> str:
     """Everything about one response."""
     tokens, length = "", f"{len(trial.response)} characters"
     if trial.finish_reason is not None:
@@ -101,7 +101,7 @@ def render(trial: Trial, number: int, total: int) -> str:
     return "\n".join(parts)
 
 
-def summarize(trials: Sequence[Trial]) -> str:
+def trials_summary(trials: Sequence[Trial]) -> str:
     """The pass rate, and what else can be counted, in one line."""
     total, num_correct = len(trials), sum(t.is_correct for t in trials)
     mean = sum(t.reward for t in trials) / total

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vapo.commands.trials import Policy, Trial, block, hints, render, summarize
+from vapo.commands.trials import Policy, Trial, block, hints, trial_text, trials_summary
 from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.nearest_path import nearest_path
 from vapo.config.rewards import RewardModelVerifier
 from vapo.errors import UserError
 from vapo.prompts.generated_rows import stage_source
-from vapo.prompts.rows import Row
+from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
@@ -28,7 +28,7 @@ from vapo.system.files import read_line
 from vapo.system.shown_text import say
 
 _OWN = ("response", "prompt_id", "answer")
-Asked = tuple[str, Row]
+Asked = tuple[str, SourceRow]
 """What a response is judged against, and the name of its source in a mixture."""
 
 
@@ -77,9 +77,9 @@ def _show(
 ) -> list[Trial]:
     shown = []
     for number, trial in enumerate(trials, start=1):
-        say(f"{render(trial, number, total)}\n")
+        say(f"{trial_text(trial, number, total)}\n")
         shown.append(trial)
-    say(summarize(shown))
+    say(trials_summary(shown))
     for hint in hints(shown, config, policy):
         say(f"hint: {hint}")
     return shown
@@ -189,7 +189,7 @@ def asked_by(config: FitConfig, responses: Sequence[Given]) -> Iterator[Asked]:
         by_id = {asked[1].place: asked for asked in [*_rows(config, "heldout"), *rows]}
     for given in responses:
         if given.answer is not None:
-            yield "", Row(given.place, "", given.answer, metadata=given.metadata)
+            yield "", SourceRow(given.place, "", given.answer, metadata=given.metadata)
         elif given.prompt_id in by_id:
             yield by_id[given.prompt_id]
         elif given.prompt_id is not None:

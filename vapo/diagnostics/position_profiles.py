@@ -51,7 +51,7 @@ def position_profile(
     if batch.old_values is not None:
         found["value"] = of_steps(batch.old_values, batch, hyperparameters)
         found["return"] = returns
-        found["reward_weight"] = reward_weight(batch, hyperparameters)
+        found["reward_weight"] = token_reward_weight(batch, hyperparameters)
     if batch.raw_advantages is not None:
         found["advantage"] = batch.raw_advantages
     if not found:
@@ -68,7 +68,7 @@ def position_profile(
         explained = explained_variance_by_position(
             found["value"], returns, mask, **bins, reduce=sum_over_ranks
         )
-        columns["explained_variance"] = finite(explained[used].tolist())
+        columns["explained_variance"] = finite_cells(explained[used].tolist())
     return columns
 
 
@@ -120,7 +120,7 @@ def limits_of_bins(table: Calibration, lowest: float, highest: float) -> list[li
     ]
 
 
-def finite(column: Sequence[Any]) -> list[Any]:
+def finite_cells(column: Sequence[Any]) -> list[Any]:
     """JSON has no NaN and no infinity."""
     return [None if x is None or not math.isfinite(x) else x for x in column]
 
@@ -134,7 +134,9 @@ def returns_of_tokens(
     return of_steps(returns, batch, hyperparameters)
 
 
-def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B T"]:
+def token_reward_weight(
+    batch: TrainingBatch, hyperparameters: Hyperparameters
+) -> Float[Tensor, "B T"]:
     """(gamma * lambda_policy)^(T - t): the share of the final reward that reaches token t directly.
 
     T is the response's last token, whose weight is 1. The rest comes through the values. With GAE

@@ -91,7 +91,7 @@ SIGNS = {
 
 
 @dataclass
-class Episode:
+class OverLimit:
     """Iterations in a row beyond the limit. `alarmed`: there were `patience` of them."""
 
     since: int
@@ -106,7 +106,7 @@ class WatcherState:
     name: str
     watcher: Watcher
     first: float | None = None
-    episode: Episode | None = None
+    episode: OverLimit | None = None
     figure: float = math.nan
     switch: str = ""
 
@@ -131,7 +131,7 @@ class WatcherState:
         if not (figure < limit if self.sign.is_floor else figure > limit):
             self.episode = None
             return False
-        self.episode = self.episode or Episode(iteration)
+        self.episode = self.episode or OverLimit(iteration)
         self.episode.count += 1
         return self.episode.count >= self.watcher.patience
 
@@ -170,4 +170,4 @@ class WatcherState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.first = state["first"]
-        self.episode = None if state["episode"] is None else Episode(**state["episode"])
+        self.episode = None if state["episode"] is None else OverLimit(**state["episode"])

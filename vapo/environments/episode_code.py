@@ -45,7 +45,7 @@ MAX_OBSERVATION_CHARS = 2**18
 """A longer observation is a failure of its episode: it is no text for a policy to read."""
 
 
-class Episode(Protocol):
+class UserEpisode(Protocol):
     """An environment in one episode: a user's own object, or an adapter's. May have `close()`."""
 
     def reset(self, row: dict[str, Any]) -> str | None: ...
@@ -53,7 +53,7 @@ class Episode(Protocol):
     def step(self, text: str) -> tuple[str | None, float]: ...
 
 
-MakeEpisode = Callable[[], Episode]
+MakeEpisode = Callable[[], UserEpisode]
 
 
 class EpisodeAnswers:

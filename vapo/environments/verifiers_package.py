@@ -24,7 +24,7 @@ TOOLS = "verifiers_tools"
 """The row's column with the names of the tools that its prompt describes."""
 
 
-def check_installed(key: str) -> None:
+def check_verifiers_installed(key: str) -> None:
     """Raises: UserError: the package is missing, or another version than is supported."""
     try:
         installed = version("verifiers")
@@ -47,7 +47,7 @@ def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any
 
     Raises: UserError: it is not installed, or does not take `args`.
     """
-    check_installed(key)
+    check_verifiers_installed(key)
     from verifiers.v1.utils import loaders
 
     try:

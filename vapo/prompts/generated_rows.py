@@ -23,7 +23,7 @@ from vapo.environments.verifiers_package import (
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.procedural_rows import Demonstration
-from vapo.prompts.rows import Message, Row
+from vapo.prompts.rows import Message, SourceRow
 from vapo.system.installation import install_command
 
 OPENING = "Begin task {digest}."
@@ -33,7 +33,7 @@ The digest is of the task's data: prompts that are equal count as one problem.
 """
 
 
-def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
+def procedural_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
     try:
         generated = procedural.generate(
             source.task, source.options, num_examples=source.num_examples, seed=source.seed
@@ -47,7 +47,7 @@ def procedural_rows(source: GeneratedSource, key: str) -> list[Row]:
     ]
 
 
-def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[Row]:
+def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
     gym = _reasoning_gym(source, key)
     size = source.num_examples
     try:
@@ -70,14 +70,14 @@ def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[Row]:
 
 def _row(
     place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: Demonstration
-) -> Row:
+) -> SourceRow:
     """Make a row with the record that a file of these rows would have, in the default columns."""
     in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
     record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
-    return Row(place, problem, answer, metadata=metadata, record=record, **demonstration)
+    return SourceRow(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
-def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
+def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
     """The environment's tasks, shuffled with the source's seed.
 
     Of endless ones the first are taken. A task's tools are described in the system message.
@@ -102,7 +102,7 @@ def verifiers_rows(source: GeneratedSource, key: str) -> list[Row]:
     return [_task_row(task, tools, f"{source.task}: task {task.data.idx}") for task in tasks]
 
 
-def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> Row:
+def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> SourceRow:
     data = task.data.model_dump(mode="json")
     problem = _with_tools(opening_messages(task), tools_text(tools), place)
     if not any(message["role"] == "user" for message in problem):
@@ -111,7 +111,7 @@ def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> Row:
     metadata = {TASK: data, TOOLS: [tool["function"]["name"] for tool in tools]}
     answer = answer if isinstance(answer, str) else ""
     record = {"prompt": problem, "answer": answer, **metadata}
-    return Row(place, problem, answer, metadata=metadata, record=record)
+    return SourceRow(place, problem, answer, metadata=metadata, record=record)
 
 
 def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[Message]:

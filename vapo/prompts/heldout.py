@@ -9,7 +9,7 @@ from random import Random
 from vapo.config.data import sources_of
 from vapo.config.schema import DataConfig
 from vapo.errors import UserError
-from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
+from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 
@@ -64,7 +64,7 @@ def split_off(
     for index, (source, config) in enumerate(zip(sources, settings, strict=True)):
         size = max(turns.count(index, data.heldout_size), 1)
         train, heldout = _split(source, size, config.seed, total=data.heldout_size)
-        kept.append(replace(source, stages=(Stage(train),)))
+        kept.append(replace(source, stages=(StagePrompts(train),)))
         held.append(heldout)
     return kept, interleaved(held)
 

@@ -20,8 +20,8 @@ from vapo.prompts.characters import LostCharacters, lost_characters
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.heldout import interleaved, split_off, without
 from vapo.prompts.rows import LeftOut
-from vapo.prompts.sources import Row, read_rows
-from vapo.prompts.training_set import Stage, TrainingSet, TrainingSource
+from vapo.prompts.sources import SourceRow, read_rows
+from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
 
@@ -138,7 +138,9 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
     """Load one training source; the prompts of all its stages are made and checked now."""
     name, weight = source_name(key), getattr(source, "weight", 1)
     if not isinstance(source, GeneratedSource) or not source.curriculum:
-        return TrainingSource((Stage(_read_prompts(reading, source, key, name)),), name, weight)
+        return TrainingSource(
+            (StagePrompts(_read_prompts(reading, source, key, name)),), name, weight
+        )
     stages = []
     for index, stage in enumerate(source.curriculum):
         made = stage_source(source, index, key=key)
@@ -146,7 +148,7 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
             prompts = _read_prompts(reading, made, key, name)
         except UserError as error:
             raise UserError(f"{key}.curriculum, stage {index}: {error}") from None
-        stages.append(Stage(prompts, stage.from_iteration))
+        stages.append(StagePrompts(prompts, stage.from_iteration))
     return TrainingSource(tuple(stages), name, weight)
 
 
@@ -201,7 +203,9 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
     return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"
 
 
-def _render(row: Row, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def _render(
+    row: SourceRow, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase
+) -> str:
     """Make the policy's input text. The template is for plain text, not for messages."""
     if isinstance(row.problem, str):
         text = template.replace("{prompt}", row.problem)  # problems contain braces

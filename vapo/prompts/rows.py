@@ -16,7 +16,7 @@ Message = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Row:
+class SourceRow:
     """One problem before the template; `place` names it in errors and as the prompt's id."""
 
     place: str
@@ -55,7 +55,7 @@ def passing(
         yield place, record
 
 
-def first_of_each(rows: Iterable[Row], left_out: LeftOut) -> Iterator[Row]:
+def first_of_each(rows: Iterable[SourceRow], left_out: LeftOut) -> Iterator[SourceRow]:
     """Keep the first row of each problem (messages included); `left_out` counts the rest."""
     answers: dict[str, str] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Where prompts come from: files, Hugging Face datasets and generators -> `Row`s.
+"""Where prompts come from: files, Hugging Face datasets and generators -> `SourceRow`s.
 
 Rows are checked here, so that a malformed one is named by file and line before any model
 loads. `datasets` is imported only by the sources that need it.
@@ -28,7 +28,7 @@ from vapo.config.data import (
     VerifiersSource,
 )
 from vapo.config.nearest_path import nearest_path
-from vapo.environments.verifiers_package import check_installed
+from vapo.environments.verifiers_package import check_verifiers_installed
 from vapo.errors import UserError
 from vapo.prompts import procedural
 from vapo.prompts.columns import match_answer, take
@@ -39,14 +39,16 @@ from vapo.prompts.generated_rows import (
     verifiers_rows,
 )
 from vapo.prompts.procedural_rows import Demonstration
-from vapo.prompts.rows import LeftOut, Message, Row, first_of_each, passing
+from vapo.prompts.rows import LeftOut, Message, SourceRow, first_of_each, passing
 from vapo.system.files import read_line
 from vapo.system.hub import read_cache_if_unreachable
 
 _BATCH_ROWS = 1024  # of a Parquet file, so that its first row is there soon
 
 
-def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None) -> list[Row]:
+def read_rows(
+    source: PromptSource, *, key: str, left_out: LeftOut | None = None
+) -> list[SourceRow]:
     """Read all rows of one source; `key` is the source's place in the config, for error messages.
 
     Raises: UserError: the source is missing or a row is malformed; names file and line.
@@ -54,7 +56,7 @@ def read_rows(source: PromptSource, *, key: str, left_out: LeftOut | None = None
     left_out = LeftOut() if left_out is None else left_out
     if isinstance(source, FileSource):
         records = read_records(source, key=key)
-        rows: Iterable[Row] = (
+        rows: Iterable[SourceRow] = (
             _row_from_record(record, place, source, key)
             for place, record in passing(records, source, key, left_out)
         )
@@ -70,7 +72,7 @@ def read_records(source: FileSource, *, key: str) -> Iterator[tuple[str, Any]]:
     return _records(source)(source, key)
 
 
-def _generator(source: GeneratedSource) -> Callable[[Any, str], list[Row]]:
+def _generator(source: GeneratedSource) -> Callable[[Any, str], list[SourceRow]]:
     if isinstance(source, ProceduralSource):
         return procedural_rows
     return verifiers_rows if isinstance(source, VerifiersSource) else reasoning_gym_rows
@@ -87,7 +89,7 @@ def check_source(source: PromptSource, *, key: str) -> None:
     if isinstance(source, ReasoningGymSource):
         check_reasoning_gym(key)
     elif isinstance(source, VerifiersSource):
-        check_installed(f"{key}.kind")
+        check_verifiers_installed(f"{key}.kind")
     elif isinstance(source, ProceduralSource):
         procedural_rows(replace(source, num_examples=1), key)
     elif isinstance(source, FileSource):
@@ -234,7 +236,7 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
     return found
 
 
-def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> Row:
+def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> SourceRow:
     if not isinstance(record, Mapping):
         raise UserError(f"{place}: a row is an object with columns, this is {_kind(record)}")
     problem = take(record, source.prompt_column, place=place, key=f"{key}.prompt_column")
@@ -250,7 +252,7 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> R
         answer = match_answer(
             answer, source.answer_pattern, place=place, key=f"{key}.answer_pattern"
         )
-    return Row(
+    return SourceRow(
         place=place,
         problem=_problem(problem, f"{place}: {columns[0]!r}"),
         answer=answer,

@@ -17,7 +17,7 @@ from vapo.types import Prompt
 
 
 @dataclass(frozen=True)
-class Stage:
+class StagePrompts:
     """The prompts of a source from one iteration on; without a curriculum there is one."""
 
     prompts: Sequence[Prompt]
@@ -28,7 +28,7 @@ class Stage:
 class TrainingSource:
     """One source of a mixture, or, under the empty name, the only one."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StagePrompts, ...]
     name: str = ""
     weight: int = 1
 
@@ -45,7 +45,7 @@ class TrainingSet:
     @classmethod
     def of(cls, prompts: Sequence[Prompt]) -> TrainingSet:
         """Make a training set of one source without stages."""
-        return cls((TrainingSource((Stage(prompts),)),))
+        return cls((TrainingSource((StagePrompts(prompts),)),))
 
     @property
     def prompts(self) -> list[Prompt]:

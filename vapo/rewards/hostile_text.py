@@ -50,7 +50,7 @@ class UnsafeTextError(ValueError):
 # ---- Python source ------------------------------------------------------------------------
 
 
-def check_source(source: Any) -> None:
+def check_expression_source(source: Any) -> None:
     """Raises: UnsafeTextError for all but one bounded expression of numbers and literals."""
     if isinstance(source, (str, bytes)):
         if source in _LIBRARY_SOURCES:
@@ -177,7 +177,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         if _is_importing() or event in _NO_EFFECT:
             return
         if event == "compile":
-            check_source(arguments[0])
+            check_expression_source(arguments[0])
         elif event == "open":
             mode, flags = arguments[1], arguments[2]
             is_read = (mode or "r") in ("r", "rb") and not (flags or 0) & 0b11

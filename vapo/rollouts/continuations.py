@@ -164,7 +164,7 @@ class Continuer:
             if place.num_tokens >= min(length, self.settings.max_response_tokens):
                 raise ValueError(f"{place}: nothing is left to sample")
         states = by_state(rollouts, places)
-        starts = [first_tokens(rollouts[first.row], first.num_tokens) for first, *_ in states]
+        starts = [beginning_of(rollouts[first.row], first.num_tokens) for first, *_ in states]
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
             whole = self.player.play(
@@ -188,7 +188,7 @@ class Continuer:
         return Continuations(states, batch, sampled)
 
 
-def first_tokens(rollout: Rollout, num_tokens: int) -> Rollout:
+def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
     """The rollout as it was after so many tokens, its last turn under way.
 
     Raises: ValueError: it cannot be played on from there.

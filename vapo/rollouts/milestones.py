@@ -37,7 +37,7 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
     return first + [text(one, two)[len(text(one)) :] for one, two in pairwise(ids)]
 
 
-def milestones(
+def milestones_of(
     texts: Iterable[str], *, kind: Literal["nth", "all"]
 ) -> dict[tuple[int, str, bytes], int]:
     """The numbers so far, and how many tokens a response has when it comes to them.
@@ -47,7 +47,7 @@ def milestones(
     other are one number, which is a milestone before it has ended, too. No response comes back to
     a milestone that it has left.
 
-    >>> milestones(["3", "+", "1", "4"], kind="nth")
+    >>> milestones_of(["3", "+", "1", "4"], kind="nth")
     {(0, '', b''): 0, (1, '3', b''): 1, (2, '1', b''): 3, (2, '14', b''): 4}
     """
     count, last, before = 0, "", b""
@@ -77,7 +77,7 @@ def numbered_milestones(
     numbers: dict[tuple[int, str, bytes], int] = {}
     found = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
     for row, own in enumerate(texts):
-        for mark, start in milestones(own, kind=kind).items():
+        for mark, start in milestones_of(own, kind=kind).items():
             found[row, start:] = numbers.setdefault(mark, len(numbers))
     return found
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
-from vapo.rollouts.stored_columns import Row, StoredTruth, is_episode, read_truth, read_turns
+from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -75,10 +75,10 @@ class RowReader:
         rows: list[StoredRollout] = []
         for batch in table.to_batches(max_chunksize=1024):
             for record in batch.to_pylist():
-                rows.append(self._stored(Row(record, f"{self.path}: row {len(rows) + 1}")))
+                rows.append(self._stored(FileRow(record, f"{self.path}: row {len(rows) + 1}")))
         return rows
 
-    def _stored(self, row: Row) -> StoredRollout:
+    def _stored(self, row: FileRow) -> StoredRollout:
         record = row.record
         group = record.get("group")
         if group is None or isinstance(group, float):
@@ -100,7 +100,7 @@ class RowReader:
             read_truth(row, length),
         )
 
-    def _rollout(self, row: Row, group: str) -> Rollout:
+    def _rollout(self, row: FileRow, group: str) -> Rollout:
         record = row.record
         reason, failure = record.get("finish_reason"), record.get("failure")
         if reason is not None and reason not in list(FinishReason):
@@ -144,7 +144,7 @@ class RowReader:
             is_lost=has_turns and failure is not None,
         )
 
-    def _logprobs(self, row: Row, length: int) -> tuple[float, ...]:
+    def _logprobs(self, row: FileRow, length: int) -> tuple[float, ...]:
         logprobs = _per_token(row, "rollout_logprobs", length)
         row.check_finite("rollout_logprobs", logprobs or ())
         if logprobs is None and self.needs_logprobs:
@@ -155,7 +155,7 @@ class RowReader:
             )
         return (0.0,) * length if logprobs is None else tuple(logprobs)
 
-    def _prompt(self, row: Row, group: str) -> Prompt:
+    def _prompt(self, row: FileRow, group: str) -> Prompt:
         record, own = row.record, None
         with suppress(ValueError, TypeError):
             own = json.loads(record.get("record") or "{}")
@@ -171,7 +171,7 @@ class RowReader:
         )
 
     def _ids(
-        self, row: Row, column: str, *, ends: bool, may_be_empty: bool = False
+        self, row: FileRow, column: str, *, ends: bool, may_be_empty: bool = False
     ) -> tuple[int, ...]:
         """The ids as they are; else those of the text, a response's with its end token."""
         name = f"{column}_ids"
@@ -194,7 +194,7 @@ class RowReader:
         return tuple(ids)
 
 
-def _per_token(row: Row, column: str, length: int) -> list[Any] | None:
+def _per_token(row: FileRow, column: str, length: int) -> list[Any] | None:
     values: list[Any] | None = row.record.get(column)
     if values is not None:
         row.check_list(column, values, length, f"the response has {length} tokens")

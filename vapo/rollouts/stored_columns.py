@@ -23,7 +23,7 @@ _TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added
 
 
 @dataclass(frozen=True)
-class Row:
+class FileRow:
     """What a file says in one row; `where` names the row."""
 
     record: Mapping[str, Any]
@@ -66,7 +66,7 @@ def is_episode(record: Mapping[str, Any]) -> bool:
     return any(record.get(name) is not None for name in TURN_COLUMNS)
 
 
-def read_turns(row: Row, length: int) -> tuple[Turn, ...]:
+def read_turns(row: FileRow, length: int) -> tuple[Turn, ...]:
     """The turns of an episode's row, whose response has `length` tokens."""
     from vapo.types import Turn
 
@@ -118,7 +118,7 @@ def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
     }
 
 
-def read_truth(row: Row, length: int) -> tuple[StoredTruth, ...]:
+def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
     """What a row says of measured states of its response of `length` tokens; none where none is.
 
     Another program may leave out all columns, or `truth_rows` alone, which are 1 then.
@@ -149,7 +149,7 @@ def read_truth(row: Row, length: int) -> tuple[StoredTruth, ...]:
     )
 
 
-def _check_places(row: Row, tokens: list[Any], length: int) -> None:
+def _check_places(row: FileRow, tokens: list[Any], length: int) -> None:
     if not all(type(place) is int for place in tokens):
         row.fail("truth_tokens", "has entries that are not whole numbers")
     if tokens != sorted(set(tokens)):

@@ -139,7 +139,7 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
     actor = parameters_of(Actor(empty), "actor.")
     _check_network(manifest, actor, name, "actor", f"actor.path {options.path}")
     if has_critic:
-        check_value_head(manifest.value_head, config, name=name)
+        check_saved_head(manifest.value_head, config, name=name)
         members = {key.split(".")[2] for key in manifest.parameters if key.startswith(_MEMBERS)}
         check_count(len(members) or 1, config, name=name)
         _check_network(manifest, _critic_parameters(config), name, "critic", critic_start(config))
@@ -166,7 +166,7 @@ def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
         )
 
 
-def check_value_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
+def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
     """Raises: UserError naming both heads, if they compute other values of the same numbers."""
     found, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
     columns = found.num_logprob_columns

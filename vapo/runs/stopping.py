@@ -87,7 +87,7 @@ class Stopping:
             return
         self.requested = number
         again = "; again: at once" if number == signal.SIGINT else ""
-        say(f"{name}: stopping at the next safe point, within {self.grace_s:g} s{again}")
+        say_in_handler(f"{name}: stopping at the next safe point, within {self.grace_s:g} s{again}")
         self._timer = threading.Timer(
             self.grace_s,
             end_now,
@@ -101,14 +101,14 @@ class Stopping:
         self._timer.start()
 
 
-def say(text: str) -> None:
+def say_in_handler(text: str) -> None:
     """To stderr, past its buffer: a signal handler may interrupt a write to it."""
     os.write(2, f"vapo: {text}\n".encode())
 
 
 def end_now(reason: str, exit_code: int) -> None:
     """End this process and those that it started, without any clean-up."""
-    say(reason)
+    say_in_handler(reason)
     for child in psutil.Process().children(recursive=True):
         try:
             child.kill()

@@ -25,7 +25,7 @@ from vapo.errors import UserError
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """One line of the table: what is merged over the base config, and the paper's score.
 
     `folder` is the grid file's, in which the overrides are written.
@@ -47,7 +47,7 @@ class Grid:
     name: str
     description: str
     full_system: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[GridRow, ...]
 
 
 def component_names() -> tuple[str, ...]:
@@ -75,7 +75,7 @@ class Entry(_Block):
     configs: list[str] = []
     overrides: dict[str, Any] = {}
 
-    def rows(self, folder: Path) -> Iterator[Row]:
+    def rows(self, folder: Path) -> Iterator[GridRow]:
         for row in self.own_rows():
             yield dataclasses.replace(
                 row,
@@ -86,7 +86,7 @@ class Entry(_Block):
             )
 
     @abstractmethod
-    def own_rows(self) -> Iterable[Row]:
+    def own_rows(self) -> Iterable[GridRow]:
         """What the entries of a kind say beside this."""
 
 
@@ -97,8 +97,8 @@ class NamedRow(Entry):
     component_off: _Component = ""
     paper_score: float | None = None
 
-    def own_rows(self) -> Iterable[Row]:
-        return [Row(self.row, self.row, self.component_off, self.paper_score)]
+    def own_rows(self) -> Iterable[GridRow]:
+        return [GridRow(self.row, self.row, self.component_off, self.paper_score)]
 
 
 class WithoutComponents(Entry):
@@ -107,10 +107,10 @@ class WithoutComponents(Entry):
     without_components: Literal[True]
     paper_scores: dict[_Component, float] = {}
 
-    def own_rows(self) -> Iterable[Row]:
+    def own_rows(self) -> Iterable[GridRow]:
         for name in component_names():
             switch, score = f"components.{name}.enabled=false", self.paper_scores.get(name)
-            yield Row(f"without {name}", "vapo", name, score, overrides=(switch,))
+            yield GridRow(f"without {name}", "vapo", name, score, overrides=(switch,))
 
 
 class _Combinations(Entry):
@@ -118,7 +118,7 @@ class _Combinations(Entry):
 
     paper_scores: list[float | None] | None = None
 
-    def rows_of(self, combinations: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    def rows_of(self, combinations: Sequence[dict[str, Any]]) -> Iterator[GridRow]:
         scores = self.paper_scores or [None] * len(combinations)
         if len(scores) != len(combinations):
             raise ValueError(f"{len(scores)} paper_scores for {len(combinations)} rows")
@@ -127,7 +127,7 @@ class _Combinations(Entry):
                 f"{key.rpartition('.')[2]} {without_credentials(as_text(value))}"
                 for key, value in values.items()
             )
-            yield Row(name, paper_score=score, overrides=_overrides(values))
+            yield GridRow(name, paper_score=score, overrides=_overrides(values))
 
 
 class Product(_Combinations):
@@ -135,7 +135,7 @@ class Product(_Combinations):
 
     product: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
-    def own_rows(self) -> Iterable[Row]:
+    def own_rows(self) -> Iterable[GridRow]:
         chosen = itertools.product(*self.product.values())
         return self.rows_of([dict(zip(self.product, values, strict=True)) for values in chosen])
 
@@ -145,7 +145,7 @@ class RowList(_Combinations):
 
     items: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(alias="list")
 
-    def own_rows(self) -> Iterable[Row]:
+    def own_rows(self) -> Iterable[GridRow]:
         return self.rows_of(self.items)
 
 
@@ -172,7 +172,7 @@ def read_grid(path: Path) -> Grid:
         hint = nearest_path(path) if isinstance(error, FileNotFoundError) else ""
         raise UserError(f"--grid {path}: {reason}{hint}") from None
     file = _checked(_File, layer.tree, layer, "")
-    rows: list[Row] = []
+    rows: list[GridRow] = []
     for number, content in enumerate(file.rows):
         kinds = [kind for kind in _KINDS if kind in content]
         place = f"rows.{number}"

@@ -34,7 +34,7 @@ from vapo.config.rules import value_at
 from vapo.config.sources import Change, is_under
 from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
-from vapo.sweep.grid import Grid, Row, as_text
+from vapo.sweep.grid import Grid, GridRow, as_text
 from vapo.sweep.identity import code_version, task_identity
 
 PRETRAINING_SEED_OFFSET = 1_000_000
@@ -54,7 +54,7 @@ _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
 class Task:
     """One process. `identity` is its config's and code's; `needs` a pretraining's identity."""
 
-    row: Row
+    row: GridRow
     seed: int
     config: FitConfig
     identity: str
@@ -137,7 +137,9 @@ def compose_rows(
     return base, row_configs
 
 
-def _tasks_of(row: Row, config: FitConfig, base: FitConfig, seed: int) -> tuple[Task | None, Task]:
+def _tasks_of(
+    row: GridRow, config: FitConfig, base: FitConfig, seed: int
+) -> tuple[Task | None, Task]:
     """The row's value pretraining, if it has one, and its run."""
     config = replace(config, seed=seed)
     if not resolve(config).value_pretraining_iterations:

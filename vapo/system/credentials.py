@@ -21,7 +21,7 @@ _MIN_CHARS = 4
 """A shorter value is found in words that have nothing to do with it."""
 
 
-def without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
+def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
     """This process's environment variables for one that runs a user's code.
 
     Args:

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.credentials import without_credentials
+from vapo.system.credentials import variables_without_credentials
 from vapo.system.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
 from vapo.system.user_functions import python_path
 
@@ -152,7 +152,7 @@ class HostProcess:
         self._channel, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status, self._is_ready = None, False
-        environment = without_credentials(self._code.passed) | {
+        environment = variables_without_credentials(self._code.passed) | {
             "PYTHONPATH": os.pathsep.join(python_path()),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",

@@ -61,7 +61,7 @@ class Journal:
                 )
             self._open()
         except OSError as error:
-            raise cannot_write(folder, error) from None
+            raise cannot_write_journal(folder, error) from None
 
     def __len__(self) -> int:
         """How many records were not sent."""
@@ -264,7 +264,7 @@ def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], Non
         note(f"tracking: the records of an earlier run in {folder} are now in {other}")
 
 
-def cannot_write(folder: Path | None, error: OSError) -> UserError:
+def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
     return UserError(
         f"cannot write the run's records in {folder}: {error.strerror}; make room, or choose "
         "another output_dir or export_dir"

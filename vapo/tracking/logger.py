@@ -18,7 +18,7 @@ from vapo.errors import UserError
 from vapo.system.process import is_main_process
 from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
-from vapo.tracking.journal import Journal, cannot_write, set_aside_others
+from vapo.tracking.journal import Journal, cannot_write_journal, set_aside_others
 from vapo.tracking.metric_names import present_name
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
@@ -161,7 +161,7 @@ class RunLogger(Logger):
                 self._note(f"tracking: {len(journal)} records of the interrupted run are sent now")
             journal.bind(self.store.shown_uri, run_id)
         except OSError as error:
-            raise cannot_write(journal.folder, error) from None
+            raise cannot_write_journal(journal.folder, error) from None
 
     @property
     def name(self) -> str | None:

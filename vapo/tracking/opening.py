@@ -17,7 +17,7 @@ from vapo.errors import UserError
 from vapo.system.files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.sink import active_run
-from vapo.tracking.stores import Store, cannot_write
+from vapo.tracking.stores import Store, cannot_write_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -142,6 +142,6 @@ def _only_one_opener(store: Store) -> AbstractContextManager[object]:
         with tempfile.TemporaryFile(dir=folder):
             lock = (folder / f".{store.database.name}.lock").open("w")
     except OSError as error:
-        raise cannot_write(folder, error.strerror) from error
+        raise cannot_write_store(folder, error.strerror) from error
     fcntl.flock(lock, fcntl.LOCK_EX)
     return lock

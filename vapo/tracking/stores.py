@@ -145,10 +145,10 @@ def locate_store(uri: str) -> Store:
 def check_writable(store: Store) -> None:
     """Raises: UserError: the folder of a local store cannot be written. Nothing is made."""
     if store.database and (reason := why_not_writable(store.database.parent)):
-        raise cannot_write(store.database.parent, reason)
+        raise cannot_write_store(store.database.parent, reason)
 
 
-def cannot_write(folder: Path, reason: str | None) -> UserError:
+def cannot_write_store(folder: Path, reason: str | None) -> UserError:
     """The error of a local store's folder."""
     return UserError(
         f"tracking.uri: cannot write in {folder}: {reason}; choose another folder, as "

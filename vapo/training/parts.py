@@ -103,7 +103,7 @@ def module_of(config: FitConfig, inputs: Inputs) -> VapoModule:
     return VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id))
 
 
-def training_parts(
+def assemble_parts(
     module: VapoModule,
     make_rollouts: Callable[[VapoModule], Rollouts],
     *,

@@ -8,8 +8,8 @@ import torch
 
 from tests.systems import estimated, made_up_batch, system_config
 from vapo.config.values import ValuePagesConfig
-from vapo.diagnostics.value_page.contents import ChosenGroup, choose_groups
-from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.contents import ChosenGroup, groups_to_show
+from vapo.diagnostics.value_page.row_choice import rows_to_show
 from vapo.types import TrainingBatch
 
 LENGTHS = [3, 2, 4, 5, 1, 2, 9, 1, 1, 2, 2, 2]  # four groups of three
@@ -39,7 +39,9 @@ def batch() -> tuple[TrainingBatch, torch.Tensor]:
 
 def choose(num_groups: int, max_tokens: int = 1000, seed: int = 0) -> list[ChosenGroup]:
     made, errors = batch()
-    return choose_groups(made, errors, ValuePagesConfig(None, num_groups, 3, max_tokens), seed=seed)
+    return groups_to_show(
+        made, errors, ValuePagesConfig(None, num_groups, 3, max_tokens), seed=seed
+    )
 
 
 def test_each_reason_takes_the_best_group_that_is_left() -> None:
@@ -54,7 +56,7 @@ def test_each_reason_takes_the_best_group_that_is_left() -> None:
 
 def test_without_values_no_group_is_chosen_by_them() -> None:
     made, _ = batch()
-    found = choose_groups(made, None, ValuePagesConfig(None, 9, 3, 99), seed=0)
+    found = groups_to_show(made, None, ValuePagesConfig(None, 9, 3, 99), seed=0)
     assert [group.reason for group in found] == [
         "right and wrong answers",
         "largest advantages",
@@ -66,7 +68,7 @@ def test_without_values_no_group_is_chosen_by_them() -> None:
 def test_no_mixed_group_is_made_up() -> None:
     made, errors = batch()
     made = replace(made, is_correct=torch.zeros(12, dtype=torch.bool))
-    found = choose_groups(made, errors, ValuePagesConfig(None, 4, 3, 99), seed=0)
+    found = groups_to_show(made, errors, ValuePagesConfig(None, 4, 3, 99), seed=0)
     assert "right and wrong answers" not in [group.reason for group in found]
 
 
@@ -75,7 +77,7 @@ def test_the_same_seed_chooses_the_same() -> None:
     made = replace(made, advantages=made.old_values)
 
     def chosen(seed: int) -> list[ChosenGroup]:
-        return choose_groups(made, None, ValuePagesConfig(None, 8, 2, 999), seed=seed)
+        return groups_to_show(made, None, ValuePagesConfig(None, 8, 2, 999), seed=seed)
 
     assert chosen(1) == chosen(1)
     assert chosen(1) != chosen(2)
@@ -84,21 +86,21 @@ def test_the_same_seed_chooses_the_same() -> None:
 
 def test_right_and_wrong_ones_by_turns_in_the_batchs_order() -> None:
     verdicts = [False, False, False, True, True]
-    found = choose_rows(
+    found = rows_to_show(
         range(10, 15), is_correct=verdicts, lengths=[5] * 5, max_responses=3, max_tokens=99
     )
     assert found == {10: 5, 13: 5, 14: 5}
 
 
 def test_what_does_not_fit_is_left_out_whole() -> None:
-    found = choose_rows(
+    found = rows_to_show(
         range(3), is_correct=[True] * 3, lengths=[50, 80, 30], max_responses=3, max_tokens=90
     )
     assert found == {0: 50, 2: 30}
 
 
 def test_where_none_fits_the_shortest_is_cut() -> None:
-    found = choose_rows(
+    found = rows_to_show(
         range(3), is_correct=[True] * 3, lengths=[50, 80, 30], max_responses=3, max_tokens=20
     )
     assert found == {2: 20}

@@ -19,8 +19,8 @@ from tests.diagnostics.value_page.reading import unpacked
 from tests.diagnostics.value_truth.made_up_figures import figures, without_critic
 from tests.systems import system_config
 from vapo.config.values import ValuePagesConfig
-from vapo.diagnostics.value_page.contents import choose_groups
-from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.contents import groups_to_show
+from vapo.diagnostics.value_page.row_choice import rows_to_show
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_calibration
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import TruthPoint
@@ -200,7 +200,7 @@ def test_prefixes_of_one_prompt_are_one_draw() -> None:
 def chosen(measured: list[int], num_groups: int) -> list[int]:
     batch = training_batch(system_config("vapo"))
     assert batch.old_values is not None
-    found = choose_groups(
+    found = groups_to_show(
         batch,
         batch.old_values,
         ValuePagesConfig(None, num_groups, 3, 1000),
@@ -229,6 +229,6 @@ def test_responses_measured_at_their_steps_are_shown_rather_than_single_prefixes
 
 def test_measured_responses_come_first() -> None:
     choice: dict[str, Any] = {"is_correct": [True, False] * 2, "lengths": [5] * 4, "max_tokens": 99}
-    assert choose_rows([4, 5, 6, 7], **choice, max_responses=2) == {4: 5, 5: 5}
-    assert choose_rows([4, 5, 6, 7], **choice, max_responses=2, measured=[7]) == {4: 5, 7: 5}
-    assert choose_rows([4, 5, 6, 7], **choice, max_responses=1, measured=[6, 7]) == {6: 5}
+    assert rows_to_show([4, 5, 6, 7], **choice, max_responses=2) == {4: 5, 5: 5}
+    assert rows_to_show([4, 5, 6, 7], **choice, max_responses=2, measured=[7]) == {4: 5, 7: 5}
+    assert rows_to_show([4, 5, 6, 7], **choice, max_responses=1, measured=[6, 7]) == {6: 5}

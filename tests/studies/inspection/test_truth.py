@@ -14,7 +14,7 @@ from vapo.errors import UserError
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
-from vapo.studies.inspection.truth_request import TruthRequest, verifier_settings
+from vapo.studies.inspection.truth_request import TruthRequest, verifier_overrides
 
 POLICY = str(ROOT / "models/checked_steps/policy")
 ROWS = Path(__file__).with_name("fixtures") / "checked_steps.jsonl"
@@ -36,9 +36,9 @@ def test_what_is_missing_is_said(
 
 
 def test_verifiers_by_their_names() -> None:
-    assert verifier_settings("math") == ["verifier=math"]
-    assert verifier_settings("own.py:judge") == ["verifier=python", "function=own.py:judge"]
-    assert verifier_settings("regex:it's (.*)") == ["verifier=regex", "pattern='it''s (.*)'"]
+    assert verifier_overrides("math") == ["verifier=math"]
+    assert verifier_overrides("own.py:judge") == ["verifier=python", "function=own.py:judge"]
+    assert verifier_overrides("regex:it's (.*)") == ["verifier=regex", "pattern='it''s (.*)'"]
 
 
 def test_the_config_has_the_file_s_rewards_lengths_and_steps() -> None:

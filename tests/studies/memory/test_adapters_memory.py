@@ -12,7 +12,7 @@ from tests.studies.memory.memory_measurement import mid_size_config, save_mid_si
 from vapo.commands.estimate import estimated
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.studies.memory.estimate import Estimate
+from vapo.studies.memory.estimate import MemoryEstimate
 from vapo.studies.simulation.step import simulate
 
 ROOT = Path(__file__).parents[3]
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @cache
-def estimate(folder: Path, *overrides: str) -> Estimate:
+def estimate(folder: Path, *overrides: str) -> MemoryEstimate:
     return estimated(mid_size_config(folder, PADDED, "trainer.precision=bf16-mixed", *overrides))[1]
 
 

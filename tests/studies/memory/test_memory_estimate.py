@@ -20,12 +20,12 @@ from tests.studies.memory.memory_measurement import (
 from tests.studies.memory.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
-from vapo.commands.estimate import continuations_line, disk_line, render, run, verdict
+from vapo.commands.estimate import continuations_line, disk_line, memory_verdict, run, stage_table
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory import network as network_module
-from vapo.studies.memory.estimate import GIB, Estimate, estimate_memory
+from vapo.studies.memory.estimate import GIB, MemoryEstimate, estimate_memory
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses
 from vapo.studies.memory.shapes import NetworkShape
 from vapo.studies.memory.sizes import worst_microbatch
@@ -54,7 +54,7 @@ def each_pass_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @cache
-def estimate(folder: Path, *overrides: str) -> Estimate:
+def estimate(folder: Path, *overrides: str) -> MemoryEstimate:
     """Of the model in the folder; several tests need the same one."""
     config = mid_size_config(folder, *overrides)
     model = AutoConfig.from_pretrained(config.actor.path)
@@ -200,7 +200,7 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     total = numbers.parameters["actor"] + numbers.parameters["critic"]
     assert list(numbers.host.values()) == [12 * total * copies]
     assert numbers.checkpoint == 12 * total
-    assert ("first process only" in render(numbers)) == (copies == 1 and bool(overrides))
+    assert ("first process only" in stage_table(numbers)) == (copies == 1 and bool(overrides))
     assert not estimate(folder, *overrides).host
 
 
@@ -288,8 +288,8 @@ def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     whole = estimate(folder, *offload, "training.microbatch_tokens=128").stages
     assert whole["actor update"]["gradients"] == 4 * PARAMETERS
     assert whole["critic update"]["gradients"] == 4 * critic
-    assert "host memory, GiB of each process: 0.0751 (actor weights 0.0113" in render(found)
-    assert "host memory" not in render(estimate(folder, *FSDP))
+    assert "host memory, GiB of each process: 0.0751 (actor weights 0.0113" in stage_table(found)
+    assert "host memory" not in stage_table(estimate(folder, *FSDP))
 
 
 @pytest.mark.slow
@@ -422,11 +422,11 @@ def test_where_rows_are_padded_no_prompt_is_shared(folder: Path) -> None:
 
 
 def test_it_fits_or_not() -> None:
-    estimate = Estimate({"a": {"x": 10.0 * GIB, "y": GIB}, "b": {"x": GIB}}, {"actor": 1}, 1)
+    estimate = MemoryEstimate({"a": {"x": 10.0 * GIB, "y": GIB}, "b": {"x": GIB}}, {"actor": 1}, 1)
     assert estimate.peak == 11 * GIB
-    assert verdict(estimate, 80).startswith("fits in 80 GiB, of which 1.5 are left to CUDA")
-    assert "67.5 GiB to spare" in verdict(estimate, 80)
-    assert verdict(estimate, 12).endswith("0.5 GiB are missing")
+    assert memory_verdict(estimate, 80).startswith("fits in 80 GiB, of which 1.5 are left to CUDA")
+    assert "67.5 GiB to spare" in memory_verdict(estimate, 80)
+    assert memory_verdict(estimate, 12).endswith("0.5 GiB are missing")
 
 
 @pytest.mark.parametrize(("keep", "kept", "most"), [(None, 1, "6.0"), (3, 3, "10.0")])
@@ -434,7 +434,7 @@ def test_what_checkpoints_take_on_the_disk(
     config: FitConfig, keep: int | None, kept: int, most: str
 ) -> None:
     config = replace(config, checkpoints=replace(config.checkpoints, keep=keep))
-    said = disk_line(config, Estimate({}, {}, 1, checkpoint=2.0 * GIB))
+    said = disk_line(config, MemoryEstimate({}, {}, 1, checkpoint=2.0 * GIB))
     assert said.startswith(f"disk: 2.0 GiB for a checkpoint, up to {most} GiB in output_dir")
     assert f"the newest {kept} (checkpoints.keep), the best and one" in said
 

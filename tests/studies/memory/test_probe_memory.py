@@ -19,7 +19,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.model_configs import as_critic
 from vapo.networks.probe import ProbeForSequenceClassification
-from vapo.studies.memory.estimate import Estimate, estimate_memory
+from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
 
 PROBE = ("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]")
 
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model", num_hidden_layers=2)
 
 
-def estimate(folder: Path, *overrides: str) -> Estimate:
+def estimate(folder: Path, *overrides: str) -> MemoryEstimate:
     config = mid_size_config(folder, *overrides)
     actor, read = (AutoConfig.from_pretrained(config.actor.path) for _ in range(2))
     critic = as_critic(read, config.actor.path, config.critic)

@@ -29,7 +29,7 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.networks.model_configs import keep_first_layers
 from vapo.networks.token_inputs import Layout
-from vapo.studies.memory.estimate import Estimate, estimate_memory
+from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
 from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.simulation.counting import StepCounts
 from vapo.studies.simulation.cutting import cut_of, made_up_rows
@@ -68,7 +68,7 @@ def sharded(folder: Path) -> Simulation:
 
 
 @pytest.fixture(scope="module")
-def arithmetic(folder: Path) -> Estimate:
+def arithmetic(folder: Path) -> MemoryEstimate:
     return estimated(mid_size_config(folder, *TWO_RANKS, *CHECKPOINTING, EVERY))
 
 
@@ -80,7 +80,7 @@ def layers_of(folder: Path) -> tuple[int, int]:
     return layer, 2 * VOCAB * hidden + hidden
 
 
-def estimated(config: FitConfig) -> Estimate:
+def estimated(config: FitConfig) -> MemoryEstimate:
     actor = AutoConfig.from_pretrained(config.actor.path)
     critic = copy.deepcopy(actor)
     keep_first_layers(critic, config.actor.path, config.critic)
@@ -175,7 +175,7 @@ def test_uneven_microbatches_have_the_flops_of_their_rows(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_a_collective_that_is_not_known_is_counted_and_named(
-    sharded: Simulation, arithmetic: Estimate
+    sharded: Simulation, arithmetic: MemoryEstimate
 ) -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
     try:
@@ -253,7 +253,7 @@ def test_whole_gradients_until_the_last_microbatch(folder: Path, sharded: Simula
 
 
 @pytest.mark.slow
-def test_what_is_printed(sharded: Simulation, arithmetic: Estimate) -> None:
+def test_what_is_printed(sharded: Simulation, arithmetic: MemoryEstimate) -> None:
     text = simulation_lines(sharded, arithmetic, Rates(1e-3, 10.0))
     assert "bound by computing" in text.splitlines()[-2]
     ratio = float(text.split()[-1])

@@ -6,16 +6,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vapo.sweep.grid import Row
+from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.runs import Collection, RunRecord
 
 ROWS = (
-    Row("Vanilla PPO", "ppo", "", 5),
-    Row("GRPO", "grpo", "", 47),
-    Row("DAPO", "dapo", "", 50),
+    GridRow("Vanilla PPO", "ppo", "", 5),
+    GridRow("GRPO", "grpo", "", 47),
+    GridRow("DAPO", "dapo", "", 50),
     *(
-        Row(f"without {name}", "vapo", name, score)
+        GridRow(f"without {name}", "vapo", name, score)
         for name, score in (
             ("value_pretraining", 11),
             ("decoupled_gae", 33),
@@ -26,8 +26,8 @@ ROWS = (
             ("group_sampling", 55),
         )
     ),
-    Row("without decoupled_gae, both lambdas 1", "vapo", "decoupled_gae", None),
-    Row("VAPO", "vapo", "", 60),
+    GridRow("without decoupled_gae, both lambdas 1", "vapo", "decoupled_gae", None),
+    GridRow("VAPO", "vapo", "", 60),
 )
 
 

@@ -18,7 +18,7 @@ from tests.systems import MAX_RESPONSE_TOKENS, estimated, system_config
 from vapo.commands import report
 from vapo.config import resolve
 from vapo.diagnostics.position_profiles import position_profile
-from vapo.sweep.grid import Row
+from vapo.sweep.grid import GridRow
 from vapo.sweep.report.figures import (
     Drawing,
     draw_all,
@@ -74,9 +74,9 @@ def test_groups_hold_no_more_lines_than_can_be_told_apart() -> None:
     assert list(groups) == ["_systems", "_components"]
     assert groups["_systems"] == ["Vanilla PPO", "GRPO", "DAPO", "VAPO"]
     assert len(groups["_components"]) == 9
-    one = Collection("t", [Row("a"), Row("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
+    one = Collection("t", [GridRow("a"), GridRow("b")], [run("a", 0, 0.5), run("b", 0, 0.4)])
     assert list(row_groups(one)) == [("", "", ["a", "b"])]
-    rows = [Row(str(i)) for i in range(20)]
+    rows = [GridRow(str(i)) for i in range(20)]
     many = Collection("t", rows, [run(row.name, 0, 0.5) for row in rows])
     assert [len(chosen) for *_, chosen in row_groups(many)] == [9, 9, 2]
 
@@ -175,14 +175,14 @@ def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:
 
 
 def one_row() -> Collection:
-    return Collection("t", [Row("a")], [run("a", 0, 0.5)])
+    return Collection("t", [GridRow("a")], [run("a", 0, 0.5)])
 
 
 def test_runs_without_a_critic_or_a_policy_phase_are_drawn_as_far_as_they_go() -> None:
     free = [run(name, 0, 0.5, has_critic=False) for name in "ab"]
-    drawn = {d.name for d in draw_all(Collection("t", [Row("a"), Row("b")], free))}
+    drawn = {d.name for d in draw_all(Collection("t", [GridRow("a"), GridRow("b")], free))}
     assert drawn == {"training_curves", "positions"}
-    only = Collection("t", [Row("p")], [pretraining("p", 0)])
+    only = Collection("t", [GridRow("p")], [pretraining("p", 0)])
     assert "value_pretraining" in {d.name for d in draw_all(only)}
 
 

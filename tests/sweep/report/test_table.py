@@ -9,11 +9,18 @@ from dataclasses import replace
 import pytest
 
 from tests.sweep.report.synthetic import ablation
-from vapo.sweep.grid import Row
+from vapo.sweep.grid import GridRow
 from vapo.sweep.report.render import as_csv, columns, markdown, page
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.runs import Collection, RunRecord
-from vapo.sweep.report.table import Estimate, agreement, compare, conclusion, estimate, make_table
+from vapo.sweep.report.table import (
+    MeanOfSeeds,
+    agreement,
+    compare,
+    conclusion,
+    estimate,
+    make_table,
+)
 
 
 def collection(
@@ -24,7 +31,7 @@ def collection(
         for row, by_seed in scores.items()
         for seed, score in by_seed.items()
     ]
-    return Collection("t", [Row(row, paper_score=paper.get(row)) for row in scores], runs, full)
+    return Collection("t", [GridRow(row, paper_score=paper.get(row)) for row in scores], runs, full)
 
 
 def test_mean_and_interval_of_three_seeds() -> None:
@@ -32,7 +39,7 @@ def test_mean_and_interval_of_three_seeds() -> None:
     found = estimate([48.0, 50.0, 52.0])
     assert found.mean == pytest.approx(50)
     assert found.interval == pytest.approx((45.031725, 54.968275), abs=1e-5)
-    assert estimate([48.0]) == Estimate(48.0, None)
+    assert estimate([48.0]) == MeanOfSeeds(48.0, None)
 
 
 def test_paired_difference_takes_out_what_seeds_share() -> None:
@@ -42,7 +49,7 @@ def test_paired_difference_takes_out_what_seeds_share() -> None:
     assert found.mean == pytest.approx(-2)
     assert found.interval == pytest.approx((-4.484138, 0.484138), abs=1e-5)
     assert not found.is_clear
-    assert Estimate(-2, (-4, -0.1)).is_clear
+    assert MeanOfSeeds(-2, (-4, -0.1)).is_clear
 
 
 def test_seeds_that_are_not_common_are_left_out_of_the_pairs() -> None:
@@ -63,7 +70,7 @@ def test_welch_without_common_seeds() -> None:
 
 def test_one_seed_has_a_difference_and_no_interval() -> None:
     [row, _] = make_table(collection({"a": {0: 0.4}, "all": {0: 0.5}}, {"a": 1, "all": 2}))
-    assert row.score == Estimate(40.0, None)
+    assert row.score == MeanOfSeeds(40.0, None)
     assert row.difference is not None
     assert row.difference.mean == pytest.approx(-10)
     assert row.difference.interval is None
@@ -167,9 +174,9 @@ def test_the_score_within_so_many_policy_steps() -> None:
     record = RunRecord("r", "a", 0, history)
     assert [record.score(n) for n in (39, 40, 79, 80)] == [0.1, 0.4, 0.4, 0.7]
     found = replace(collection({"all": {0: 0.5}}, {}), runs=[record], within=40)
-    found = replace(found, rows=[Row("a")], full_system=None)
+    found = replace(found, rows=[GridRow("a")], full_system=None)
     [row] = make_table(found)
-    assert row.score == Estimate(40.0, None)
+    assert row.score == MeanOfSeeds(40.0, None)
     assert "within 40 optimizer steps of the policy" in markdown(found, [row])
 
 
@@ -190,7 +197,7 @@ def test_the_score_within_so_many_policy_steps() -> None:
     ],
 )
 def test_sign_agreement(ours: float, papers: float | None, sign: str) -> None:
-    assert agreement(Estimate(ours), papers) == sign
+    assert agreement(MeanOfSeeds(ours), papers) == sign
     assert agreement(None, papers) == ""
 
 
@@ -214,8 +221,8 @@ def test_a_difference_of_exactly_0_is_no_effect() -> None:
     table = make_table(found)
     rows = {row.name: row for row in table}
     assert [row.sign for row in table] == ["no effect"] * 5 + ["agrees", ""]
-    assert rows["the same"].difference == Estimate(0.0, (0.0, 0.0))
-    assert rows["one seed"].difference == Estimate(0.0, None)
+    assert rows["the same"].difference == MeanOfSeeds(0.0, (0.0, 0.0))
+    assert rows["one seed"].difference == MeanOfSeeds(0.0, None)
     text = markdown(found, table)
     assert "| the same | 2 | 51.0 [38.3, 63.7] | +0.0 [+0.0, +0.0] | 11 | -49 | no effect |" in text
     assert "| 14 | -46 | no effect |" in text
@@ -224,7 +231,7 @@ def test_a_difference_of_exactly_0_is_no_effect() -> None:
     assert "It is exactly 0 (no effect) in 5." in text
     assert "it has the other sign beyond the interval in 0." in text
     dust = 1.4e-14
-    assert not Estimate(dust, (dust, dust)).is_clear
+    assert not MeanOfSeeds(dust, (dust, dust)).is_clear
     assert "<td>no effect</td>" in page(found, table, {})
     lines = list(csv.DictReader(io.StringIO(as_csv(table))))
     assert (lines[0]["sign"], lines[0]["beyond_interval"]) == ("no effect", "false")
@@ -296,7 +303,9 @@ def test_without_a_full_system_there_is_no_comparison() -> None:
 
 
 def test_what_is_missing_is_said_and_html_is_escaped() -> None:
-    found = Collection("<t>", [Row("a<b")], [], None, notes=["Not in the table: a<b/0 (failed)."])
+    found = Collection(
+        "<t>", [GridRow("a<b")], [], None, notes=["Not in the table: a<b/0 (failed)."]
+    )
     table = make_table(found)
     assert "Not in the table: a<b/0 (failed)." in conclusion(found, table)
     html = page(found, table, {})

@@ -15,7 +15,7 @@ from vapo.advantages.estimators import policy_lambda, rewards_of_both
 from vapo.config import FitConfig, resolve
 from vapo.config.values import ValuePagesConfig
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
-from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.row_choice import rows_to_show
 from vapo.diagnostics.value_page.truth import truth_columns
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.system.distributed import world_size
@@ -66,7 +66,7 @@ def page_contents(
     columns = token_columns(batch, config)
     if truth is not None:
         columns |= truth_columns(truth, batch)
-    chosen = choose_groups(
+    chosen = groups_to_show(
         batch,
         columns.get("value_error"),
         config.value_pages,
@@ -80,7 +80,7 @@ def page_contents(
     return PageContents(batch, columns, lambdas, chosen, positions, calibration, truth)
 
 
-def choose_groups(
+def groups_to_show(
     batch: TrainingBatch,
     value_errors: Float[Tensor, "B T"] | None,
     settings: ValuePagesConfig,
@@ -114,7 +114,7 @@ def choose_groups(
     groups, budget = [], settings.max_tokens
     for place, (group, reason) in enumerate(chosen.items()):
         rows = range(group * batch.group_size, (group + 1) * batch.group_size)
-        shown = choose_rows(
+        shown = rows_to_show(
             rows,
             is_correct=batch.is_correct[rows.start : rows.stop].tolist(),
             lengths=batch.response_lengths[rows.start : rows.stop].tolist(),

@@ -36,7 +36,7 @@ from vapo.networks.precision import may_round_products
 from vapo.networks.probe import estimator_layers
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.runs.checkpoints import Checkpoint, check_count, check_value_head, value_head_options
+from vapo.runs.checkpoints import Checkpoint, check_count, check_saved_head, value_head_options
 from vapo.system.files import write_text
 from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
@@ -83,7 +83,7 @@ def load_forward_networks(
         critic = make_critic(config, None, base, trained=False)
         if checkpoint is not None:
             theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
-            check_value_head(value_head_options(theirs), config, name=str(checkpoint.path))
+            check_saved_head(value_head_options(theirs), config, name=str(checkpoint.path))
             check_count(theirs.critic.count, config, name=str(checkpoint.path))
             for member, one in enumerate(members_of(critic)):
                 path = critic_path(config, member)

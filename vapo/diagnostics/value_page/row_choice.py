@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain, zip_longest
 
 
-def choose_rows(
+def rows_to_show(
     rows: Sequence[int],
     *,
     is_correct: Sequence[bool],

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from vapo.diagnostics.position_profiles import Profile, finite, limits_of_bins
+from vapo.diagnostics.position_profiles import Profile, finite_cells, limits_of_bins
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
@@ -51,7 +51,7 @@ def truth_data(truth: ValueTruth) -> dict[str, Any]:
             f"{figures.num_continuations} continuations from each"
         ),
         "calibration": truth_calibration(truth),
-        "positions": {name: finite(column) for name, column in figures.by_position.items()},
+        "positions": {name: finite_cells(column) for name, column in figures.by_position.items()},
     }
 
 
@@ -82,7 +82,7 @@ def measured_prefixes(
             "low": [low for low, _ in limits],
             "high": [high for _, high in limits],
             "num_continuations": [len(point.returns) for point in points],
-            "value": finite([point.value for point in points]),
+            "value": finite_cells([point.value for point in points]),
         }
     return found
 

@@ -27,7 +27,7 @@ from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
-from vapo.training.parts import num_pretraining_iterations, training_parts
+from vapo.training.parts import assemble_parts, num_pretraining_iterations
 from vapo.types import IterationStart, Phase, RolloutBatch
 
 
@@ -143,7 +143,7 @@ def train_watched(
     """Train a critic as a run's value pretraining does; the callback sees it after iterations."""
     module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     module.phase = Phase.VALUE_PRETRAINING
-    parts = training_parts(
+    parts = assemble_parts(
         module,
         lambda module: FileAlone(stored),
         progress=Progress(enabled=False),

@@ -25,7 +25,7 @@ from vapo.studies.gates.trial_runs import (
 from vapo.studies.short_trainer import train_briefly
 from vapo.training.minibatches import NETWORKS
 from vapo.training.module import VapoModule
-from vapo.training.parts import Sampling, module_of, num_pretraining_iterations, training_parts
+from vapo.training.parts import Sampling, assemble_parts, module_of, num_pretraining_iterations
 
 _POLICY_ITERATIONS = 10
 
@@ -109,7 +109,7 @@ def trial_run(
     own = replace(setting.config.training, num_iterations=num_policy_iterations, decay_fraction=0.0)
     setting = replace(setting, config=replace(setting.config, training=own))
     module = module_of(setting.config, setting.inputs)
-    parts = training_parts(
+    parts = assemble_parts(
         module,
         setting,
         progress=setting.progress,

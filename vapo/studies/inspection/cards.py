@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vapo.diagnostics.value_page.measures import MEASURES, domain
-from vapo.diagnostics.value_page.row_choice import choose_rows
+from vapo.diagnostics.value_page.row_choice import rows_to_show
 from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
-from vapo.diagnostics.value_page.visible_text import visible
+from vapo.diagnostics.value_page.visible_text import visible_token
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
     GroupKey,
@@ -70,7 +70,7 @@ class Vocabulary:
                     self.partial[token_id] = token.partial
             return ids, self.token_text.in_context(ids)
         if response.tokens is not None:
-            texts = [visible(response.tokens[i]) for i in places]
+            texts = [visible_token(response.tokens[i]) for i in places]
         else:
             texts = [_UNKNOWN_TOKEN] * len(places)
         if response.response_ids is None:
@@ -107,7 +107,7 @@ def cards_data(
     for place, (key, reason) in enumerate(chosen.items()):
         group, numbers = findings.sample[key], numbers_of[key]
         lengths = [_shown_length(response) for response in group]
-        rows = choose_rows(
+        rows = rows_to_show(
             range(len(group)),
             is_correct=[bool(findings.is_right(one)) for one in group],
             lengths=lengths,
@@ -235,7 +235,7 @@ def _card(
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,
-        "place": visible(PurePath(response.place).name),  # "rows.jsonl, row 12"
+        "place": visible_token(PurePath(response.place).name),  # "rows.jsonl, row 12"
         "is_correct": findings.is_right(response),
         "reward": response.reward,
         "finish_reason": ends[response.is_truncated],
@@ -271,7 +271,7 @@ def _group_data(
         "reason": reason,
         "num_responses": len(group),
         "num_correct": sum(map(bool, rights)) if None not in rights else None,
-        "prompt_id": visible(name if step is None else f"{name}, step {step}"),
+        "prompt_id": visible_token(name if step is None else f"{name}, step {step}"),
         "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
         "answer": shortened(group[0].answer or "", 500),
         "responses": cards,

@@ -38,7 +38,7 @@ class RowError(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
+class FieldPlace:
     """Where a row is, and how its columns are read.
 
     Args:
@@ -133,7 +133,7 @@ def given(row: Row, key: str) -> Any:
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def number_of(row: Row, key: str) -> float:
+def row_number(row: Row, key: str) -> float:
     """A finite number; true and false are 1 and 0."""
     value = row.get(key)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -141,7 +141,7 @@ def number_of(row: Row, key: str) -> float:
     return float(value)
 
 
-def reward_of(row: Row, keys: Sequence[str]) -> float:
+def row_reward(row: Row, keys: Sequence[str]) -> float:
     """The sum of some columns; `a.b` is the entry b of the mapping a.
 
     A column of several may be null or NaN, as where one of TRL's reward functions has no verdict.
@@ -153,7 +153,7 @@ def reward_of(row: Row, keys: Sequence[str]) -> float:
             value = value.get(part) if isinstance(value, Mapping) else None
         entry = {key: value}
         if len(keys) == 1 or given(entry, key) is not None:
-            total, counted = total + number_of(entry, key), counted + 1
+            total, counted = total + row_number(entry, key), counted + 1
     if not counted:
         raise RowError(f"none of {', '.join(keys)} is a number")
     return total

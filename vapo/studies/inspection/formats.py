@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    Place,
+    FieldPlace,
     Row,
     RowError,
     answer_of,
@@ -19,7 +19,7 @@ from vapo.studies.inspection.fields import (
     flag_of,
     given,
     is_cut_short,
-    reward_of,
+    row_reward,
     words,
 )
 from vapo.studies.inspection.responses import InspectedResponse
@@ -41,7 +41,7 @@ class Format:
 
     name: str
     columns: tuple[str, ...]
-    read: Callable[[Row, Place], Sequence[InspectedResponse]]
+    read: Callable[[Row, FieldPlace], Sequence[InspectedResponse]]
     notes: tuple[str, ...] = ()
 
     def fits(self, row: Row) -> bool:
@@ -56,7 +56,7 @@ def recognise(row: Row) -> Format | None:
 # ---- the plain form, and our own file --------------------------------------------------------
 
 
-def _plain(row: Row, place: Place) -> list[InspectedResponse]:
+def _plain(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     prompt, group = place.prompt(row, "prompt"), given(row, "group")
     truncated = flag_of(row, "is_truncated")
     if truncated is None:
@@ -67,7 +67,7 @@ def _plain(row: Row, place: Place) -> list[InspectedResponse]:
             place.step_of(row),
             prompt if group is None else group,
             prompt=prompt,
-            reward=reward_of(row, place.rewards or ("reward",)),
+            reward=row_reward(row, place.rewards or ("reward",)),
             prompt_ids=entries(row, "prompt_ids", int),
             response_ids=entries(row, "response_ids", int),
             tokens=entries(row, "tokens", str),
@@ -106,7 +106,7 @@ def _token_rewards(row: Row) -> tuple[float, ...] | None:
 # ---- verl, OpenRLHF --------------------------------------------------------------------------
 
 
-def _verl(row: Row, place: Place) -> list[InspectedResponse]:
+def _verl(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """`uid` is `{prompt}_{session}_{output}` in newer versions, and absent in older ones."""
     prompt, uid = place.prompt(row, "input"), given(row, "uid")
     return [
@@ -114,7 +114,7 @@ def _verl(row: Row, place: Place) -> list[InspectedResponse]:
             place.step_of(row),
             prompt if uid is None else str(uid).rsplit("_", 2)[0],
             prompt=prompt,
-            reward=reward_of(row, place.rewards or ("score",)),
+            reward=row_reward(row, place.rewards or ("score",)),
             answer=answer_of(row, "gts"),
             **words(row, "output"),
         )
@@ -132,9 +132,9 @@ def session_of(row: Row | str) -> str | None:
     return uid.rpartition("_")[0] if uid.count("_") >= 2 else None
 
 
-def _openrlhf(row: Row, place: Place) -> list[InspectedResponse]:
+def _openrlhf(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     prompt = place.prompt(row, "input")
-    reward = reward_of(row, place.rewards or ("reward",))
+    reward = row_reward(row, place.rewards or ("reward",))
     return [
         place.response(place.step, prompt, prompt=prompt, reward=reward, **words(row, "output"))
     ]
@@ -143,7 +143,7 @@ def _openrlhf(row: Row, place: Place) -> list[InspectedResponse]:
 # ---- verifiers' results, and prime-rl's of that time -----------------------------------------
 
 
-def _results(row: Row, place: Place) -> list[InspectedResponse]:
+def _results(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """A response of several turns is its whole conversation; tokens are read of a single turn."""
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")
@@ -157,7 +157,7 @@ def _results(row: Row, place: Place) -> list[InspectedResponse]:
             place.step_of(row),
             f"{row.get('task')}|{row['example_id']}",
             prompt=place.prompt(row, "prompt"),
-            reward=reward_of(row, place.rewards or ("reward",)),
+            reward=row_reward(row, place.rewards or ("reward",)),
             prompt_ids=entries(tokens, "prompt_ids", int),
             response_ids=entries(tokens, "completion_ids", int),
             logprobs=entries(tokens, "completion_logprobs", float),

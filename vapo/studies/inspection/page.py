@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_page.template import filled_page
-from vapo.diagnostics.value_page.visible_text import visible
+from vapo.diagnostics.value_page.visible_text import visible_token
 from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
@@ -21,7 +21,7 @@ from vapo.studies.inspection.profiles import (
     length_table,
     position_table,
 )
-from vapo.studies.inspection.remarks import Remark, short_names
+from vapo.studies.inspection.remarks import Remark, short_file_names
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -80,8 +80,8 @@ def inspection_page(
         calibration = calibration_table(tokens, is_right)
     data = {
         "title": title,
-        "facts": {name: visible(text) for name, text in facts.items()},
-        "notes": [visible(note) for note in notes],
+        "facts": {name: visible_token(text) for name, text in facts.items()},
+        "notes": [visible_token(note) for note in notes],
         **cards,
         "positions": positions,
         "calibration": calibration,
@@ -107,7 +107,7 @@ def _remark(remark: Remark) -> dict[str, str]:
     return {
         "severity": remark.severity,
         "title": remark.title,
-        "text": visible(remark.text),
+        "text": visible_token(remark.text),
         "advice": remark.advice,
         "row": remark.row,
     }
@@ -236,7 +236,7 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
         runs = {}
         for part in parts:
             runs.setdefault(part.file, []).append(part)
-    names = short_names([part.file for part in parts])
+    names = short_file_names([part.file for part in parts])
     x_label, remark = "step", ""
     if not _has_steps(findings):
         x_label = "file"

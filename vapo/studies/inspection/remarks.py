@@ -63,10 +63,10 @@ def sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:].removesuffix('.')}."
 
 
-def short_names(files: Sequence[str]) -> dict[str, str]:
+def short_file_names(files: Sequence[str]) -> dict[str, str]:
     """The ends of paths that tell them apart.
 
-    >>> short_names(["runs/a/x.jsonl", "runs/b/x.jsonl"])
+    >>> short_file_names(["runs/a/x.jsonl", "runs/b/x.jsonl"])
     {'runs/a/x.jsonl': 'a/x.jsonl', 'runs/b/x.jsonl': 'b/x.jsonl'}
     """
     paths = [PurePath(file) for file in files]

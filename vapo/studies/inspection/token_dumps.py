@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    Place,
+    FieldPlace,
     Row,
     RowError,
     answer_of,
@@ -19,7 +19,7 @@ from vapo.studies.inspection.fields import (
     flag_of,
     given,
     is_cut_short,
-    reward_of,
+    row_reward,
     whole_number,
     words,
     words_of,
@@ -27,7 +27,7 @@ from vapo.studies.inspection.fields import (
 from vapo.studies.inspection.responses import InspectedResponse
 
 
-def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
+def slime_rollouts(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """A `Sample` as a dict. `status` says whether it was cut short."""
     status = given(row, "status")
     if status in ("aborted", "failed", "pending"):
@@ -39,7 +39,7 @@ def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
             place.step_of(row, "rollout_id"),
             prompt if group is None else group,
             prompt=prompt,
-            reward=reward_of(row, place.rewards or ("reward",)),
+            reward=row_reward(row, place.rewards or ("reward",)),
             prompt_ids=prompt_ids,
             response_ids=ids,
             is_sampled=_mask(row, "loss_mask"),
@@ -51,7 +51,7 @@ def slime_rollouts(row: Row, place: Place) -> list[InspectedResponse]:
     ]
 
 
-def slime_training(row: Row, place: Place) -> list[InspectedResponse]:
+def slime_training(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """A sample of the trainer, which has values, advantages and returns, and no text."""
     ids, prompt_ids = _parted(row, row["response_lengths"])
     keys = place.rewards or (("raw_reward",) if "raw_reward" in row else ("rewards",))
@@ -61,7 +61,7 @@ def slime_training(row: Row, place: Place) -> list[InspectedResponse]:
             prompt_ids,
             prompt="",
             response="",
-            reward=reward_of(row, keys),
+            reward=row_reward(row, keys),
             prompt_ids=prompt_ids,
             response_ids=ids,
             is_sampled=_mask(row, "loss_masks"),
@@ -87,7 +87,7 @@ def _mask(row: Row, key: str) -> tuple[bool, ...] | None:
     return None if mask is None or all(mask) else mask
 
 
-def nemo_rl(row: Row, place: Place) -> list[InspectedResponse]:
+def nemo_rl(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """A line whose columns have one entry each, of the padded sequence; its mask parts it.
 
     A log-prob stands at the token that it is of. `step` comes from the file's name.
@@ -110,7 +110,7 @@ def nemo_rl(row: Row, place: Place) -> list[InspectedResponse]:
             place.step,
             prompt,
             prompt=prompt,
-            reward=reward_of(only, place.rewards or ("rewards",)),
+            reward=row_reward(only, place.rewards or ("rewards",)),
             prompt_ids=None if ids is None else ids[:start],
             response_ids=None if ids is None else ids[start:end],
             is_sampled=None if all(sampled) else sampled,

@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    Place,
+    FieldPlace,
     Row,
     RowError,
     answer_of,
     entries,
     is_cut_short,
-    number_of,
-    reward_of,
+    row_number,
+    row_reward,
     whole_number,
     words_of,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
 
-def traces(row: Row, place: Place) -> list[InspectedResponse]:
+def traces(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """A response for each trace of an episode, the longest way through its messages.
 
     Raises: RowError: nothing was sampled or scored.
@@ -48,7 +48,7 @@ def _failure(record: Row) -> str:
     return f"; it ended in an error: {(str(said).splitlines() or [''])[0]:.100}"
 
 
-def _response(trace: Row, episode: Row, place: Place) -> InspectedResponse:
+def _response(trace: Row, episode: Row, place: FieldPlace) -> InspectedResponse:
     nodes = _last_branch(trace)
     first = next((i for i, node in enumerate(nodes) if node.get("sampled")), None)
     if first is None:
@@ -94,10 +94,10 @@ def _message(node: Row) -> Mapping[str, Any]:
     return message
 
 
-def _reward(trace: Row, place: Place) -> float:
+def _reward(trace: Row, place: FieldPlace) -> float:
     """The sum of the weighted rewards, as verifiers has it."""
     if place.rewards:
-        return reward_of(trace, place.rewards)
+        return row_reward(trace, place.rewards)
     rewards = trace.get("rewards")
     if not isinstance(rewards, Mapping) or not rewards:
         raise RowError(f"the trace was not scored{_failure(trace)}")
@@ -106,10 +106,10 @@ def _reward(trace: Row, place: Place) -> float:
         if found is None:
             raise RowError(f"the reward {name} is null: it was not scored{_failure(trace)}")
         if isinstance(found, Mapping):
-            weight = number_of(found, "weight") if "weight" in found else 1.0
-            total += number_of(found, "score") * weight
+            weight = row_number(found, "weight") if "weight" in found else 1.0
+            total += row_number(found, "score") * weight
         else:
-            total += number_of(rewards, name)
+            total += row_number(rewards, name)
     return total
 
 

@@ -6,14 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from vapo.studies.inspection.fields import Place, Row, RowError, answer_of, reward_of, words
+from vapo.studies.inspection.fields import FieldPlace, Row, RowError, answer_of, row_reward, words
 from vapo.studies.inspection.responses import InspectedResponse
 
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 _NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
-def completions(row: Row, place: Place) -> list[InspectedResponse]:
+def completions(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     """The advantage is one number for a response: no column of its tokens.
 
     A reference is there if a reward function logged it with TRL's `log_extra`.
@@ -28,7 +28,7 @@ def completions(row: Row, place: Place) -> list[InspectedResponse]:
             place.step_of(row),
             prompt,
             prompt=prompt,
-            reward=reward_of(row, rewards),
+            reward=row_reward(row, rewards),
             answer=next((answer_of(row, name) for name in _ANSWERS if name in row), None),
             not_finite=() if is_number else ("advantages",),
             **words(row, "completion"),

@@ -75,7 +75,7 @@ class TruthRequest:
             "critic.init=policy",
             f"rollouts.max_response_tokens={longest}",
             f"data.max_prompt_tokens={max(1, *prompts)}",
-            *(f"rewards.{setting}" for setting in verifier_settings(str(self.verifier))),
+            *(f"rewards.{setting}" for setting in verifier_overrides(str(self.verifier))),
             *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
             f"value_truth.num_continuations={self.num_continuations}",
             f"value_truth.num_responses={self.num_responses}",
@@ -86,10 +86,10 @@ class TruthRequest:
         return load_config(FitConfig, [], [*own, *self.overrides])
 
 
-def verifier_settings(verifier: str) -> list[str]:
+def verifier_overrides(verifier: str) -> list[str]:
     """The keys of `rewards` for a verifier by its name.
 
-    >>> verifier_settings("regex:Answer: (.*)")
+    >>> verifier_overrides("regex:Answer: (.*)")
     ['verifier=regex', "pattern='Answer: (.*)'"]
     """
     name, _, rest = verifier.partition(":")

@@ -16,7 +16,7 @@ from vapo.studies.inspection.critic_verdicts import (
     what_it_knows,
 )
 from vapo.studies.inspection.findings import Findings, PartFindings
-from vapo.studies.inspection.remarks import Remark, Said, sentence, short_names
+from vapo.studies.inspection.remarks import Remark, Said, sentence, short_file_names
 from vapo.studies.inspection.reward_doubts import doubted, in_doubt
 
 EQUAL_ABOVE = 0.5  # share of the groups whose rewards are equal
@@ -32,7 +32,7 @@ def verdicts(findings: Findings) -> list[Remark]:
 
     Of several runs each is judged on its own, and named in the titles.
     """
-    names = short_names(list(findings.runs))
+    names = short_file_names(list(findings.runs))
     remarks = [
         replace(remark, title=f"{names[file]}: {remark.title}")
         for file, run in findings.runs.items()

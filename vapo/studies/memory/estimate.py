@@ -38,7 +38,7 @@ Bytes = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes by stage and part; `parameters` by network; `host` what a process keeps there.
 
     `checkpoint`: bytes of one, of all processes. `shares_prompts`: a prompt goes through the
@@ -59,7 +59,7 @@ class Estimate:
 
 def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
-) -> Estimate:
+) -> MemoryEstimate:
     """Estimate the memory of a config; the model configs are those that its paths name."""
     networks = [NetworkBytes("actor", config.actor, actor, config)]
     if critic is not None:
@@ -111,7 +111,7 @@ def estimate_memory(
     shares = shares_prompts([n.passes for n in networks], config)
     num_shards = num_processes(config) if config.trainer.strategy == "fsdp" else 1
     checkpoint = num_shards * _written(networks)
-    return Estimate(stages, parameters, num_processes(config), host, shares, checkpoint)
+    return MemoryEstimate(stages, parameters, num_processes(config), host, shares, checkpoint)
 
 
 def _written(networks: list[NetworkBytes]) -> float:

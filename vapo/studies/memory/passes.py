@@ -32,7 +32,7 @@ from vapo.rollouts.engines.transformers.token_sampling import (
     float32_logits,
     inverse_cdf,
 )
-from vapo.studies.memory.shapes import NetworkShape, cut, frozen_base, made
+from vapo.studies.memory.shapes import NetworkShape, frozen_base, made, with_first_layers
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.system.private_attributes import attention_implementation
 
@@ -83,7 +83,7 @@ class NetworkPasses:
         self.parameters = Parameters(total, max(layers), root, head)
         is_uniform = len(set(layers if shape.base is None else _base_sizes(shape.base))) == 1
         few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
-        self._networks = [FakeNetwork(cut(shape, count)) for count in few]
+        self._networks = [FakeNetwork(with_first_layers(shape, count)) for count in few]
 
     def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
         """The memory of a pass, such as `FakeNetwork.update`, of the whole network."""

@@ -41,7 +41,7 @@ class NetworkShape:
         return self.base or self.config
 
 
-def cut(shape: NetworkShape, num_layers: int) -> NetworkShape:
+def with_first_layers(shape: NetworkShape, num_layers: int) -> NetworkShape:
     """With the first so many decoder layers."""
     config = copy.deepcopy(shape.backbone)
     text = config.get_text_config()

@@ -44,7 +44,7 @@ _ATTENTION = {
 
 
 @dataclass
-class Work:
+class StepWork:
     """Of one GPU: FLOPs, and for each kind of collective its number and the whole's bytes.
 
     A collective that is none of `KINDS` is a kind of its own, by torch's name, and has the bytes
@@ -55,7 +55,7 @@ class Work:
     numbers: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, other: Work, times: int = 1) -> None:
+    def add(self, other: StepWork, times: int = 1) -> None:
         self.flops += times * other.flops
         for kind in other.numbers:
             self.numbers[kind] += times * other.numbers[kind]
@@ -73,14 +73,14 @@ class StepCounts(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts: list[tuple[str, Work]] = []
+        self.parts: list[tuple[str, StepWork]] = []
         self._pairs = 0.0
         self._num_columns = 0
         self._member = 0
 
     def begin(self, stage: str, inputs: TokenInputs | None = None, *, member: int = 0) -> None:
         """Count what follows under this stage, of these inputs, for this one of the critics."""
-        self.parts.append((stage, Work()))
+        self.parts.append((stage, StepWork()))
         self._member = member
         if inputs is not None:
             self._num_columns = inputs.input_ids.shape[1]

@@ -11,7 +11,7 @@ import torch
 from vapo.config import FitConfig
 from vapo.networks.token_inputs import Layout
 from vapo.studies.memory.sizes import Lengths, local_minibatch, longest_rows, worst_microbatch
-from vapo.studies.simulation.counting import Work
+from vapo.studies.simulation.counting import StepWork
 from vapo.training.minibatches import cut_microbatches
 from vapo.types import FinishReason, Prompt, Rollout, TrainingBatch
 
@@ -39,12 +39,12 @@ class Cut:
     def num_microbatches(self) -> int:
         return self.counted.total()
 
-    def work(self, works: list[Work]) -> Work:
+    def work(self, works: list[StepWork]) -> StepWork:
         """Of the whole minibatch, from that of what was run: FLOPs are by size.
 
         What is sent is not: all micro-batches before the last send what the first one does.
         """
-        whole = Work()
+        whole = StepWork()
         whole.add(works[-1])
         whole.add(works[0], times=self.num_microbatches - 1)
         flops = {part.size: work.flops for part, work in zip(self.run, works, strict=True)}

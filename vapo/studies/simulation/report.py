@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vapo.studies.memory.estimate import GIB, Estimate
-from vapo.studies.simulation.counting import KINDS, Work
+from vapo.studies.memory.estimate import GIB, MemoryEstimate
+from vapo.studies.simulation.counting import KINDS, StepWork
 from vapo.studies.simulation.step import Simulation
 from vapo.types import Phase
 
@@ -41,13 +41,13 @@ class StepSeconds:
         return "computing" if self.computing >= self.sending else "sending"
 
 
-def arithmetic_parts(estimate: Estimate, stage: str) -> dict[str, float]:
+def arithmetic_parts(estimate: MemoryEstimate, stage: str) -> dict[str, float]:
     """The arithmetic of a stage in the rows of the simulation: without what only samples."""
     parts = estimate.stages[stage]
     return {row: sum(parts.get(name, 0.0) for name in names) for row, names in _ROWS.items()}
 
 
-def compared(simulation: Simulation, estimate: Estimate) -> dict[str, tuple[float, float]]:
+def compared(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tuple[float, float]]:
     """Bytes of each stage of a policy step: simulated, and of the arithmetic."""
     return {
         stage: (sum(parts.values()), sum(arithmetic_parts(estimate, stage).values()))
@@ -56,7 +56,7 @@ def compared(simulation: Simulation, estimate: Estimate) -> dict[str, tuple[floa
     }
 
 
-def step_seconds(works: Mapping[str, Work], num_ranks: int, rates: Rates) -> StepSeconds:
+def step_seconds(works: Mapping[str, StepWork], num_ranks: int, rates: Rates) -> StepSeconds:
     """One optimizer step of these networks, one after the other.
 
     Ring collectives: of the whole tensor a rank sends (N - 1) / N in a gather or a scatter, twice
@@ -71,13 +71,13 @@ def step_seconds(works: Mapping[str, Work], num_ranks: int, rates: Rates) -> Ste
     )
 
 
-def policy_works(simulation: Simulation) -> dict[str, Work]:
+def policy_works(simulation: Simulation) -> dict[str, StepWork]:
     """The work of a policy step, by network."""
     works = {name: work for (phase, name), work in simulation.work.items() if phase == _POLICY}
     return dict(sorted(works.items()))
 
 
-def simulation_lines(simulation: Simulation, estimate: Estimate, rates: Rates | None) -> str:
+def simulation_lines(simulation: Simulation, estimate: MemoryEstimate, rates: Rates | None) -> str:
     """Tables of memory and work, the step's time at these rates, and the ratio of the peaks."""
     ranks = simulation.num_ranks
     found = compared(simulation, estimate)

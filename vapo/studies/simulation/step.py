@@ -26,7 +26,7 @@ from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.precision import computing_dtype
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import token_inputs
-from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, Work
+from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, StepWork
 from vapo.studies.simulation.cutting import Cut, cut_of, made_up_rows
 from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
 from vapo.system.private_attributes import checkpoint_state, watch_propagation
@@ -49,7 +49,7 @@ class Simulation:
 
     num_ranks: int
     peaks: dict[tuple[str, str], dict[str, float]] = field(default_factory=dict)
-    work: dict[tuple[str, str], Work] = field(default_factory=dict)
+    work: dict[tuple[str, str], StepWork] = field(default_factory=dict)
     microbatches: dict[str, int] = field(default_factory=dict)
     checkpoint: float = 0.0
 

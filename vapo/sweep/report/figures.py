@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from vapo.sweep.grid import Row
+from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.runs import PANELS, Collection, RunRecord
 from vapo.sweep.report.style import house_style, line_styles
@@ -80,7 +80,7 @@ def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
     rows = [row for row in collection.rows if row.name in drawn]
     full = [row.name for row in rows if row.name == collection.full_system]
     others = [row for row in rows if row.name not in full]
-    parts: list[tuple[str, str, list[Row]]] = [
+    parts: list[tuple[str, str, list[GridRow]]] = [
         ("_systems", "; systems", [row for row in others if not row.component_off]),
         ("_components", "; without a component", [row for row in others if row.component_off]),
     ]

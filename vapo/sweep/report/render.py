@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from vapo.sweep.report.runs import Collection
-from vapo.sweep.report.table import Estimate, RowResult, conclusion
+from vapo.sweep.report.table import MeanOfSeeds, RowResult, conclusion
 
 _STYLE = """
 body { font: 11pt/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 60em; margin: 2em auto;
@@ -108,7 +108,7 @@ def page(
     )
 
 
-def _estimate(value: Estimate | None, *, signed: bool = False) -> str:
+def _estimate(value: MeanOfSeeds | None, *, signed: bool = False) -> str:
     if value is None:
         return ""
     sign = "+" if signed else ""
@@ -136,7 +136,7 @@ def _sign(row: RowResult) -> str:
     return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"
 
 
-def _numbers(value: Estimate | None) -> list[float | str | None]:
+def _numbers(value: MeanOfSeeds | None) -> list[float | str | None]:
     if value is None:
         return [None, None, None, None]
     seeds = " ".join(map(str, value.seeds))

@@ -13,7 +13,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
-from vapo.sweep.grid import Row
+from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import (
     CRITIC_INIT,
     SCORE,
@@ -77,7 +77,7 @@ class Collection:
     """
 
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[GridRow]
     runs: Sequence[RunRecord]
     full_system: str | None = None
     pretrainings: Sequence[RunRecord] = ()
@@ -131,7 +131,7 @@ class Reader:
         keys = ("row", "system", "component_off", "paper_score")
         return Collection(
             f"Sweep {record['grid']}",
-            [Row(*(row[key] for key in keys)) for row in record["rows"]],
+            [GridRow(*(row[key] for key in keys)) for row in record["rows"]],
             runs,
             full_system or record["full_system"],
             pretrainings,
@@ -260,10 +260,10 @@ class Reader:
             raise LookupError(name) from error
 
 
-def _row(name: str, runs: Sequence[Recorded]) -> Row:
+def _row(name: str, runs: Sequence[Recorded]) -> GridRow:
     off, paper = _tag(runs, "component_off") or "none", _tag(runs, "paper_score")
     score = None if paper is None else float(paper)
-    return Row(name, component_off="" if off == "none" else off, paper_score=score)
+    return GridRow(name, component_off="" if off == "none" else off, paper_score=score)
 
 
 def _tag(runs: Sequence[Recorded], key: str) -> str | None:

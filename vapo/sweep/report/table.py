@@ -25,7 +25,7 @@ COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind t
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MeanOfSeeds:
     """A mean; `interval` None where one run, or none that can be paired, gives no spread.
 
     Where seeds collapse it is None too: `seeds` has each one's number then, and a difference the
@@ -58,8 +58,8 @@ class RowResult:
 
     name: str
     num_runs: int
-    score: Estimate | None
-    difference: Estimate | None
+    score: MeanOfSeeds | None
+    difference: MeanOfSeeds | None
     how: str
     paper_score: float | None
     paper_difference: float | None
@@ -72,18 +72,18 @@ class RowResult:
         return None if self.difference is None else self.difference.is_clear
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float]) -> MeanOfSeeds:
     """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse."""
     mean = fmean(values)
     if len(values) < 2:
-        return Estimate(mean)
+        return MeanOfSeeds(mean)
     if stdev(values) > COLLAPSE_SPREAD:
-        return Estimate(mean, seeds=tuple(values))
+        return MeanOfSeeds(mean, seeds=tuple(values))
     half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return Estimate(mean, (mean - half, mean + half))
+    return MeanOfSeeds(mean, (mean - half, mean + half))
 
 
-def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Estimate, str]:
+def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[MeanOfSeeds, str]:
     """Row minus full system: paired where the seeds are common, else Welch's interval.
 
     Seeds fix prompts, evaluation and value pretraining, so pairing takes their part of the
@@ -100,17 +100,17 @@ def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[Est
     both = [list(values.values()) for values in (scores, full)]
     mean = fmean(both[0]) - fmean(both[1])
     if min(map(len, both)) < 2:
-        return Estimate(mean), "unpaired"
+        return MeanOfSeeds(mean), "unpaired"
     if max(map(stdev, both)) > COLLAPSE_SPREAD:
-        return Estimate(mean, p=_permutation_p(both, "independent")), "unpaired"
+        return MeanOfSeeds(mean, p=_permutation_p(both, "independent")), "unpaired"
     parts = [variance(values) / len(values) for values in both]
     if sum(parts) == 0:
-        return Estimate(mean, (mean, mean)), "unpaired"
+        return MeanOfSeeds(mean, (mean, mean)), "unpaired"
     degrees = sum(parts) ** 2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, both, strict=True)
     )
     half = quantile(degrees) * math.sqrt(sum(parts))
-    return Estimate(mean, (mean - half, mean + half)), "unpaired"
+    return MeanOfSeeds(mean, (mean - half, mean + half)), "unpaired"
 
 
 def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
@@ -177,7 +177,7 @@ def make_table(collection: Collection) -> list[RowResult]:
     return results
 
 
-def agreement(difference: Estimate | None, paper_difference: float | None) -> Sign:
+def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) -> Sign:
     """Whether both mean differences have one sign.
 
     `no effect`: ours is exactly 0, in float arithmetic of scores in per cent. Empty: there is

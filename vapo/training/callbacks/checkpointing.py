@@ -24,8 +24,8 @@ from vapo.runs.checkpoint_saving import (
     check_space,
     expected_bytes,
     num_kept,
-    one_line,
     shown_size,
+    system_error_text,
     together,
     write_checkpoint,
 )
@@ -178,7 +178,7 @@ class Checkpointing(Checkpoint):
         if isinstance(error, InterruptedRunError):
             tell(str(error))
         elif error is not None:
-            tell(f"the checkpoint that was being saved is not finished: {one_line(error)}")
+            tell(f"the checkpoint that was being saved is not finished: {system_error_text(error)}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove rollouts left by a run that was killed right after its last checkpoint."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vapo.errors import UserError
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, SteppedEngine
-from vapo.rollouts.engines.vllm_server.server import Answer, LostServerError, VllmServer
+from vapo.rollouts.engines.vllm_server.server import LostServerError, ServerAnswer, VllmServer
 from vapo.rollouts.engines.vllm_server.weights import WeightTransfer
 from vapo.system.distributed import gather_objects, rank, world_size
 from vapo.system.shown_text import say
@@ -124,7 +124,7 @@ class ServedEngine(SteppedEngine):
             found = error
         self._ended.put((name, found))
 
-    def _generated(self, answer: Answer, before: int, server: VllmServer) -> Generated:
+    def _generated(self, answer: ServerAnswer, before: int, server: VllmServer) -> Generated:
         """Raises: LostServerError, EngineError: weights sampled it that this run has not sent."""
         updates = []
         for version, num_tokens in answer.versions:

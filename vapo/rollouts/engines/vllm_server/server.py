@@ -21,7 +21,7 @@ _ALIVE_S, _LOST_S = 60.0, 5.0  # for an answer of one that samples, and of one t
 _NO_LOGPROB = -9999.0  # what vLLM sends for one that is not finite
 
 
-class Answer(NamedTuple):
+class ServerAnswer(NamedTuple):
     """Sampled tokens, an end token included, their log-probs, and the weights that sampled them.
 
     `versions` are (version, number of tokens), in order; a log-prob that is not finite is NaN.
@@ -32,7 +32,9 @@ class Answer(NamedTuple):
     versions: tuple[tuple[str, int], ...]
 
 
-def read_answer(record: Any, name: str, request: Request, vocab_size: int, url: str) -> Answer:
+def read_answer(
+    record: Any, name: str, request: Request, vocab_size: int, url: str
+) -> ServerAnswer:
     """The answer of `/inference/v1/generate`, held to what was asked for.
 
     Raises: EngineError: it is wrong; the message names the server and what is wrong.
@@ -42,7 +44,7 @@ def read_answer(record: Any, name: str, request: Request, vocab_size: int, url: 
         ids = _ids(choice.get("token_ids"), request, vocab_size)
         _check_end(ids, choice.get("finish_reason"), request)
         versions = _versions(choice.get("weight_versions"), len(ids))
-        return Answer(ids, _logprobs(choice, ids), versions)
+        return ServerAnswer(ids, _logprobs(choice, ids), versions)
     except _WrongError as wrong:
         raise EngineError(f"the rollout server {url} gave a wrong answer: {wrong}") from None
 
@@ -157,7 +159,7 @@ class VllmServer:
         self._requests: set[asyncio.Task[Any]] = set()
         self._num_answers = 0
 
-    async def generate(self, name: str, request: Request, vocab_size: int) -> Answer:
+    async def generate(self, name: str, request: Request, vocab_size: int) -> ServerAnswer:
         """Sample one response.
 
         Raises:
