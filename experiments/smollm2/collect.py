@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/language_model.md"
 PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 END = "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
+SCORE = "eval/avg_at_k"  # of the start, of policies on the way if any, of the last
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
 Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
 
@@ -85,6 +86,7 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         "truth_mistake_recall": at(series, RECALL, start),
         "truth_mistake_recall_at_the_end": at(series, RECALL, end),
         "accuracy": [round(value, 4) for _, value in series[ACCURACY]],
+        "scores": [round(value, 4) for _, value in series.get(SCORE, [])],
     }
 
 

@@ -11,9 +11,10 @@ is taken within it, and the interval (95 %, Student's t) is over seeds.
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ Row = Mapping[str, Any]
 BATCHES = slice(12, 16)
 FIGURES: dict[str, Callable[[Row], float]] = {
     "held out": lambda row: 100 * row["after"],
-    "batches 13 to 16": lambda row: 100 * statistics.fmean(row["accuracy"][BATCHES]),
+    "in training": lambda row: 100 * statistics.fmean(row["accuracy"][BATCHES]),
 }
 
 
@@ -32,44 +33,59 @@ def parts(row: Row) -> tuple[str, ...]:
     return tuple(row["system"].split(", "))
 
 
+def _has(part: str) -> Callable[[Row], bool]:
+    return lambda row: part in parts(row)
+
+
+def _lacks(part: str) -> Callable[[Row], bool]:
+    return lambda row: part not in parts(row)
+
+
 CONTRASTS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], bool]]] = {
-    "LM loss": (lambda row: "LM" in parts(row), lambda row: "LM" not in parts(row)),
-    "mean over tokens and clip-higher": (
-        lambda row: "tokens" in parts(row),
-        lambda row: "tokens" not in parts(row),
-    ),
-    "values with lambda 1, against a group's mean": (
-        lambda row: parts(row)[0] == "lambda 1",
-        lambda row: parts(row)[0] == "group",
-    ),
-    "lambda by length, against lambda 1": (
-        lambda row: parts(row)[0] == "by length",
-        lambda row: parts(row)[0] == "lambda 1",
-    ),
-    "values with lambda by length, against a group's mean": (
-        lambda row: parts(row)[0] == "by length",
-        lambda row: parts(row)[0] == "group",
-    ),
+    "LM loss": (_has("LM"), _lacks("LM")),
+    "mean over tokens and clip-higher": (_has("tokens"), _lacks("tokens")),
+    "values with a lambda of 1, against a group's mean": (_has("lambda 1"), _has("group")),
+    "lambda by length, against 1": (_has("by length"), _has("lambda 1")),
+    "values with lambda by length, against a group's mean": (_has("by length"), _has("group")),
 }
+
+
+def differences(rows: Sequence[Row], contrast: str, figure: str) -> list[float]:
+    """One for each seed: the mean of the rows with it, less the mean of those without."""
+    has, lacks = CONTRASTS[contrast]
+    of = FIGURES[figure]
+    return [
+        statistics.fmean(of(row) for row in rows if row["seed"] == seed and has(row))
+        - statistics.fmean(of(row) for row in rows if row["seed"] == seed and lacks(row))
+        for seed in sorted({row["seed"] for row in rows})
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    lines = [f"| with, against without | {' | '.join(FIGURES)} |", f"|---|{'---|' * len(FIGURES)}"]
+    for contrast in CONTRASTS:
+        cells = [contrast]
+        for figure in FIGURES:
+            found = differences(rows, contrast, figure)
+            each = ", ".join(f"{value:+.1f}" for value in found)
+            cells.append(f"{mean_and_interval(found, signed=True)} ({each})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def moves(rows: Sequence[Row]) -> list[float]:
+    """Points from the last but one to the last score of each run that was scored on its way."""
+    return [100 * (row["scores"][-1] - row["scores"][-2]) for row in rows if len(row["scores"]) > 2]
 
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
     rows = json.loads(path.read_text(encoding="utf-8"))
-    seeds = sorted({row["seed"] for row in rows})
-    print(f"| with, against without | {' | '.join(FIGURES)} |\n|---|{'---|' * len(FIGURES)}")
-    for name, (has, lacks) in CONTRASTS.items():
-        cells = []
-        for figure in FIGURES.values():
-            differences = []
-            for seed in seeds:
-                of_seed = [row for row in rows if row["seed"] == seed]
-                with_it = statistics.fmean(figure(row) for row in of_seed if has(row))
-                without = statistics.fmean(figure(row) for row in of_seed if lacks(row))
-                differences.append(with_it - without)
-            each = ", ".join(f"{value:+.1f}" for value in differences)
-            cells.append(f"{mean_and_interval(differences, signed=True)} ({each})")
-        print(f"| {name} | {' | '.join(cells)} |")
+    found = moves(rows)
+    spread = math.sqrt(statistics.fmean(move**2 for move in found))
+    print(table(rows))
+    print(f"one run's scores, iteration 16 to 20: {spread:.1f} points in the root mean square of")
+    print(f"{len(found)} runs, {min(found):+.1f} to {max(found):+.1f}")
 
 
 if __name__ == "__main__":

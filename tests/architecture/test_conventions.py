@@ -131,6 +131,7 @@ def test_losses_have_no_denominator_of_their_own() -> None:
         assert not (isinstance(node, ast.Attribute) and node.attr == "mean"), node.lineno
 
 
+NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 SEVERAL_MEAN_IT = {
     "run",  # what a command's file does
     "option",  # of the config, and of the command line
@@ -145,7 +146,7 @@ def test_a_public_name_stands_in_one_file() -> None:
     files: dict[str, list[str]] = {}
     for path in SOURCES:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            if isinstance(node, NAMED) and not node.name.startswith("_"):
                 files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
     several = {name: found for name, found in files.items() if len(found) > 1}
     assert set(several) == SEVERAL_MEAN_IT, several

@@ -47,6 +47,7 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
     record is not the start's figure."""
     metrics = {
         "rollout/accuracy": [0.5, 0.625],
+        "eval/avg_at_k": [0.5, 0.7, 0.75],
         "critic/explained_variance": [0.25, 0.5],
         "truth/explained_within": [0.3, 0.4],
         "truth/mistake_recall": [0.6],
@@ -81,6 +82,7 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
         "responses": (4 + 16) * 64,
         "hours": 0.5,
         "accuracy": [0.5, 0.625],
+        "scores": [0.5, 0.7, 0.75],
         "explained_variance_after_pretraining": 0.25,
         "truth_explained_within": 0.3,
         "truth_explained_within_at_the_end": 0.4,
@@ -119,3 +121,21 @@ def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: Module
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
     with pytest.raises(SystemExit, match="with '<!-- end of results -->' after it"):
         script.with_table(f"# A page\n\n{MARK}\n", "")
+
+
+def test_the_effects_of_the_losss_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand on four rows of two seeds; and the page's table is that of the recorded runs."""
+    monkeypatch.syspath_prepend(str(SMOLLM2))
+    effects = import_module("effects")
+    scores = {("group", 0): 0.5, ("group, LM", 0): 0.53, ("group", 1): 0.6, ("group, LM", 1): 0.61}
+    rows = [
+        {"system": name, "seed": seed, "after": score, "accuracy": [0.0] * 12 + [score] * 4 + [1.0]}
+        for (name, seed), score in scores.items()
+    ]
+    for figure in effects.FIGURES:
+        assert effects.differences(rows, "LM loss", figure) == pytest.approx([3.0, 1.0])
+    assert effects.moves([{"scores": [0.4, 0.7, 0.75]}, {"scores": [0.4, 0.7]}]) == (
+        pytest.approx([5.0])
+    )
+    recorded = json.loads((SMOLLM2 / "results_loss_parts.json").read_text())
+    assert effects.table(recorded) in (ROOT / "docs/language_model.md").read_text()
