@@ -25,6 +25,7 @@ Row = Mapping[str, Any]
 BATCHES = slice(12, 16)
 FIGURES: dict[str, Callable[[Row], float]] = {
     "held out": lambda row: 100 * row["after"],
+    "held out, after 16 iterations": lambda row: 100 * row["scores"][1],
     "in training": lambda row: 100 * statistics.fmean(row["accuracy"][BATCHES]),
 }
 
@@ -44,6 +45,10 @@ def _lacks(part: str) -> Callable[[Row], bool]:
 CONTRASTS: dict[str, tuple[Callable[[Row], bool], Callable[[Row], bool]]] = {
     "LM loss": (_has("LM"), _lacks("LM")),
     "mean over tokens and clip-higher": (_has("tokens"), _lacks("tokens")),
+    "both, against neither": (
+        lambda row: {"LM", "tokens"} <= set(parts(row)),
+        lambda row: not {"LM", "tokens"} & set(parts(row)),
+    ),
     "values with a lambda of 1, against a group's mean": (_has("lambda 1"), _has("group")),
     "lambda by length, against 1": (_has("by length"), _has("lambda 1")),
     "values with lambda by length, against a group's mean": (_has("by length"), _has("group")),
@@ -75,17 +80,23 @@ def table(rows: Sequence[Row]) -> str:
 
 def moves(rows: Sequence[Row]) -> list[float]:
     """Points from the last but one to the last score of each run that was scored on its way."""
-    return [100 * (row["scores"][-1] - row["scores"][-2]) for row in rows if len(row["scores"]) > 2]
+    return [
+        100 * (row["scores"][-1] - row["scores"][-2])
+        for row in rows
+        if len(row.get("scores", [])) > 2
+    ]
 
 
 def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
     rows = json.loads(path.read_text(encoding="utf-8"))
-    found = moves(rows)
-    spread = math.sqrt(statistics.fmean(move**2 for move in found))
     print(table(rows))
-    print(f"one run's scores, iteration 16 to 20: {spread:.1f} points in the root mean square of")
-    print(f"{len(found)} runs, {min(found):+.1f} to {max(found):+.1f}")
+    if found := moves(rows):
+        spread = math.sqrt(statistics.fmean(move**2 for move in found))
+        print(
+            f"one run's scores, iteration 16 to 20: {spread:.1f} points in the root mean square of"
+        )
+        print(f"{len(found)} runs, {min(found):+.1f} to {max(found):+.1f}")
 
 
 if __name__ == "__main__":
