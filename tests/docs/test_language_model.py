@@ -130,7 +130,10 @@ def test_the_effects_of_the_losss_parts(monkeypatch: pytest.MonkeyPatch) -> None
     scores = {("group", 0): 0.5, ("group, LM", 0): 0.53, ("group", 1): 0.6, ("group, LM", 1): 0.61}
     rows = [
         {
-            **{"system": name, "seed": seed, "after": score, "scores": [0.4, score, 0.9]},
+            "system": name,
+            "seed": seed,
+            "after": score,
+            "scores": [0.4, score, 0.9],
             "accuracy": [0.0] * 12 + [score] * 4 + [1.0],
         }
         for (name, seed), score in scores.items()
