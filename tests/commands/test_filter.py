@@ -19,9 +19,9 @@ from vapo.commands.filter import (
     Parts,
     check_settings,
     default_path,
-    filtered_rows,
     histogram_text,
     pass_rate_metrics,
+    pass_rate_rows,
     read_histogram,
     sample_pass_rates,
     settings_of,
@@ -128,7 +128,7 @@ def test_verdicts_are_counted(tmp_path: Path, policy: Path) -> None:
         verdicts = [Verdict(j < num_correct, 0.0) for j in range(K)]
         response = Rollout(prompt, (2,), "", (0.0,), FinishReason.STOP)
         played += judged([response] * K, verdicts)
-    path.write_text(filtered_rows(played, 0, K))
+    path.write_text(pass_rate_rows(played, 0, K))
     assert read_histogram(path, K) == [1, 1, 0, 0, 1]
     rows = [json.loads(x) for x in path.read_text().splitlines()]
     assert [row["pass_rate"] for row in rows] == [0, 0.25, 1]
@@ -156,9 +156,9 @@ def test_a_killed_run_resumes_to_the_same_file(
         begun.append(first)
         if first == stops_at:
             raise RuntimeError("killed")
-        return filtered_rows(rollouts, first, k)
+        return pass_rate_rows(rollouts, first, k)
 
-    monkeypatch.setattr(filter, "filtered_rows", counted)
+    monkeypatch.setattr(filter, "pass_rate_rows", counted)
     with pytest.raises(RuntimeError, match="killed"):
         fill(config, path)
     assert not path.exists()

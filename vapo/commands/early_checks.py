@@ -19,7 +19,7 @@ from vapo.commands.estimate_checks import (
 )
 from vapo.commands.file_checks import (
     DATA_KEY,
-    check_critic_model,
+    check_critic_folders,
     check_functions,
     check_run,
     check_sampling,
@@ -99,7 +99,7 @@ def _validate(config: FitConfig, options: Options) -> None:
             raise UserError(problem.message)
     check_sampling(config)
     if options["value_page"] is not None or value_truth is not None:
-        check_critic_model(config)
+        check_critic_folders(config)
     if options["ckpt_path"] is not None:
         look_for_checkpoint(config.output_dir, options["ckpt_path"])
 
@@ -222,7 +222,7 @@ def _critics(config: None, options: Options) -> None:
         check_model_folder(base.actor.path, has_tokenizer=True)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):
-            check_critic_model(row)
+            check_critic_folders(row)
             check_functions(row)
     check_store(base)
 

@@ -33,7 +33,7 @@ Config = FitConfig | SftConfig | RewardModelConfig
 def check_run(config: FitConfig) -> None:
     """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
     check_sampling(config)
-    check_critic_model(config)
+    check_critic_folders(config)
     stored = config.components.value_pretraining.data
     if stored is not None and resolve(config).value_pretraining_iterations > 0:
         from vapo.rollouts.rollout_file import read_metadata  # it loads pyarrow
@@ -60,7 +60,7 @@ def check_sources(config: Config) -> None:
     check_functions(config)
 
 
-def check_critic_model(config: FitConfig) -> None:
+def check_critic_folders(config: FitConfig) -> None:
     """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
     if not config.algorithm.has_critic:
         return

@@ -91,7 +91,7 @@ def sample_pass_rates(
             seed = derive_seed(config.seed, "pass rates", first)
             chunk = train[first : first + size]
             rollouts = player.play(chunk, group_size=k, settings=sampling, seed=seed)
-            write_text(parts.files[number], filtered_rows(rollouts, first, k))
+            write_text(parts.files[number], pass_rate_rows(rollouts, first, k))
             num_tokens += sum(rollout.num_sampled for rollout in rollouts)
 
         parts.fill("pass rates", config, tokenizer, progress, write)
@@ -101,7 +101,7 @@ def sample_pass_rates(
     return num_tokens
 
 
-def filtered_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
+def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
     """A line for each prompt, `k` rollouts for each; `first` is the number of the first prompt."""
     rows = []
     for place in range(0, len(rollouts), k):

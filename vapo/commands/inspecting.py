@@ -119,9 +119,9 @@ def inspect_rollouts(
     )
     responses: Iterable[InspectedResponse | BadRow] = reader
     if loaded is not None:
-        from vapo.studies.inspection.critics import rows_with_values
+        from vapo.studies.inspection.critics import responses_with_values
 
-        responses = rows_with_values(reader, loaded, notes=reader.notes)
+        responses = responses_with_values(reader, loaded, notes=reader.notes)
     for path in output:
         if path.suffix == _STORED:
             responses = _stored(responses, path.expanduser(), tokenizer, reader.notes)

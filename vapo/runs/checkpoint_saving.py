@@ -118,7 +118,7 @@ def together(
         try:
             action()
         except SAVE_ERRORS as error:
-            problem = system_error_text(error)
+            problem = error_reason(error)
     found = next((text for text in gather_objects(problem, group) if text), None)
     if found is not None:
         leave_together(group)
@@ -126,7 +126,7 @@ def together(
         raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
 
 
-def system_error_text(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """The system's word, if there is one behind the error."""
     cause: BaseException | None = error
     while cause is not None:

@@ -9,7 +9,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from tests.tiny_model import tiny_tokenizer
 from vapo.diagnostics.value_page.token_text import TokenText
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 
 
 def fast(vocabulary: list[str], decoder: decoders.Decoder) -> PreTrainedTokenizerFast:
@@ -115,4 +115,4 @@ def test_an_id_outside_the_vocabulary_has_a_name() -> None:
     ],
 )
 def test_nothing_is_hidden(text: str, expected: str) -> None:
-    assert visible_token(text) == expected
+    assert visible_text(text) == expected

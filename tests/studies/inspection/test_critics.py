@@ -21,7 +21,7 @@ from transformers import (
 
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.errors import UserError
-from vapo.studies.inspection.critics import load_critic, rows_with_values
+from vapo.studies.inspection.critics import load_critic, responses_with_values
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
 PROMPT, RESPONSE = (3, 4, 5), (6, 7, 8, 9, 10, 11)
@@ -185,7 +185,7 @@ def test_a_stream_gets_values_and_keeps_its_order(tmp_path: Path) -> None:
     rows: list[InspectedResponse | BadRow] = [response(n) for n in range(300)]
     rows[5], rows[7] = BadRow("x, row 5", "why"), response(7, response_ids=None)
     notes: list[str] = []
-    found = list(rows_with_values(iter(rows), critic, notes=notes))
+    found = list(responses_with_values(iter(rows), critic, notes=notes))
     wanted = critic.values([(PROMPT, RESPONSE)])[0]
     assert found[5] == rows[5]
     assert found[7] == rows[7]
@@ -212,7 +212,7 @@ def test_a_file_s_values_are_compared_with_its_critic(tmp_path: Path, shift: int
             replace(response(number, response_ids=ids), values=tuple(own[shift : shift + 12]))
         )
     notes: list[str] = []
-    found = list(rows_with_values(rows, critic, notes=notes))
+    found = list(responses_with_values(rows, critic, notes=notes))
     assert found == rows  # the file's stay
     said = {0: "the state before its token", 1: "has already seen its own token"}[shift]
     assert said in notes[-1]

@@ -15,7 +15,7 @@ from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
 from vapo.diagnostics.value_page.template import filled_page, packed, packed_ids, shortened
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 from vapo.rollouts.segments import shows_turns
 from vapo.types import Rollout
 
@@ -79,7 +79,7 @@ def _group_data(
         "reason": group.reason,
         "num_responses": batch.group_size,
         "num_correct": int(batch.is_correct[rows].sum()),
-        "prompt_id": visible_token(prompt.prompt_id),
+        "prompt_id": visible_text(prompt.prompt_id),
         "prompt": shortened(prompt.text, _MAX_PROMPT_CHARS),
         "answer": shortened(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 
 _PARTS = ("charts.js", "truth.js", "tokens.js")  # of the script; page.js comes last
 
@@ -30,7 +30,7 @@ def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -
     for character in "<>&":  # in JSON they occur in strings only
         text = text.replace(character, f"\\u{ord(character):04x}")
     parts = {
-        "title": html.escape(visible_token(str(data["title"]))),
+        "title": html.escape(visible_text(str(data["title"]))),
         "style_hash": _hash(style),
         "script_hash": _hash(script),
         "style": style,
@@ -58,7 +58,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible_token) -> str:
+def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible_text) -> str:
     shown = show(text[:max_chars])
     left_out = len(text) - max_chars
     return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 
 CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
 
@@ -46,7 +46,7 @@ class TokenText:
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
         text, is_special = (
-            visible_token(raw.decode(errors="surrogateescape")),
+            visible_text(raw.decode(errors="surrogateescape")),
             token_id in self._special,
         )
         is_partial = not is_special and not _is_whole(raw)
@@ -61,7 +61,7 @@ class TokenText:
                 place += 1
                 continue
             run = self._run(token_ids, place)
-            found += zip(range(place, place + len(run)), map(visible_token, run), strict=True)
+            found += zip(range(place, place + len(run)), map(visible_text, run), strict=True)
             place += len(run)
         return found
 

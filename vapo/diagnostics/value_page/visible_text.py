@@ -9,10 +9,10 @@ _MAX_MARKS = 3
 _CONTROLS = {"\n": "\u21b5\n", "\t": "\u21e5", "\x7f": "\u2421"}
 
 
-def visible_token(text: str) -> str:
+def visible_text(text: str) -> str:
     """Make everything visible: controls, invisible and direction-changing characters are named.
 
-    >>> visible_token("a\\tb\\u202e  ")
+    >>> visible_text("a\\tb\\u202e  ")
     'a\\u21e5b\\u27e8U+202E\\u27e9\\u2423\\u2423'
     """
     text = re.sub(r" {2,}| $|^ $", lambda spaces: "\u2423" * len(spaces[0]), text)

@@ -13,7 +13,7 @@ import numpy as np
 from vapo.diagnostics.value_page.measures import MEASURES, domain
 from vapo.diagnostics.value_page.row_choice import rows_to_show
 from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
     GroupKey,
@@ -70,7 +70,7 @@ class Vocabulary:
                     self.partial[token_id] = token.partial
             return ids, self.token_text.in_context(ids)
         if response.tokens is not None:
-            texts = [visible_token(response.tokens[i]) for i in places]
+            texts = [visible_text(response.tokens[i]) for i in places]
         else:
             texts = [_UNKNOWN_TOKEN] * len(places)
         if response.response_ids is None:
@@ -235,7 +235,7 @@ def _card(
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,
-        "place": visible_token(PurePath(response.place).name),  # "rows.jsonl, row 12"
+        "place": visible_text(PurePath(response.place).name),  # "rows.jsonl, row 12"
         "is_correct": findings.is_right(response),
         "reward": response.reward,
         "finish_reason": ends[response.is_truncated],
@@ -271,7 +271,7 @@ def _group_data(
         "reason": reason,
         "num_responses": len(group),
         "num_correct": sum(map(bool, rights)) if None not in rights else None,
-        "prompt_id": visible_token(name if step is None else f"{name}, step {step}"),
+        "prompt_id": visible_text(name if step is None else f"{name}, step {step}"),
         "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
         "answer": shortened(group[0].answer or "", 500),
         "responses": cards,

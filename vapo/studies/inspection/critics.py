@@ -87,7 +87,7 @@ def load_critic(path: str, *, tokenizer: PreTrainedTokenizerBase | None = None) 
 # ---- values of a stream ----------------------------------------------------------------------
 
 
-def rows_with_values(
+def responses_with_values(
     responses: Iterable[InspectedResponse | BadRow],
     critic: LoadedCritic,
     *,

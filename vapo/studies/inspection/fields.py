@@ -38,7 +38,7 @@ class RowError(Exception):
 
 
 @dataclass(frozen=True)
-class FieldPlace:
+class RowPlace:
     """Where a row is, and how its columns are read.
 
     Args:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    FieldPlace,
     Row,
     RowError,
+    RowPlace,
     answer_of,
     entries,
     flag_of,
@@ -41,7 +41,7 @@ class Format:
 
     name: str
     columns: tuple[str, ...]
-    read: Callable[[Row, FieldPlace], Sequence[InspectedResponse]]
+    read: Callable[[Row, RowPlace], Sequence[InspectedResponse]]
     notes: tuple[str, ...] = ()
 
     def fits(self, row: Row) -> bool:
@@ -56,7 +56,7 @@ def recognise(row: Row) -> Format | None:
 # ---- the plain form, and our own file --------------------------------------------------------
 
 
-def _plain(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
     prompt, group = place.prompt(row, "prompt"), given(row, "group")
     truncated = flag_of(row, "is_truncated")
     if truncated is None:
@@ -106,7 +106,7 @@ def _token_rewards(row: Row) -> tuple[float, ...] | None:
 # ---- verl, OpenRLHF --------------------------------------------------------------------------
 
 
-def _verl(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """`uid` is `{prompt}_{session}_{output}` in newer versions, and absent in older ones."""
     prompt, uid = place.prompt(row, "input"), given(row, "uid")
     return [
@@ -132,7 +132,7 @@ def session_of(row: Row | str) -> str | None:
     return uid.rpartition("_")[0] if uid.count("_") >= 2 else None
 
 
-def _openrlhf(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def _openrlhf(row: Row, place: RowPlace) -> list[InspectedResponse]:
     prompt = place.prompt(row, "input")
     reward = row_reward(row, place.rewards or ("reward",))
     return [
@@ -143,7 +143,7 @@ def _openrlhf(row: Row, place: FieldPlace) -> list[InspectedResponse]:
 # ---- verifiers' results, and prime-rl's of that time -----------------------------------------
 
 
-def _results(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def _results(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """A response of several turns is its whole conversation; tokens are read of a single turn."""
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")

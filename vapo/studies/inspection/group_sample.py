@@ -146,7 +146,7 @@ def sampled_places(response: InspectedResponse, length: int) -> np.ndarray:
     return np.flatnonzero(is_sampled(response, length))
 
 
-def sampled_groups(
+def sampled_entries(
     response: InspectedResponse, column: Sequence[float], dtype: type[np.floating[Any]] = np.float64
 ) -> np.ndarray:
     """The entries of a column that are of sampled tokens."""
@@ -166,7 +166,7 @@ def valued(response: InspectedResponse) -> Valued | None:
     """None without values."""
     if response.values is None:
         return None
-    values = sampled_groups(response, response.values, np.float32)
+    values = sampled_entries(response, response.values, np.float32)
     return Valued(values, response.reward, earned(response))
 
 

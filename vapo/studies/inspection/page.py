@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_page.template import filled_page
-from vapo.diagnostics.value_page.visible_text import visible_token
+from vapo.diagnostics.value_page.visible_text import visible_text
 from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
@@ -80,8 +80,8 @@ def inspection_page(
         calibration = calibration_table(tokens, is_right)
     data = {
         "title": title,
-        "facts": {name: visible_token(text) for name, text in facts.items()},
-        "notes": [visible_token(note) for note in notes],
+        "facts": {name: visible_text(text) for name, text in facts.items()},
+        "notes": [visible_text(note) for note in notes],
         **cards,
         "positions": positions,
         "calibration": calibration,
@@ -107,7 +107,7 @@ def _remark(remark: Remark) -> dict[str, str]:
     return {
         "severity": remark.severity,
         "title": remark.title,
-        "text": visible_token(remark.text),
+        "text": visible_text(remark.text),
         "advice": remark.advice,
         "row": remark.row,
     }

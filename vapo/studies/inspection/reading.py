@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.studies.inspection.fields import FieldPlace, Row, RowError, check_lists, whole_number
+from vapo.studies.inspection.fields import Row, RowError, RowPlace, check_lists, whole_number
 from vapo.studies.inspection.formats import FORMATS, Format, recognise, session_of
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.rows import (
@@ -132,7 +132,7 @@ class ResponseReader:
         num_unknown = 0
         render = None if self._tokens is None else self._tokens.render
         for number, row in self._last_outputs(file.rows):
-            place = FieldPlace(
+            place = RowPlace(
                 file.name, number, file.table, file.groups, file.step, self._rewards, render
             )
             if isinstance(row, str):
@@ -179,7 +179,7 @@ class ResponseReader:
         return is_seen
 
     def _of_row(
-        self, found: Format, row: Row, place: FieldPlace
+        self, found: Format, row: Row, place: RowPlace
     ) -> Iterator[InspectedResponse | BadRow]:
         if not found.fits(row):
             lacks = ", ".join(name for name in found.columns if name not in row)

@@ -179,9 +179,9 @@ def inspect_responses(
         raise UserError(f"{name}: no response could be read{why}")
     measured = None
     if truth is not None:
-        from vapo.studies.inspection.truth import measure_rows
+        from vapo.studies.inspection.truth import measure_responses
 
-        measured = measure_rows(findings, truth)
+        measured = measure_responses(findings, truth)
     return Inspection(
         name=name,
         findings=findings,

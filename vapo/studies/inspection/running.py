@@ -16,7 +16,7 @@ from vapo.studies.inspection.group_sample import (
     is_sampled,
     response_length,
     returns_of,
-    sampled_groups,
+    sampled_entries,
     valued,
 )
 from vapo.studies.inspection.groups import Groups
@@ -138,7 +138,7 @@ class TokenColumns:
             returns = returns_of(own, gamma)
             found["moments"] = Moments.of(values, returns)
             if response.returns is not None:
-                targets = sampled_groups(response, response.returns)
+                targets = sampled_entries(response, response.returns)
                 found["target_moments"] = Moments.of(values, targets)
                 if response.token_rewards is None and not response.is_truncated and len(targets):
                     apart = abs(targets[-1] - response.reward)

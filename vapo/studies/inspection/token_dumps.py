@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    FieldPlace,
     Row,
     RowError,
+    RowPlace,
     answer_of,
     conversation,
     entries,
@@ -27,7 +27,7 @@ from vapo.studies.inspection.fields import (
 from vapo.studies.inspection.responses import InspectedResponse
 
 
-def slime_rollouts(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def slime_rollouts(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """A `Sample` as a dict. `status` says whether it was cut short."""
     status = given(row, "status")
     if status in ("aborted", "failed", "pending"):
@@ -51,7 +51,7 @@ def slime_rollouts(row: Row, place: FieldPlace) -> list[InspectedResponse]:
     ]
 
 
-def slime_training(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def slime_training(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """A sample of the trainer, which has values, advantages and returns, and no text."""
     ids, prompt_ids = _parted(row, row["response_lengths"])
     keys = place.rewards or (("raw_reward",) if "raw_reward" in row else ("rewards",))
@@ -87,7 +87,7 @@ def _mask(row: Row, key: str) -> tuple[bool, ...] | None:
     return None if mask is None or all(mask) else mask
 
 
-def nemo_rl(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def nemo_rl(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """A line whose columns have one entry each, of the padded sequence; its mask parts it.
 
     A log-prob stands at the token that it is of. `step` comes from the file's name.

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vapo.studies.inspection.fields import (
-    FieldPlace,
     Row,
     RowError,
+    RowPlace,
     answer_of,
     entries,
     is_cut_short,
@@ -25,7 +25,7 @@ from vapo.studies.inspection.fields import (
 from vapo.studies.inspection.responses import InspectedResponse
 
 
-def traces(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def traces(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """A response for each trace of an episode, the longest way through its messages.
 
     Raises: RowError: nothing was sampled or scored.
@@ -48,7 +48,7 @@ def _failure(record: Row) -> str:
     return f"; it ended in an error: {(str(said).splitlines() or [''])[0]:.100}"
 
 
-def _response(trace: Row, episode: Row, place: FieldPlace) -> InspectedResponse:
+def _response(trace: Row, episode: Row, place: RowPlace) -> InspectedResponse:
     nodes = _last_branch(trace)
     first = next((i for i, node in enumerate(nodes) if node.get("sampled")), None)
     if first is None:
@@ -94,7 +94,7 @@ def _message(node: Row) -> Mapping[str, Any]:
     return message
 
 
-def _reward(trace: Row, place: FieldPlace) -> float:
+def _reward(trace: Row, place: RowPlace) -> float:
     """The sum of the weighted rewards, as verifiers has it."""
     if place.rewards:
         return row_reward(trace, place.rewards)

@@ -6,14 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from vapo.studies.inspection.fields import FieldPlace, Row, RowError, answer_of, row_reward, words
+from vapo.studies.inspection.fields import Row, RowError, RowPlace, answer_of, row_reward, words
 from vapo.studies.inspection.responses import InspectedResponse
 
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
 _NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
-def completions(row: Row, place: FieldPlace) -> list[InspectedResponse]:
+def completions(row: Row, place: RowPlace) -> list[InspectedResponse]:
     """The advantage is one number for a response: no column of its tokens.
 
     A reference is there if a reward function logged it with TRL's `log_extra`.

@@ -98,7 +98,7 @@ class MeasuredTruth:
         return measured_prefixes(self.truth, {row: torch.arange(n) for row, n in lengths.items()})
 
 
-def measure_rows(findings: Findings, request: TruthRequest) -> MeasuredTruth:
+def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTruth:
     """Continue some of the sampled responses.
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.

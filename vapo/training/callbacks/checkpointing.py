@@ -22,10 +22,10 @@ from vapo.runs.checkpoint_saving import (
     DiskUse,
     bytes_in,
     check_space,
+    error_reason,
     expected_bytes,
     num_kept,
     shown_size,
-    system_error_text,
     together,
     write_checkpoint,
 )
@@ -178,7 +178,7 @@ class Checkpointing(Checkpoint):
         if isinstance(error, InterruptedRunError):
             tell(str(error))
         elif error is not None:
-            tell(f"the checkpoint that was being saved is not finished: {system_error_text(error)}")
+            tell(f"the checkpoint that was being saved is not finished: {error_reason(error)}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Remove rollouts left by a run that was killed right after its last checkpoint."""
