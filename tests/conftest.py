@@ -1,6 +1,6 @@
 """Set-up of all tests: no network, one thread, annotated types and tensor shapes are checked.
 
-The process that hands the tests to others loads this file, too, and no torch.
+The process that hands the tests to others loads this file, too; it needs no torch.
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
     gc.disable()
     for name in IMPORTED_BEFORE:
         importlib.import_module(name)
+    importlib.import_module("torch").set_num_threads(1)
     try:
         return (yield)
     finally:

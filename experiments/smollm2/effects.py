@@ -2,10 +2,11 @@
 
     python experiments/smollm2/effects.py [results_loss_parts.json]
 
-Held out, each with its own number of the policy's iterations (20 batches are sampled by all), and
-in training as the mean accuracy of batches 13 to 16, whose prompts are the same for all rows of a
-seed. Runs of one seed share prompts and random numbers, so a seed is one observation: a difference
-is taken within it, and the interval (95 %, Student's t) is over seeds.
+Held out, with each policy's own number of iterations (20 with a group's advantages, else 16, since
+all sample 20 batches) and after 16 of each, and in training as the mean accuracy of batches 13 to
+16, whose prompts are the same for all rows of a seed. Runs of one seed share prompts and random
+numbers, so a seed is one observation: a difference is taken within it, and the interval (95 %,
+Student's t) is over seeds.
 """
 
 from __future__ import annotations

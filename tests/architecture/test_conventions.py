@@ -132,12 +132,13 @@ def test_losses_have_no_denominator_of_their_own() -> None:
 
 
 NAMED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-SEVERAL_MEAN_IT = {
-    "run",  # what a command's file does
-    "option",  # of the config, and of the command line
-    "load_config",  # vapo.load_config, and what it calls
-    "ValuePretraining",  # the component's keys, and the callback that runs it
-    *("markdown", "as_csv", "figure"),  # a study's report, in each form
+IN_SEVERAL_FILES = {  # name -> in how many; `run` is what any command's file does
+    "option": 2,  # of the config, and of the command line
+    "load_config": 2,  # vapo.load_config, and what it calls
+    "ValuePretraining": 2,  # the component's keys, and the callback that runs it
+    "markdown": 3,  # a study's report, in each form
+    "as_csv": 2,
+    "figure": 2,
 }
 
 
@@ -148,5 +149,6 @@ def test_a_public_name_stands_in_one_file() -> None:
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, NAMED) and not node.name.startswith("_"):
                 files.setdefault(node.name, []).append(str(path.relative_to(PACKAGE)))
-    several = {name: found for name, found in files.items() if len(found) > 1}
-    assert set(several) == SEVERAL_MEAN_IT, several
+    assert {path.partition("/")[0] for path in files.pop("run")} == {"commands"}
+    several = {name: len(found) for name, found in files.items() if len(found) > 1}
+    assert several == IN_SEVERAL_FILES, {name: files[name] for name in several}

@@ -45,10 +45,8 @@ class TokenText:
         raw = self._raw(token_id)
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
-        text, is_special = (
-            visible_text(raw.decode(errors="surrogateescape")),
-            token_id in self._special,
-        )
+        text = visible_text(raw.decode(errors="surrogateescape"))
+        is_special = token_id in self._special
         is_partial = not is_special and not _is_whole(raw)
         return Token(text, is_special, raw.hex(" ").upper() if is_partial else "")
 
