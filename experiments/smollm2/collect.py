@@ -28,6 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/language_model.md"
 PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 END = "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
+LAST_BATCHES = slice(12, 20)  # prompts that no batch before had, the same for all rows of a seed
 SCORE = "eval/avg_at_k"  # of the start, of policies on the way if any, of the last
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
 Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
@@ -130,15 +131,23 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     """Each system's mean over its seeds, and its difference from another's on the same seeds.
 
-    Intervals are 95 %, from the spread over seeds (Student's t); none of a single seed, and the
-    seeds themselves where they differ by more than `COLLAPSE_SPREAD`. Prompts and
-    policy are the same for all runs, so the intervals say nothing about other ones.
+    Intervals are 95 %, from the spread over seeds (Student's t). There is none of a single seed,
+    and where the seeds differ by more than `COLLAPSE_SPREAD` the median and the seeds themselves
+    stand in its place. The held-out prompts and the first policy are the same for all runs, so the
+    intervals of "after" say nothing about other prompts. The last column compares the accuracies of
+    training batches 13 to 20, each sampled before it is trained on: their prompts are the same for
+    all systems of a seed and others for each seed.
     """
     after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
     gains = {(r["system"], r["seed"]): 100 * (r["after"] - r["before"]) for r in rows}
+    fresh = {
+        (row["system"], row["seed"]): 100 * statistics.fmean(row["accuracy"][LAST_BATCHES])
+        for row in rows
+    }
     lines = [
-        f"| system | seeds | after | points gained | difference from {against} |",
-        "|---|---|---|---|---|",
+        f"| system | seeds | after | points gained | difference from {against} "
+        "| the same on fresh prompts |",
+        "|---|---|---|---|---|---|",
     ]
     for system in dict.fromkeys(name for name, _ in after):
         seeds = [seed for name, seed in after if name == system]
@@ -146,8 +155,11 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
         cells = [
             *(system, str(len(seeds)), mean_and_interval([after[system, seed] for seed in seeds])),
             mean_and_interval([gains[system, seed] for seed in seeds]),
-            mean_and_interval(
-                [after[system, seed] - after[against, seed] for seed in both], signed=True
+            *(
+                mean_and_interval(
+                    [scores[system, seed] - scores[against, seed] for seed in both], signed=True
+                )
+                for scores in (after, fresh)
             ),
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -155,6 +167,7 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
 
 
 def mean_and_interval(values: Sequence[float], *, signed: bool = False) -> str:
+    """The mean with its interval, or with the median and each value where an interval misleads."""
     if not values:
         return ""
     sign = "+" if signed else ""
@@ -162,7 +175,8 @@ def mean_and_interval(values: Sequence[float], *, signed: bool = False) -> str:
     if len(values) == 1:
         return f"{mean:{sign}.1f}"
     if statistics.stdev(values) > COLLAPSE_SPREAD:
-        return f"{mean:{sign}.1f} ({', '.join(f'{value:{sign}.1f}' for value in values)})"
+        each = ", ".join(f"{value:{sign}.1f}" for value in values)
+        return f"{mean:{sign}.1f}, median {statistics.median(values):{sign}.1f} ({each})"
     error = statistics.stdev(values) / math.sqrt(len(values))
     half = float(students_t.ppf(0.975, len(values) - 1)) * error
     return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"

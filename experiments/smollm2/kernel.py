@@ -77,9 +77,9 @@ def estimate(
     *,
     temperature: float,
     by: By,
-    alpha: float,
+    alpha: float | None,
 ) -> Estimate:
-    """GAE with these values, and lambda by length as VAPO has it.
+    """GAE with these values, and with VAPO's lambda by length, or lambda 1 where alpha is None.
 
     The responses that are compared are all of this process's; one layer is read.
     """
@@ -95,6 +95,7 @@ def estimate(
     values = torch.zeros_like(token_rewards)
     for row, own in enumerate(found[temperature]):
         values[row, batch.response_mask[row]] = own.to(values.dtype)
-    lambda_ = length_adaptive_lambda(batch.response_mask.sum(dim=1), alpha=alpha)
+    lengths = batch.response_mask.sum(dim=1)
+    lambda_ = 1.0 if alpha is None else length_adaptive_lambda(lengths, alpha=alpha)
     columns = (token_rewards, values, batch.response_mask)
     return Estimate(gae(*columns, gamma=hyperparameters.gamma, lambda_=lambda_))

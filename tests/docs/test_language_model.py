@@ -104,18 +104,27 @@ def test_the_pages_show_every_row(script: ModuleType, name: str) -> None:
 
 
 def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: ModuleType) -> None:
-    """The interval of the second would begin at 56 and end at 108."""
+    """The interval of the second would begin at 56 and end at 108; that on fresh prompts is one."""
     scores = {"A": (0.82, 0.80, 0.84), "B": (0.885, 0.701, 0.881)}
+    fresh = {"A": 0.75, "B": 0.8125}
     rows = [
-        {"system": name, "seed": seed, "before": 0.5, "after": after}
+        {
+            "system": name,
+            "seed": seed,
+            "before": 0.5,
+            "after": after,
+            "accuracy": [0.0] * 12 + [fresh[name]] * 8 + [0.0],
+        }
         for name, all_seeds in scores.items()
         for seed, after in enumerate(all_seeds)
     ]
     lines = script.means(rows, against="A").splitlines()
-    assert lines[2] == "| A | 3 | 82.0 [77.0, 87.0] | 32.0 [27.0, 37.0] |  |"
+    assert lines[2] == "| A | 3 | 82.0 [77.0, 87.0] | 32.0 [27.0, 37.0] |  |  |"
     assert lines[3].startswith(
-        "| B | 3 | 82.2 (88.5, 70.1, 88.1) | 32.2 (38.5, 20.1, 38.1) | +0.2 ["
+        "| B | 3 | 82.2, median 88.1 (88.5, 70.1, 88.1) "
+        "| 32.2, median 38.1 (38.5, 20.1, 38.1) | +0.2 ["
     )
+    assert lines[3].endswith("| +6.2 [+6.2, +6.2] |")
 
 
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
@@ -134,7 +143,7 @@ def test_the_effects_of_the_losss_parts(monkeypatch: pytest.MonkeyPatch) -> None
             "seed": seed,
             "after": score,
             "scores": [0.4, score, 0.9],
-            "accuracy": [0.0] * 12 + [score] * 4 + [1.0],
+            "accuracy": [0.0] * 8 + [score] * 8 + [1.0],
         }
         for (name, seed), score in scores.items()
     ]
