@@ -25,7 +25,7 @@ from vapo.types import Rollout
 
 PATTERN = r"answer: (\d+)"
 ARABIC = str.maketrans("0123456789", "٠١٢٣٤٥٦٧٨٩")
-FULL_WIDTH = str.maketrans("0123456789", "０１２３４５６７８９")  # noqa: RUF001
+DEVANAGARI = str.maketrans("0123456789", "०१२३४५६७८९")
 WRAPPERS = (
     r"\frac{1}{%s}", r"\sqrt{%s}", "(%s)", "{%s}", r"\left(%s\right)", "|%s|", r"\{%s\}",
     "-%s", r"\text{%s}", "%s!", r"\sin(%s)", r"\begin{pmatrix}%s\end{pmatrix}", "[%s]",
@@ -99,7 +99,7 @@ def broken_characters(draw: Random, answer: str, wrong: str, canary: Path) -> Ca
 
 
 def other_digits(draw: Random, answer: str, wrong: str, canary: Path) -> Case:
-    text = answer.translate(draw.choice([ARABIC, FULL_WIDTH]))
+    text = answer.translate(draw.choice([ARABIC, DEVANAGARI]))
     return Case(draw.choice([boxed(text, draw), f"answer: {text}", text]), answer)
 
 

@@ -167,6 +167,8 @@ def test_reasoning_gym_scorer():
         (answer, True),
         (f"thinking... <answer> {answer} </answer> done", True),
         (f"<answer>{answer}</answer><answer>1</answer>", False),
+        (f"<answer>{answer}</answer> as asked in <answer></answer> tags", True),
+        (f"<answer>{answer}</answer> as asked in <answer> tags", True),
         (f"it is {answer}", False),
         ("</answer><answer>", False),
     ]:

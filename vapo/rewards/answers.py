@@ -22,13 +22,13 @@ from vapo.rewards.answer_forms import (
     point_of,
     union_of,
 )
+from vapo.rewards.answer_setting import clean, plain_characters
 from vapo.rewards.answer_text import (
     GREEK,
     OR,
     Node,
     NotUnderstoodError,
     as_written,
-    clean,
     enclosed,
     number,
     split,
@@ -70,12 +70,18 @@ _QUANTITY = re.compile(  # what a problem asks for, by a name that holds no numb
     r"(?i:answer|area|average|cost|distance|length|mean|number|perimeter|probability|product|profit"
     r"|ratio|remainder|speed|sum|time|total|volume) ?\}"
 )
-_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*|[A-Za-z](?:[ -][A-Za-z]+)+")
+_WORDS = re.compile(  # but x-y is a difference
+    r"[A-Za-z]{2,}(?:[ -][A-Za-z]+)*|(?!(?:[A-Za-z]-)+[A-Za-z]$)[A-Za-z](?:[ -][A-Za-z]+)+"
+)
 _MAY_BE_PRODUCT = re.compile(r"[abcdfghjkmnpqrstvwxyz]{2,3}")
 _BASED = re.compile(
     r"\(?([0-9]+)\)? ?_ ?(?:\{ ?([0-9]{1,2}) ?\}|([0-9])|\{?\\text\{ ?([a-z]+) ?\}\}?)"
 )
 _MATRIX = re.compile(r"\\begin\{([pb])matrix\}(.*)\\end\{\1matrix\}")
+_SCIENTIFIC = re.compile(r"([+-]?) ?([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]{1,6})")
+"""As programs write numbers: 5e-05. With a space, as in 5 e-5, it is 5 times e, less 5."""
+
+_MAX_EXPONENT = 3_000
 _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 
 
@@ -86,7 +92,7 @@ def parse_answer(text: str) -> Form:
         return Form("unknown", written=text.strip())
     cleaned = clean(text)
     try:
-        check_latex(text)
+        check_latex(plain_characters(text))
         form = _any(without_thousands(cleaned))
     except (NotUnderstoodError, UnsafeTextError, RecursionError):
         form = Form("unknown")
@@ -245,12 +251,21 @@ def _value(text: str) -> Form:
     text, unit, scale = split_unit(text)
     if unit is not None and unit.name.startswith("/"):
         raise NotUnderstoodError("a rate of nothing")
-    node = parse_expression(text)
+    node = _scientific(text) or parse_expression(text)
     if scale != 1:
         node = Node("multiply", (number(scale), node))
     if not symbols_of(node) and value_of(node) is None:
         raise NotUnderstoodError("an expression without a value")
     return Form("value", node=node, unit=unit)
+
+
+def _scientific(text: str) -> Node | None:
+    match = _SCIENTIFIC.fullmatch(text)
+    if match is None:
+        return None
+    if abs(int(match[3])) > _MAX_EXPONENT:
+        raise NotUnderstoodError("a number too large to compute")
+    return number(Fraction(match[1] + match[2]) * Fraction(10) ** int(match[3]))
 
 
 def _words(text: str) -> Form | None:

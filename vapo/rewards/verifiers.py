@@ -128,17 +128,16 @@ def make_reasoning_gym() -> Verifier:
     check_package("reasoning_gym")
     import reasoning_gym  # takes seconds that no verdict's time limit is for
 
+    from vapo.rewards.answer_boxes import last_tag
+
     scorer = lru_cache(maxsize=256)(reasoning_gym.get_score_answer_fn)
 
     def score(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         if "reasoning_gym_dataset" not in metadata:
             raise ValueError("the prompt is not from a reasoning_gym source")
-        extracted = response_text
-        end = response_text.rfind("</answer>")
-        start = response_text.rfind("<answer>", 0, max(end, 0))
-        if start >= 0:
-            extracted = response_text[start + len("<answer>") : end]
-        extracted = extracted.strip()
+        end = response_text.rfind("</answer>") + len("</answer>")
+        tag = last_tag(response_text[:end])
+        extracted = (response_text if tag is None else tag.content).strip()
         marks = scorer(metadata["reasoning_gym_dataset"])(extracted, metadata["entry"])
         return Judgement(float(marks) >= 1.0 - 1e-6, extracted=extracted[:MAX_EXTRACTED_CHARS])
 

@@ -1,0 +1,236 @@
+r"""The boxes and `<answer>` tags of a response.
+
+A mention of the command or the tag, as in `given in \boxed form`, is none.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from vapo.rewards.answer_setting import clean, trimmed
+
+_FRAMES = (
+    "fbox|framebox|bbox|tboxed|cboxed|dboxed|colorbox|fcolorbox|ovalbox|doublebox|shadowbox"
+    "|psframebox|tcbox|tcboxmath"
+)
+_BOXED = "boxed|aboxed"
+_ENVIRONMENTS = "boxed|fbox|framed|mdframed|tcolorbox"
+_NUM_ARGUMENTS = {"colorbox": 1, "fcolorbox": 2}
+"""So many arguments come before what is in the box: the colours."""
+
+_OPTIONS = r"\*?(?:\s*\[[^][{}]{0,99}\]){0,2}"
+_OPENING = {
+    num: re.compile(_OPTIONS + r"(?:\s*\{[^{}]{0,40}\})" + f"{{{num}}}" + r"\s*\{")
+    for num in range(3)
+}
+_COMMAND = rf"\\{{0,3}}(?P<command>(?i:{_BOXED}|{_FRAMES}))(?![A-Za-z])"
+_ENVIRONMENT = rf"begin\{{(?P<begun>(?i:{_ENVIRONMENTS}))\}}{_OPTIONS}"
+_FIRST = re.compile(rf"\\(?:{_COMMAND}|{_ENVIRONMENT})")
+_TOKEN = re.compile(
+    rf"[{{}}]|\\(?:{_COMMAND}|{_ENVIRONMENT}|(?P<ended>end\{{(?i:{_ENVIRONMENTS})\}})|.)",
+    re.DOTALL,
+)
+_OTHER_BRACKETS = re.compile(  # \boxed(42), \boxed[42], \boxed\{42\}
+    r"\s*(?P<brackets>"
+    r"\(((?:[^()\n]|\([^()\n]*\)){1,200})\)|\[([^][\n]{1,200})\]|\\\{([^{}\n]{1,200})\\\})"
+)
+_BEGINS_ANSWER = re.compile(  # \boxed 42, of which TeX boxes the 4
+    r"\s*\$?[-+(\[]?(?:[0-9.]*[0-9]|\\(?:[dt]?frac|sqrt|text|pi|math[a-z]+)(?![A-Za-z])"
+    r"|[A-Za-z](?![A-Za-z]|\s+[a-z]))"
+)
+_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [a-z]{2,}")
+_PROSE_APART = re.compile(r"(?<![\\A-Za-z])[a-z]{2,}")  # the command \boxed (required)
+_BETWEEN = re.compile(  # two boxes of one list: `$x = \boxed{1}$, or $x = \boxed{2}$`
+    r"[\s$]*(?P<connector>,?[\s$]*(?:\\text\{ ?)?\b(?:and|or)\b(?: ?\})?|[,;])[\s$]*"
+    r"(?P<name>(?:[A-Za-z](?:_\d)?\s*=\s*)?)"
+)
+_NAME = re.compile(r"(?<![A-Za-z0-9+*/^{}()\\-])(?<![+*/^-] )([A-Za-z](?:_\d)?\s*=\s*)$")
+_MAX_BETWEEN = 40
+_TAG, _TAG_END = "<answer>", "</answer>"
+_MENTIONED_TAG = re.compile(
+    r"\s*(?:[`'\"\u201d\u2019)\]}]|[.,;:!?*_/|]+(?!\S)|(?<=\s)[a-z]{2,}|-[a-z]{2}|s\b"
+    r"|(?:[A-Za-z]+ ){0,2}(?i:tag|block|element|format|form|marker)s?\b)"
+)
+_MAX_PLACEHOLDER_CHARS = 60
+_NOTHING = re.compile(r"(?:\\(?:[lcv]?dots[cbm]?|square|Box|text\{ ?\}|_|ldotp)|[\s.\u2026_$*{}])*")
+_PLACEHOLDER = re.compile(
+    r"[<\[({]?(?:(?:insert|put|write|place|enter|give|the|your|my|an?|this|that|final|correct|exact"
+    r"|numerical|numeric|boxed|actual) )*(?:answer|ans|result|solution|value|number|expression"
+    r"|content|text|stuff|something|tag)s?(?: (?:here|goes here))?[>\])}]?|and|or|to|/|&|,",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Box:
+    r"""A box or a tag: `start` is where it begins, `end` is behind its last brace or tag.
+
+    `is_cut`: it does not close, or its command has no braces around the answer.
+    """
+
+    start: int
+    end: int
+    content: str
+    is_cut: bool = False
+
+    @property
+    def is_placeholder(self) -> bool:
+        r"""Whether it holds nothing, or stands for an answer, as in `I used \boxed{} as asked`."""
+        if self.is_cut or len(self.content) > _MAX_PLACEHOLDER_CHARS:
+            return False
+        if re.search("[0-9]", self.content) and "phantom" not in self.content:
+            return False
+        content = clean(self.content).replace(r"\_", "_").replace("_", " ")
+        return bool(_NOTHING.fullmatch(content) or _PLACEHOLDER.fullmatch(content))
+
+
+def last_box(text: str) -> Box | None:
+    r"""The last box, or the last boxes as one, where nothing but `,`, `and` or `or` is between.
+
+    A placeholder after another box is none.
+
+    >>> last_box(r"so $x = \boxed{1}$ or $x = \boxed{2}$, in \boxed{} form").content
+    'x = 1 or x = 2'
+    """
+    boxes = _boxes(text)
+    filled = [box for box in boxes if not box.is_placeholder]
+    if not filled:
+        return boxes[-1] if boxes else None
+    first = len(filled) - 1
+    names: list[str] = []
+    while first > 0:
+        gap = text[filled[first - 1].end : filled[first].start]
+        match = _BETWEEN.fullmatch(gap) if len(gap) <= _MAX_BETWEEN else None
+        if match is None:
+            break
+        names.append(match.group("name"))
+        first -= 1
+    return _joined(text, filled[first:], names[::-1]) if names else filled[-1]
+
+
+def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
+    """A list of what several boxes hold, each once, with their names where all have one."""
+    first = boxes[0]
+    name = _NAME.search(text[max(0, first.start - _MAX_BETWEEN) : first.start])
+    names = [name.group(1) if name else "", *names]
+    if not all(names):
+        names = [""] * len(boxes)
+    items = dict.fromkeys(n + trimmed(box.content) for n, box in zip(names, boxes, strict=True))
+    gap = text[boxes[-2].end : boxes[-1].start]
+    connector = " or " if re.search(r"\bor\b", gap) else ", "
+    return Box(first.start, boxes[-1].end, connector.join(items))
+
+
+def _boxes(text: str) -> list[Box]:
+    """The outermost boxes, in order.
+
+    Space or a line's end may stand before the brace, as TeX has it. A box that holds nothing but
+    another one is that one. A frame around other boxes is set aside. A last box that never closes
+    is cut, as the response was inside its answer.
+    """
+    openings: list[_Opening | None] = []  # of open braces
+    of_brace: dict[int, _Opening] = {}  # where a brace opens a box
+    spans: list[_Span] = []
+    last_opened, is_last_whole = -1, True
+    first = _FIRST.search(text)
+    for match in _TOKEN.finditer(text, first.start()) if first else ():
+        start, end, kind = match.start(), match.end(), match.lastgroup
+        if text[start] == "{":
+            openings.append(of_brace.pop(start, None))
+        elif text[start] == "}" or kind == "ended":
+            opening = openings.pop() if openings else None
+            if opening is not None:
+                is_last_whole = is_last_whole or opening.start == last_opened
+                _close(text, spans, opening, (start, end))
+        elif kind == "begun":
+            openings.append(_Opening(start, end, is_frame=True))
+            last_opened, is_last_whole = start, False
+        elif kind == "command":
+            command = match["command"].lower()
+            brace = _OPENING[_NUM_ARGUMENTS.get(command, 0)].match(text, end)
+            if brace:
+                is_frame = bool(re.fullmatch(_FRAMES, command))
+                of_brace[brace.end() - 1] = _Opening(start, brace.end(), is_frame)
+                last_opened, is_last_whole = start, False
+            elif span := _without_braces(text, start, end):
+                spans.append(span)
+    if not is_last_whole:
+        spans.append(_Span(last_opened, len(text), is_cut=True))
+    return [Box(span.start, span.end, text[span.begin : span.stop], span.is_cut) for span in spans]
+
+
+@dataclass(frozen=True)
+class _Opening:
+    """Where a box that is open begins, and where its content does."""
+
+    start: int
+    begin: int
+    is_frame: bool
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A box by places: its own and those of its content."""
+
+    start: int
+    end: int
+    begin: int = 0
+    stop: int = 0
+    is_cut: bool = False
+
+
+def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int, int]) -> None:
+    """Put a box that closes in the place of those inside of it; a frame around boxes is none."""
+    stop, end = closing
+    content = opening.begin, stop
+    while spans and spans[-1].start > opening.start:
+        if opening.is_frame:
+            return
+        inner = spans.pop()
+        if not (text[opening.begin : inner.start] + text[inner.end : stop]).strip("$ \t\r\n"):
+            content = inner.begin, inner.stop
+    spans.append(_Span(opening.start, end, *content))
+
+
+def _without_braces(text: str, start: int, end: int) -> _Span | None:
+    r"""`\boxed(42)`; a cut box if an answer follows without brackets; None for a mention.
+
+    At the response's end it is an empty box.
+    """
+    if match := _OTHER_BRACKETS.match(text, end):
+        begin, stop = next(match.span(i) for i in (2, 3, 4) if match.group(i) is not None)
+        prose = _PROSE_APART if text[end].isspace() else _PROSE
+        if not prose.search(text, begin, stop):
+            is_point = "," in text[begin:stop]
+            begin, stop = (match.start("brackets"), match.end()) if is_point else (begin, stop)
+            return _Span(start, match.end(), begin, stop)
+    if _BEGINS_ANSWER.match(text, end):
+        return _Span(start, end, is_cut=True)
+    return None if text[end : end + 9].strip(" \t\r\n$") else _Span(start, end)
+
+
+def last_tag(text: str) -> Box | None:
+    """The last `<answer>...</answer>`; a placeholder after another tag is none.
+
+    A tag that does not close is cut, but for a mention: `as asked in <answer> tags`.
+    """
+    placeholder: Box | None = None
+    tag: Box | None
+    begin_of_next = len(text)
+    while (start := text.rfind(_TAG, 0, begin_of_next)) >= 0:
+        begin = start + len(_TAG)
+        end = text.find(_TAG_END, begin, begin_of_next)
+        if end >= 0:
+            tag = Box(start, end + len(_TAG_END), text[begin:end])
+        elif not text[begin:begin_of_next].strip():
+            tag = Box(start, begin_of_next, "")
+        elif _MENTIONED_TAG.match(text, begin):
+            tag = None
+        else:
+            tag = Box(start, begin_of_next, "", is_cut=True)
+        if tag is not None and not tag.is_placeholder:
+            return tag
+        placeholder = placeholder or tag
+        begin_of_next = start
+    return placeholder

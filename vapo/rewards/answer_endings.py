@@ -1,0 +1,214 @@
+"""The answer in the plain end of a response, which has neither a box nor a tag."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from vapo.rewards.answer_lines import closing_lines, is_bullet, without_markdown, without_marks
+from vapo.rewards.answer_setting import without_setting
+from vapo.rewards.answer_words import changes_number, number_in_words
+
+MAX_PLAIN_CHARS = 4_000
+"""Without a box, so many characters of the response's end are searched."""
+
+MAX_REMARKS = 5
+"""So many lines without a number may follow the line that is marked as the answer."""
+
+_MARKER = re.compile(
+    r"(?:####|\banswer(?: ?\([^()]{1,40}\))?\s*(?:is\b\s*:?|[:=])|^(?:(?:the )?final )?answer\s+"
+    r"[-\u2014]\s)(?P<answer>.*)$",
+    re.IGNORECASE,
+)
+_WEAK_MARKER = re.compile(  # a mark only before what is an answer
+    r"(?:(?:ans\b\.?|final(?: (?:result|value|solution|number))?|result|solution)\s*"
+    r"(?:is\b\s*:?|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|A:(?=\s)|(?:final )?answer\s(?=\s*[-$\\(0-9])"
+    r"|=+>?|-+>|\u2192|\u21d2|\u27f9|\u2234|\\(?:implies|Rightarrow|therefore|to)(?![A-Za-z]))\s*"
+    r"(?P<answer>.+)$",
+    re.IGNORECASE,
+)
+_UNREADABLE = re.compile("[\x00\ud800-\udfff]")
+_REASON = re.compile(r",? (?:because|since)\b.*$")
+_MATH = r"\$[^$]+\$|\\\([^()]+\\\)"
+_SUBJECT = (  # what is 42: a word, x or f(2), and not the 1 of `x + 1 is 42`
+    r"(?:^|[\s(])(?:[A-Za-z'-]{2,},?|(?<![-+*/=^] )(?:[A-Za-z]|\$[A-Za-z]\$|[A-Za-z]\([0-9a-z]\)))"
+)
+_ENDINGS = (
+    re.compile(rf"[a-z,:]\s+(?P<answer>{_MATH})$"),
+    re.compile(rf"{_SUBJECT}\s+(?:is|are|get|equals)\s+(?P<answer>[^\s].*)$"),
+    re.compile(
+        r"\b(?:is|are|get|answer|area|result|solution|sum|total|value|so|thus|hence|therefore)\s*:"
+        r"\s+(?P<answer>[^\s].*)$",
+        re.IGNORECASE,
+    ),
+    re.compile(r"(?:^|[a-z,:]\s+)(?P<answer>[A-Za-z]\s*=[^=]+)$"),
+    re.compile(r"(?:^|[a-z,:]\s+)(?P<answer>[0-9(][^A-Za-z=]*=[^A-Za-z=]+)$"),  # 9*2 = 18
+    re.compile(r"^(?P<answer>\S.*) is (?:the|our|my) (?:final |correct )?answer$", re.IGNORECASE),
+)
+_CONCLUSION = re.compile(
+    r"(?:so|thus|therefore|hence|consequently|finally|altogether|in (?:total|all|conclusion))\b",
+    re.IGNORECASE,
+)
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z*$\\])")
+_NUMBER = re.compile(
+    rf"(?P<set>{_MATH}|\*\*[^*]+\*\*)|-?\\?\$?[0-9][0-9,]*(?:\.[0-9]+)?(?:\\?%)?(?<!,)"
+)
+_DENIAL = re.compile(
+    r"\b(?:not?|non|never|nobody|cannot|wrong|incorrect|false|hardly|doubt|unless|if|or|either|but"
+    r"|maybe|perhaps)\b|n't|\u2019t",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"\b(?:guess\w*|tr(?:y|ies|ied)|suppos\w+|assume[ds]?|assuming|assumption|attempt\w*|check\w*"
+    r"|hint|suspect\w*|hypothe\w+)\b",
+    re.IGNORECASE,
+)
+_INEXACT = re.compile(  # a conclusion's number is not its last word, so that more may change it
+    r"\b(?:about|above|add\w*|almost|approximately|around|at (?:least|most)|below|between|by|could"
+    r"|divid\w+|each of|estimat\w+|(?:fewer|less|more) than|first|from|last|let|may|might"
+    r"|multiply|multiplied|multiplying|nearly|next|over|root|roughly|should|subtract\w*"
+    r"|too|under|up to|would)\b"
+)
+_NUMBERED = re.compile(  # the number is a name: page 42
+    r"\b(?:case|chapter|day|equation|example|exercise|figure|lemma|line|number|option|page|part"
+    r"|problem|question|row|step|theorem|week|year)\s*$",
+    re.IGNORECASE,
+)
+_HARMLESS = frozenset({"a", "an", "and", "for", "has", "is", "of", "per", "to", "was", "when"})
+_CLAUSE_END = re.compile(r"[.,;:!?]|\b(?:and|so|but|then|thus|hence|therefore)\b", re.IGNORECASE)
+_RETRACTION = re.compile(
+    r"\b(?:wait|hmm+|actually|however|although|instead|rather|oops|mistake\w*|errors?|sorry"
+    r"|correction|corrected|re-?\w*(?:check|compute|calculate|consider|think)\w*|let me|let us"
+    r"|let's|should|half|twice|double|dozen|hundred|thousand|million|none|infinite\w*|undefined"
+    r"|impossible)\b",
+    re.IGNORECASE,
+)
+_TURN = re.compile(r"(?:human|user|question|problem|q|assistant|system)\s*:", re.IGNORECASE)
+
+
+IsAnswer = Callable[[str], bool]
+
+
+@dataclass(frozen=True)
+class _Marked:
+    """What a line marks as the answer; empty where the line denies it."""
+
+    answer: str
+
+
+def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -> str | None:
+    """The answer of a response without a box: its last line, or what that line says.
+
+    `Answer: 42`, `The answer is 42.`, `#### 42`, a line that is an answer itself, `so x = 42`,
+    `The total is 42.` or `So she has 42 apples left.`, unless something is denied in it. A marked
+    answer, as the first three, may have lines without a number after it.
+
+    Args:
+        only_marked: no other answers count.
+    """
+    lines = closing_lines(_UNREADABLE.sub(" ", text[-MAX_PLAIN_CHARS:]))
+    if not lines:
+        return None
+    for index in range(len(lines) - 1, max(-1, len(lines) - 2 - MAX_REMARKS), -1):
+        marked = _marked(lines, index, is_answer)
+        if marked and (index == len(lines) - 1 or re.search("[0-9]", marked.answer)):
+            return marked.answer or None
+        if marked or not _is_remark(lines[index]):
+            break
+    if only_marked:
+        return None
+    last = without_setting(without_markdown(lines[-1]))
+    if is_answer(last):
+        is_list = len(lines) > 1 and is_bullet(lines[-1]) and is_bullet(lines[-2])
+        return None if is_list and is_answer(without_markdown(lines[-2])) else last
+    if _DENIAL.search(last) or _DOUBT.search(last):
+        return None
+    return _ending(last, is_answer) or _concluded(lines[-1], is_answer)
+
+
+def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None:
+    """What the line marks as the answer, or the line before it does: `Answer:`, then 42."""
+    line = without_setting(without_markdown(lines[index]))
+    answer, before = _last_marked(line)
+    if answer:
+        return _Marked("" if _is_denied(before) else _without_remark(answer, is_answer))
+    if index > 0:
+        above = without_marks(lines[index - 1])
+        mark = _MARKER.search(above)
+        if mark and not mark.group("answer").strip():
+            return _Marked("" if _is_denied(above[: mark.start()]) else line)
+    weak = _WEAK_MARKER.match(line)
+    if weak and not _DENIAL.search(line) and not _DOUBT.search(line):
+        answer = without_setting(without_marks(weak.group("answer")))
+        return _Marked(answer) if is_answer(answer) else None
+    return None
+
+
+def _last_marked(line: str) -> tuple[str, str]:
+    """What follows the line's last marker, and what is before it."""
+    answer = before = ""
+    match = _MARKER.search(line)
+    while match:
+        answer, before = match.group("answer"), line[: match.start()]
+        match = _MARKER.search(line, match.start() + 1)
+    return without_setting(without_marks(_REASON.sub("", answer))), before
+
+
+def _without_remark(answer: str, is_answer: IsAnswer) -> str:
+    """`42. This is the sum.` without its second sentence, if that says nothing else."""
+    first, *others = _SENTENCE_END.split(answer, maxsplit=1)
+    first = without_setting(without_marks(first))
+    if others and re.search("[0-9]", first) and is_answer(first) and _is_remark(others[0]):
+        return first
+    return answer
+
+
+def _is_denied(before: str) -> bool:
+    return bool(_DENIAL.search(_CLAUSE_END.split(before)[-1]))
+
+
+def _is_remark(line: str) -> bool:
+    """Whether the line says nothing that could be another answer, or take one back."""
+    text = without_markdown(line)
+    if re.search(r"[0-9=<>^\\$]|(?<![A-Za-z'])[B-HJ-Zb-z](?![A-Za-z'])", text):
+        return False
+    if any(number_in_words(word) is not None for word in re.findall("[A-Za-z-]+", text)):
+        return False
+    if _TURN.match(text):
+        return True
+    return not any(words.search(text) for words in (_DENIAL, _DOUBT, _RETRACTION))
+
+
+def _ending(line: str, is_answer: IsAnswer) -> str | None:
+    for ending in _ENDINGS:
+        match = ending.search(line)
+        while match:
+            answer = without_setting(match.group("answer"))
+            if is_answer(answer):
+                return answer
+            match = ending.search(line, match.start() + 1)
+    return None
+
+
+def _concluded(line: str, is_answer: IsAnswer) -> str | None:
+    """The one number of a last sentence that draws a conclusion: `So she has 42 apples left.`
+
+    None where the sentence has another number, or words that make this one inexact, a name or
+    another number; and where it does not end, as in a response that was cut.
+    """
+    sentence = _SENTENCE_END.split(line)[-1]
+    conclusion, numbers = _CONCLUSION.match(sentence), list(_NUMBER.finditer(sentence))
+    if not conclusion or len(numbers) != 1 or sentence[-1] not in ".!" or _INEXACT.search(sentence):
+        return None
+    (found,) = numbers
+    before, after = sentence[: found.start()], sentence[found.end() :]
+    if re.search(r"[0-9=<>\\^$]", before + after) or not re.match(r"\s|[.,;!](?!\S)", after):
+        return None
+    if not re.search(r"[a-z]\s+$", before[conclusion.end() :]) or _NUMBERED.search(before):
+        return None
+    words = set(re.findall(r"[A-Za-z-]+", (before[conclusion.end() :] + after).lower()))
+    if any(changes_number(word) or number_in_words(word) for word in words - _HARMLESS):
+        return None
+    answer = without_setting(found.group())
+    return answer if re.search("[0-9]", answer) and is_answer(answer) else None
