@@ -1,13 +1,14 @@
 """Whether two expressions are equal: exactly for rational numbers, else to 150 digits.
 
 Expressions with symbols are compared at points (Schwartz 1980: unequal polynomials differ at almost
-all points). The time is that of the text's length.
+all points). Roots and logarithms are those of real numbers: where a part of one side is not real,
+as in the root of a negative number, the sides are not compared, unless too few points remain. The
+time is that of the text's length.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
@@ -21,37 +22,43 @@ from vapo.rewards.answer_numbers import (
     mp,
     numbers_equal,
 )
+from vapo.rewards.answer_points import num_near_points, points
 from vapo.rewards.answer_text import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
 
-NUM_POINTS = 6
-FAR_POINTS = ((40, 1), (40, -1), (-20, 1), (-20, -1))
-"""Exponent of 2 and sign of the points that only expressions made of cases are compared at."""
+NUM_SMOOTH_POINTS = 4
+"""So many points are enough for expressions that no symbol's sign or size cuts into cases."""
 
 MIN_POINTS = 2
-"""So many points at which both are defined are needed."""
+"""At so many points both sides must be defined."""
+
+_CASES = frozenset({"abs", "floor", "ceiling", "root", "ln", "log", "arcsin", "arccos"})
 
 
 def values_equal(first: Node, second: Node) -> bool:
-    """Whether two expressions are equal wherever both are defined.
+    """Whether two expressions are equal wherever both are real and finite.
 
     Raises: UnsafeTextError for what is too large to compute.
     """
-    pairs = _values(first, second)
-    return bool(pairs) and all(numbers_equal(a, b) for a, b in pairs)
+    return _holds_at_points(first, second, numbers_equal)
 
 
 def constant_ratio(first: Node, second: Node) -> Number | None:
-    """c with first = c * second wherever both are defined, c real and not 0; None if there is none.
+    """c with first = c * second wherever both are real and finite, c real and not 0; else None.
 
     Raises: UnsafeTextError for what is too large to compute.
     """
-    pairs = _values(first, second)
-    if not pairs or any(numbers_equal(value, Fraction(0)) for pair in pairs for value in pair):
+    ratios: list[Number] = []
+
+    def is_constant(a: Number, b: Number) -> bool:
+        if any(numbers_equal(value, Fraction(0)) for value in (a, b)):
+            return False
+        ratios.append(a / b)
+        return numbers_equal(ratios[0], ratios[-1])
+
+    if not _holds_at_points(first, second, is_constant) or isinstance(ratios[0], mp.mpc):
         return None
-    ratio, *others = (a / b for a, b in pairs)
-    is_constant = all(numbers_equal(ratio, other) for other in others)
-    return ratio if is_constant and not isinstance(ratio, mp.mpc) else None
+    return ratios[0]
 
 
 def value_of(node: Node) -> Number | None:
@@ -59,85 +66,134 @@ def value_of(node: Node) -> Number | None:
 
     Raises: UnsafeTextError for what is too large to compute.
     """
-    return None if symbols_of(node) else _at_points(node)[0]
+    return None if symbols_of(node) else _values_of(node, ()).at(0)[0]
 
 
-def _values(first: Node, second: Node) -> list[tuple[Number, Number]]:
-    """The values of both at every point at which both have one; none if that is too few points."""
-    used = slice(None if _has_cases(first) or _has_cases(second) else NUM_POINTS)
-    pairs = [
-        (a, b)
-        for a, b in zip(_at_points(first)[used], _at_points(second)[used], strict=True)
-        if a is not None and b is not None
-    ]
-    if not symbols_of(first) and not symbols_of(second):
-        return pairs[:1]
-    return pairs if len(pairs) >= MIN_POINTS else []
+def _holds_at_points(first: Node, second: Node, relation: Callable[[Number, Number], bool]) -> bool:
+    r"""Whether the relation holds of both values wherever all parts of both are real.
+
+    Where so few points remain that this says little, it must hold of the complex values at all
+    points. An absolute value says that signs matter: beside one, both sides must be real at the
+    same points, so that `\ln x` is not `\ln |x|`.
+    """
+    names = tuple(dict.fromkeys((*_in_order(first), *_in_order(second))))
+    sides = _values_of(first, names), _values_of(second, names)
+    if not names:
+        a, b = (side.at(0)[0] for side in sides)
+        return a is not None and b is not None and relation(a, b)
+    cases = _cases(first) | _cases(second)
+    num_real, have_one_domain = 0, True
+    not_real: list[tuple[Number, Number]] = []
+    for index in range(len(points(len(names))) if cases else NUM_SMOOTH_POINTS):
+        (a, a_is_real), (b, b_is_real) = (side.at(index) for side in sides)
+        if a_is_real and b_is_real:
+            if not relation(a, b):
+                return False
+            num_real += 1
+            continue
+        have_one_domain = have_one_domain and a_is_real == b_is_real
+        if a is not None and b is not None:
+            not_real.append((a, b))
+    if num_real >= MIN_POINTS:
+        return have_one_domain or "abs" not in cases
+    return num_real + len(not_real) >= MIN_POINTS and all(relation(a, b) for a, b in not_real)
 
 
-def _has_cases(node: Node) -> bool:
-    """Whether a symbol's size may decide what it is: |x + 100| - 100 is x from -100 on only."""
-    kinds = ("abs", "floor", "ceiling", "root", "power")
-    if node.kind in kinds and symbols_of(node.children[0]):
-        exponent = node.children[1] if node.kind == "power" else None
-        if exponent is None or (exponent.kind != "number" and not symbols_of(exponent)):
-            return True
-    return any(_has_cases(child) for child in node.children)
-
-
-def _at_points(node: Node) -> tuple[Number | None, ...]:
-    values = _computed(node)
-    if isinstance(values, UnsafeTextError):
-        raise UnsafeTextError(str(values))
-    return values
+def _in_order(node: Node) -> Iterator[str]:
+    """The names of the symbols, from left to right."""
+    if node.kind == "symbol":
+        yield str(node.value)
+    for child in node.children:
+        yield from _in_order(child)
 
 
 @lru_cache(maxsize=4096)
-def _computed(node: Node) -> tuple[Number | None, ...] | UnsafeTextError:
-    """The value at each point, None where there is none; computed once for all comparisons."""
-    symbols = symbols_of(node)
-    values: list[Number | None] = []
-    for index in range(NUM_POINTS + len(FAR_POINTS) if symbols else 1):
+def _cases(node: Node) -> frozenset[str]:
+    """The kinds of parts that a symbol's sign or size cuts into cases, as it does |x + 100|."""
+    if not symbols_of(node):
+        return frozenset()
+    kinds = frozenset[str]().union(*map(_cases, node.children))
+    if node.kind in _CASES:
+        return kinds | {node.kind}
+    if node.kind == "power" and symbols_of(node.children[0]):
+        exponent = node.children[1].value
+        is_whole = isinstance(exponent, Fraction) and exponent.denominator == 1
+        return kinds if is_whole else kinds | {node.kind}
+    return kinds
+
+
+class _Values:
+    """An expression's values at the points, each computed once for all comparisons."""
+
+    def __init__(self, node: Node, names: tuple[str, ...]) -> None:
+        self.node = node
+        self.names = names if symbols_of(node) else ()
+        self.computed: list[tuple[Number | None, bool] | UnsafeTextError] = []
+
+    def at(self, index: int) -> tuple[Number | None, bool]:
+        """The value at this point, None where there is none, and whether all of its parts are real.
+
+        Raises: UnsafeTextError for what is too large to compute.
+        """
+        if not self.names:
+            index = 0
+        while len(self.computed) <= index:
+            self.computed.append(self._compute(len(self.computed)))
+        value = self.computed[index]
+        if isinstance(value, UnsafeTextError):
+            raise UnsafeTextError(str(value))
+        return value
+
+    def _compute(self, index: int) -> tuple[Number | None, bool] | UnsafeTextError:
+        num_symbols = len(self.names)
+        point = _Point(dict(zip(self.names, points(num_symbols)[index], strict=True)))
         try:
-            values.append(_evaluate(node, {name: _coordinate(name, index) for name in symbols}))
+            value = point.value(self.node)
         except UndefinedError:
-            values.append(None)
+            return None, False
         except UnsafeTextError as error:
-            if index < NUM_POINTS:
-                return UnsafeTextError(str(error))
-            values.append(None)
-    return tuple(values) if symbols else tuple(values * (NUM_POINTS + len(FAR_POINTS)))
+            is_far = num_symbols > 0 and index >= num_near_points(num_symbols)
+            return (None, False) if is_far else UnsafeTextError(str(error))
+        return value, point.is_real
 
 
-def _coordinate(symbol: str, index: int) -> Number:
-    """Between -16 and 16, as if drawn at random; all of the first two points' are positive.
+_values_of = lru_cache(maxsize=4096)(_Values)
 
-    Those of the far points are far from zero, or close to it.
+
+class _Point:
+    """Computes values at a point.
+
+    `is_real`: no part with symbols was complex without complex numbers in it, as the root of x is
+    where x is negative.
     """
-    digest = hashlib.sha256(f"{index}/{symbol}".encode()).digest()
-    size = mp.mpf(int.from_bytes(digest[:16], "big") + 1) / 2**124
-    if index >= NUM_POINTS:
-        exponent, sign = FAR_POINTS[index - NUM_POINTS]
-        return sign * (size + 16) * mp.mpf(2) ** exponent
-    return -size if index > 1 and digest[16] % 2 else size
+
+    def __init__(self, coordinates: Mapping[str, Number]) -> None:
+        self.coordinates = coordinates
+        self.is_real = True
+
+    def value(self, node: Node) -> Number:
+        if node.kind == "number":
+            return bounded(node.value)
+        if node.kind == "symbol":
+            return self.coordinates[str(node.value)]
+        if node.kind == "constant":
+            return {"pi": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}[str(node.value)]
+        values = [self.value(child) for child in node.children]
+        result = _applied(node.kind, values)
+        if isinstance(result, mp.mpc) and not any(isinstance(v, mp.mpc) for v in values):
+            self.is_real = self.is_real and not symbols_of(node)
+        return result
 
 
-def _evaluate(node: Node, point: Mapping[str, Number]) -> Number:
-    if node.kind == "number":
-        return bounded(node.value)
-    if node.kind == "symbol":
-        return point[str(node.value)]
-    if node.kind == "constant":
-        return {"pi": +mp.pi, "e": +mp.e, "i": mp.mpc(0, 1)}[str(node.value)]
-    values = [_evaluate(child, point) for child in node.children]
-    if node.kind in EXACT:
+def _applied(kind: str, values: list[Number]) -> Number:
+    if kind in EXACT:
         if not all(isinstance(value, Fraction) for value in values):
             values = [inexact(value) for value in values]
-        return bounded(EXACT[node.kind](*values))
+        return bounded(EXACT[kind](*values))
     values = [inexact(value) for value in values]
     if any(mp.mag(value) > 400 for value in values if value != 0):
         raise UnsafeTextError("a number too large to compute")
     try:
-        return bounded(INEXACT[node.kind](*values))
+        return bounded(INEXACT[kind](*values))
     except (ValueError, ZeroDivisionError):
-        raise UndefinedError(node.kind) from None
+        raise UndefinedError(kind) from None
