@@ -13,17 +13,16 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from vapo.errors import UserError
+from vapo.networks.end_tokens import end_tokens, name_end_tokens
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.model_configs import check_supported, quiet, read_model_config, refusals
-from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.system.installation import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -105,7 +104,8 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
         read = Imported(model, load_tokenizer(source.path))
     else:
         read = _read_gguf(source, "float32" if dtype == "auto" else dtype)
-    _name_end_tokens(read)
+    ends = end_tokens(read.tokenizer, read.model.generation_config)
+    name_end_tokens(read.model, read.tokenizer, ends)
     return read
 
 
@@ -128,31 +128,6 @@ def _read_gguf(source: Source, dtype: str) -> Imported:
         raise UserError(f"{where}: the file is incomplete; it lacks {lacks}")
     check_supported(where, model.config)
     return Imported(model, tokenizer)
-
-
-def _name_end_tokens(read: Imported) -> None:
-    """Name every end token, of tokenizer, generation config and template, in the config."""
-    config = read.model.generation_config or GenerationConfig()
-    ids = {*end_token_ids(config, read.tokenizer), *_turn_end(read.tokenizer)}
-    first = int(read.tokenizer.eos_token_id)
-    config.eos_token_id = [first, *sorted(ids - {first})] if len(ids) > 1 else first
-    read.model.generation_config = config
-
-
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """The special token that the chat template writes after the assistant's message."""
-    if not tokenizer.chat_template:
-        return set()
-    said = "What the assistant says."
-    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}]
-    try:
-        text = str(tokenizer.apply_chat_template(turns, tokenize=False))
-    except Exception as error:  # templates raise what their authors chose
-        raise UserError(f"the tokenizer's chat template fails: {error}") from None
-    after = text.rpartition(said)[2].lstrip()
-    ids: list[int] = tokenizer(after, add_special_tokens=False)["input_ids"]
-    special = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return set(ids[:1]) & {*special, *tokenizer.all_special_ids}
 
 
 def write_folder(read: Imported, folder: Path) -> None:

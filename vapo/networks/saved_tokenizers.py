@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 
 from transformers import (
     AutoTokenizer,
@@ -34,6 +35,17 @@ def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     bos = tokenizer.bos_token_id
     with_special = tokenizer("")["input_ids"]
     return (bos,) if bos is not None and bos in with_special[:1] else ()
+
+
+def with_start(ids: Sequence[int], start: tuple[int, ...]) -> tuple[int, ...]:
+    """The tokens of a whole text behind the tokenizer's start token.
+
+    It is not put before one that the text has already, as a text that a chat template rendered.
+
+    Args:
+        start: the `start_ids` of the tokenizer.
+    """
+    return tuple(ids) if tuple(ids[: len(start)]) == start else (*start, *ids)
 
 
 _SHARED = (

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.errors import UserError
+from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.episodes import Episode, EpisodeLoop, played
 from vapo.rollouts.observations import ObservationTokens
@@ -23,8 +24,10 @@ from vapo.types import FinishReason, Prompt, Rollout
 class DemonstratedTurns:
     """A `TurnStream` whose turns are the prompts' demonstrations, each with an end token."""
 
-    def __init__(self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase) -> None:
-        self._prompts, self._tokenizer = prompts, tokenizer
+    def __init__(
+        self, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, ends: EndTokens
+    ) -> None:
+        self._prompts, self._tokenizer, self._ends = prompts, tokenizer, ends
         self._requests: deque[TurnRequest] = deque()
 
     @property
@@ -46,11 +49,7 @@ class DemonstratedTurns:
         turns = demonstrated_turns(self._prompts[request.key[0]])
         if request.turn == len(turns):
             return SampledTurn(request, (), (), has_ended=False)
-        text = turns[request.turn]
-        ids = (
-            *self._tokenizer(text, add_special_tokens=False)["input_ids"],
-            int(self._tokenizer.eos_token_id),
-        )
+        ids = tuple(ended_ids(turns[request.turn], self._tokenizer, self._ends))
         kept = ids[: request.max_tokens]
         return SampledTurn(request, kept, (0.0,) * len(kept), has_ended=kept == ids)
 
@@ -68,9 +67,13 @@ def play_demonstrations(
     *,
     config: FitConfig,
     tokenizer: PreTrainedTokenizerBase,
+    ends: EndTokens | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Rollout]:
     """Play each prompt's demonstration as an episode; log-probs are 0, as nobody sampled it.
+
+    Args:
+        ends: the policy's end tokens; None: those of its tokenizer alone.
 
     Raises:
         UserError: a demonstration has more or fewer turns than its episode, it does not fit into
@@ -78,7 +81,11 @@ def play_demonstrations(
     """
     settings = SamplingSettings(max_response_tokens=config.rollouts.max_response_tokens)
     loop = EpisodeLoop(
-        DemonstratedTurns(prompts, tokenizer),
+        DemonstratedTurns(
+            prompts,
+            tokenizer,
+            ends or end_tokens(tokenizer, is_chat=config.data.chat_template),
+        ),
         environments,
         config=config.environment.episode_options,
         settings=settings,

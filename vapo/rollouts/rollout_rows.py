@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
+from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
+from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, with_start
+from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Turn
@@ -47,6 +50,8 @@ class RowReader:
         vocab_size: ids from 0 to below it are allowed.
         max_response_tokens: the longest response that is allowed.
         needs_logprobs: whether a row without the log-probs of its tokens is an error.
+        read_ends: gives the policy's end tokens, and is asked where a row does not say how its
+            response ended; None: those of its tokenizer alone.
     """
 
     path: Path
@@ -54,6 +59,7 @@ class RowReader:
     vocab_size: int
     max_response_tokens: int
     needs_logprobs: bool = False
+    read_ends: Callable[[], EndTokens] | None = None
 
     def read(self, table: pa.Table, metadata: Mapping[str, Any]) -> list[StoredRollout]:
         """Raises: UserError that names the row (counted from 1) and the column."""
@@ -127,8 +133,8 @@ class RowReader:
                 f"{self.max_response_tokens}: set that to the limit that they were sampled with",
             )
         if reason is None:
-            ends = response_ids[-1] == self.tokenizer.eos_token_id
-            reason = FinishReason.STOP if ends else FinishReason.LENGTH
+            is_whole = has_ended(response_ids, self.tokenizer, self._ends.ids)
+            reason = FinishReason.STOP if is_whole else FinishReason.LENGTH
         logprobs, length = self._logprobs(row, len(response_ids)), len(response_ids)
         single = Turn(0, length, float(record["reward"]))
         return Rollout(
@@ -143,6 +149,14 @@ class RowReader:
             in_environment=has_turns,
             is_lost=has_turns and failure is not None,
         )
+
+    @cached_property
+    def _ends(self) -> EndTokens:
+        return end_tokens(self.tokenizer) if self.read_ends is None else self.read_ends()
+
+    @cached_property
+    def _start_ids(self) -> tuple[int, ...]:
+        return start_ids(self.tokenizer)
 
     def _logprobs(self, row: FileRow, length: int) -> tuple[float, ...]:
         logprobs = _per_token(row, "rollout_logprobs", length)
@@ -179,11 +193,13 @@ class RowReader:
         if ids is None:
             if not isinstance(text, str):
                 row.fail(name, f"is null, and so is {column}: one of them is needed")
-            ids, name = self.tokenizer(text, add_special_tokens=False)["input_ids"], column
-            if column == "prompt":
-                ids = [*start_ids(self.tokenizer), *ids]
+            name = column
             if ends:
-                ids = [*ids, int(self.tokenizer.eos_token_id)]
+                ids = ended_ids(text, self.tokenizer, self._ends)
+            else:
+                ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            if column == "prompt":
+                ids = [*with_start(ids, self._start_ids)]
         if not isinstance(ids, list) or not all(type(token) is int for token in ids):
             row.fail(name, "is not a list of whole numbers")
         if not ids and not may_be_empty:

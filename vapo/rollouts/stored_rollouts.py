@@ -16,6 +16,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic import PrivilegedPrompt
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.errors import UserError
+from vapo.networks.end_tokens import folder_end_tokens
 from vapo.networks.model_configs import read_model_config
 from vapo.prompts.critic_prompts import critic_prompt_adder
 from vapo.prompts.fingerprint import fingerprint
@@ -208,6 +209,9 @@ def read_rollouts(
         int(model.vocab_size),
         config.rollouts.max_response_tokens,
         needs_logprobs=needs_logprobs,
+        read_ends=lambda: folder_end_tokens(
+            config.actor.path, tokenizer, is_chat=config.data.chat_template
+        ),
     )
     rows = reader.read(table, metadata)
     check_truth(config, (row.truth for row in rows), metadata, path)

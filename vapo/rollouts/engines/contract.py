@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import RolloutConfig
 from vapo.errors import UserError
@@ -71,6 +72,52 @@ class SampledTurn:
     logprobs: tuple[float, ...]
     has_ended: bool
     updates: tuple[tuple[int, int], ...] = ()
+
+
+def sampled_text(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+) -> str:
+    """The text of tokens that a policy sampled, as verifiers, functions and environments read it.
+
+    The end token at the very end is left out, and so is padding behind it. Every other special
+    token is a part of what the policy said and stays: a tag, the call of a tool, a turn marker in
+    the middle. Spaces are as the tokens have them. Bytes that are no whole character are U+FFFD.
+
+    Args:
+        end_ids: the tokens that may have ended them; none where they were cut.
+    """
+    said = said_ids(ids, tokenizer, end_ids)
+    if not said:
+        return ""
+    return str(
+        tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
+
+
+def has_ended(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int]
+) -> bool:
+    """Whether an end token stands behind all others, but for padding."""
+    return len(said_ids(ids, tokenizer, end_ids)) < len(ids)
+
+
+def said_ids(
+    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+) -> list[int]:
+    """The tokens without the end tokens, and padding behind those, that stand behind all others.
+
+    Padding that no end token stands before is no padding: the policy sampled it.
+    """
+    num_said = len(ids)
+    if not end_ids:
+        return list(ids)
+    while num_said and ids[num_said - 1] == tokenizer.pad_token_id:
+        num_said -= 1
+    if not num_said or ids[num_said - 1] not in end_ids:
+        num_said = len(ids)
+    while num_said and ids[num_said - 1] in end_ids:
+        num_said -= 1
+    return list(ids[:num_said])
 
 
 class TurnStream(Protocol):

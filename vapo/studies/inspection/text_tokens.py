@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
+from vapo.errors import UserError
 from vapo.studies.inspection.fields import PER_TOKEN, RowError, conversation
 from vapo.studies.inspection.responses import InspectedResponse
 
@@ -89,10 +91,11 @@ class TextTokens:
             if self._num_held > _MOST_HELD:  # those of one step come together
                 self._prompts.clear()
                 self._num_held = 0
+            from vapo.networks.saved_tokenizers import with_start
+
             rebuilt = self._rebuilt(text)
             ids = self._encode(text if rebuilt is None else rebuilt)
-            if self._start and ids[:1] != self._start:
-                ids = self._start + ids
+            ids = with_start(ids, self._start)
             self._prompts[digest] = ids
             self._num_held += len(ids)
             self.num_rebuilt += rebuilt is not None
@@ -103,12 +106,22 @@ class TextTokens:
         lists = (getattr(response, name) for name in PER_TOKEN)
         length = next((len(found) for found in lists if found is not None), len(ids))
         if length == len(ids) + 1 and self._tokenizer.eos_token_id is not None:
-            ids = (*ids, int(self._tokenizer.eos_token_id))
+            ids = (*ids, self._end)
         if length != len(ids):
             self.num_unlike += 1
             return None
         self.num_encoded += 1
         return ids
+
+    @cached_property
+    def _end(self) -> int:
+        """The token that ended responses whose text does not show it."""
+        from vapo.networks.end_tokens import end_tokens
+
+        try:
+            return end_tokens(self._tokenizer).taught
+        except UserError as error:
+            raise RowError(str(error)) from None
 
     def _encode(self, text: str) -> tuple[int, ...]:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -24,11 +24,12 @@ from vapo.diagnostics.value_truth.measure import (
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
 from vapo.errors import UserError
+from vapo.networks.end_tokens import folder_end_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.rewards.scorer import Scorer, VerifierScorer
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Continuer
-from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.contract import has_ended, sampled_text, sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler
 from vapo.rollouts.player import Player
 from vapo.studies.inspection.findings import Findings
@@ -113,7 +114,8 @@ def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTrut
             "--value_truth: no response can be continued: the ids of prompt and response are "
             "needed, all tokens must be the policy's, and no reward may come before the last"
         )
-    rollouts = [_rollout(responses[i], findings, tokenizer) for i in rows]
+    ends = folder_end_tokens(config.actor.path, tokenizer)
+    rollouts = [_rollout(responses[i], findings, tokenizer, ends.ids) for i in rows]
     with Progress() as progress, VerifierScorer(config) as scorer:
         judged = scorer.score(rollouts[: 4 * request.num_responses])
         points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
@@ -168,12 +170,15 @@ def _can_continue(response: InspectedResponse) -> bool:
 
 
 def _rollout(
-    response: InspectedResponse, findings: Findings, tokenizer: PreTrainedTokenizerBase
+    response: InspectedResponse,
+    findings: Findings,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Set[int],
 ) -> Rollout:
     ids = tuple(response.response_ids or ())
     is_cut = response.is_truncated
     if is_cut is None:
-        is_cut = ids[-1] != tokenizer.eos_token_id
+        is_cut = not has_ended(ids, tokenizer, end_ids)
     return Rollout(
         prompt=Prompt(
             prompt_id=response.group,
@@ -182,7 +187,7 @@ def _rollout(
             answer=response.answer or "",
         ),
         response_ids=ids,
-        response_text=str(tokenizer.decode(list(ids), skip_special_tokens=True)),
+        response_text=sampled_text(ids, tokenizer, end_ids),
         rollout_logprobs=response.logprobs or (0.0,) * len(ids),
         finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
         turns=(Turn(0, len(ids), response.reward),),

@@ -1,0 +1,121 @@
+"""The tokens that end a policy's turn: the one that it is taught, and all that are read as an end.
+
+A base model's tokenizer may name one end token while its chat template ends turns with another, as
+those of Qwen, Gemma and Phi-3 do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from vapo.errors import UserError
+from vapo.networks.model_configs import quiet, read_model_config, refusals
+from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.networks.special_tokens import special_ids
+
+
+@dataclass(frozen=True)
+class EndTokens:
+    """`taught` is what ends a turn that is written for the policy; `ids` are all that end one."""
+
+    taught: int
+    ids: frozenset[int]
+
+
+def end_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    generation_config: GenerationConfig | None = None,
+    *,
+    is_chat: bool | None = None,
+) -> EndTokens:
+    """The end tokens of a policy.
+
+    Args:
+        is_chat: whether prompts are in the tokenizer's chat template; then a turn ends as the
+            template ends an assistant's message. None: they are where it has one.
+
+    Raises: UserError: the chat template refuses an assistant's message.
+    """
+    if is_chat is None:
+        is_chat = bool(tokenizer.chat_template)
+    of_template = template_end(tokenizer) if is_chat else None
+    taught = int(tokenizer.eos_token_id) if of_template is None else of_template
+    return EndTokens(taught, end_token_ids(generation_config, tokenizer) | {taught})
+
+
+def folder_end_tokens(
+    path: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool | None = None
+) -> EndTokens:
+    """The end tokens of the policy in a folder, whose weights are not loaded.
+
+    Raises: UserError: the folder has no model, or its chat template refuses an assistant's message.
+    """
+    config = read_model_config(path)
+    with refusals(path, "generation config"), quiet():
+        try:
+            generation = GenerationConfig.from_pretrained(path, trust_remote_code=False)
+        except OSError:  # it has none, as it may: transformers then takes the model's config
+            generation = GenerationConfig.from_model_config(config)
+    return end_tokens(tokenizer, generation, is_chat=is_chat)
+
+
+def name_end_tokens(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: EndTokens
+) -> None:
+    """Name all end tokens in the model's generation config, the tokenizer's own first.
+
+    Whoever loads the model then ends a response where this policy does.
+    """
+    config = model.generation_config or GenerationConfig()
+    first = int(tokenizer.eos_token_id)
+    others = sorted(ends.ids - {first})
+    config.eos_token_id = [first, *others] if others else first
+    model.generation_config = config
+
+
+def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The special token that the chat template writes behind an assistant's message, if any.
+
+    Raises: UserError: the template refuses such a message, with and without a system message.
+    """
+    if not tokenizer.chat_template:
+        return None
+    said = "What the assistant says."
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}]
+    try:
+        text = _rendered(turns, tokenizer)
+    except Exception:  # templates raise what their authors chose
+        try:
+            text = _rendered([{"role": "system", "content": "Do it."}, *turns], tokenizer)
+        except Exception as error:
+            raise UserError(f"the tokenizer's chat template fails: {error}") from None
+    _, found, after = text.rpartition(said)
+    ids: list[int] = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
+    return ids[0] if found and ids and ids[0] in special_ids(tokenizer) else None
+
+
+def _rendered(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
+    return str(tokenizer.apply_chat_template(messages, tokenize=False))
+
+
+def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:
+    """The tokens of a turn that is given as text, the token that ends it included.
+
+    A text that ends with an end token already keeps that one. What follows it, as a line break or
+    a second end token, nobody would sample, so it is left out.
+    """
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+    num_said = len(ids)
+    while num_said and (ids[num_said - 1] in ends.ids or _is_blank(ids[num_said - 1], tokenizer)):
+        num_said -= 1
+    for place in range(num_said, len(ids)):
+        if ids[place] in ends.ids:
+            return ids[: place + 1]
+    return [*ids, ends.taught]
+
+
+def _is_blank(id_: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+    return not str(tokenizer.decode([id_])).strip()
