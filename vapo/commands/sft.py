@@ -17,15 +17,18 @@ from vapo.commands.sampling import playing, settled_sampling
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
-from vapo.evaluation import evaluate
+from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.actor_critic import Actor
+from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids, name_end_tokens
 from vapo.networks.export import save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
+from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
-from vapo.prompts.load import load_prompts
+from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
+from vapo.rollouts.engines.contract import TurnRequest, check_turn
 from vapo.rollouts.engines.selection import access_to
 from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
@@ -58,9 +61,15 @@ def run(config: SftConfig) -> None:
         tokenizer = load_tokenizer(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
+    ends = end_tokens(tokenizer, model.generation_config, is_chat=config.data.chat_template)
+    if ends.taught not in end_token_ids(model.generation_config, tokenizer):
+        name_end_tokens(model, tokenizer, ends)  # or the policy would go on behind what it learned
+    examples = examples_of(prompts.train, config, sampling, tokenizer, ends)
+    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    check_lengths(prompts, examples, config, positions)
     actor = Actor(model, rounds=True)
     batches = Batches(
-        examples_of(prompts.train, config, sampling, tokenizer),
+        examples,
         partial(cut, pad_id=int(tokenizer.pad_token_id), max_tokens=config.microbatch_tokens),
         batch_size=config.batch_size,
         num_steps=config.num_steps,
@@ -105,26 +114,37 @@ def examples_of(
     config: SftConfig,
     sampling: FitConfig,
     tokenizer: PreTrainedTokenizerBase,
+    ends: EndTokens,
 ) -> list[Example]:
     """Prompts with their demonstrations, or the episodes that were played of these.
 
     Raises: UserError: a demonstration and the environment do not fit together.
     """
     if not config.environment.is_used:
-        return [prompt_example(prompt, tokenizer) for prompt in prompts]
+        return [prompt_example(prompt, tokenizer, ends) for prompt in prompts]
     with (
         Progress() as progress,
         closing(make_environments(sampling)) as environments,
         progress.stage("demonstrations", total=len(prompts), unit="episodes") as advance,
     ):
         episodes = play_demonstrations(
-            prompts, environments, config=sampling, tokenizer=tokenizer, advance=advance
+            prompts,
+            environments,
+            config=sampling,
+            tokenizer=tokenizer,
+            ends=ends,
+            advance=advance,
         )
     return [episode_example(episode) for episode in episodes]
 
 
-def prompt_example(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Example:
-    """The demonstration ends with the end token.
+def prompt_example(
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, ends: EndTokens | None = None
+) -> Example:
+    """The demonstration ends with an end token, its own or the one that the policy is taught.
+
+    Args:
+        ends: the policy's end tokens; None: those of its tokenizer alone.
 
     Raises: UserError: it is turns, which no environment would answer.
     """
@@ -133,8 +153,8 @@ def prompt_example(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> Exampl
             f"data.train: prompt {prompt.prompt_id} has a list of turns as its demonstration: set "
             "environment.kind to what answers them, or give one text"
         )
-    ids = tokenizer(prompt.demonstration, add_special_tokens=False)["input_ids"]
-    return prompt.prompt_ids, (*ids, int(tokenizer.eos_token_id)), (True,) * (len(ids) + 1)
+    ids = ended_ids(prompt.demonstration, tokenizer, ends or end_tokens(tokenizer))
+    return prompt.prompt_ids, tuple(ids), (True,) * len(ids)
 
 
 def episode_example(episode: Rollout) -> Example:
@@ -150,6 +170,45 @@ def require_demonstrations(prompts: list[Prompt]) -> None:
             f"data.train: prompt {missing.prompt_id} has no demonstration; set "
             "data.train.demonstration_column to the column of worked responses"
         )
+
+
+def check_lengths(
+    split: PromptSplit, examples: Sequence[Example], config: SftConfig, positions: int | None
+) -> None:
+    """Check that the model has a position for each token, and that the evaluation samples as many
+    as it learns to write.
+
+    Raises: UserError: there are rows that are too long; says how many, and names one.
+    """
+    budget = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
+    most, rows = budget.max_response_tokens, split.train
+    wholes = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
+    if positions is not None and max(wholes) > positions:
+        raise UserError(
+            f"data.train: {_longer(wholes, positions, rows)}, prompt and demonstration together, "
+            f"and the model has {positions} positions: leave such rows out, or shorten them"
+        )
+    lengths = [len(ids) for _, ids, _ in examples]
+    if max(lengths) > most:
+        is_own = config.evaluation.max_response_tokens is not None
+        key = f"{'evaluation' if is_own else 'rollouts'}.max_response_tokens"
+        raise UserError(
+            f"data.train: {_longer(lengths, most, rows)}, the demonstration with its end token, "
+            f"and {key} is {most}: the policy would learn what it has no room to finish; raise "
+            f"{key}, or leave such rows out"
+        )
+    if not config.environment.is_used:
+        longest = max(split.heldout, key=lambda prompt: len(prompt.prompt_ids))
+        check_turn(TurnRequest((0, 0), 0, longest.prompt_ids, most, longest.prompt_id), positions)
+
+
+def _longer(lengths: Sequence[int], most: int, rows: Sequence[Prompt]) -> str:
+    number = sum(length > most for length in lengths)
+    longest = max(range(len(lengths)), key=lengths.__getitem__)
+    return (
+        f"{number} of {len(lengths)} rows are too long; the longest is {rows[longest].prompt_id} "
+        f"with {lengths[longest]} tokens"
+    )
 
 
 def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
