@@ -142,7 +142,7 @@ class Rollout:
 
     `response_ids` holds every token that the policy sampled, the end token included when
     `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
-    distribution that was sampled from. `response_text` leaves special tokens out.
+    distribution that was sampled from. `response_text` is their text without the end token.
 
     The tokens of the `turns` follow each other in `response_ids` as the engine read them: the
     environment's, whose log-probs are 0, are among them. Only an episode whose environment failed

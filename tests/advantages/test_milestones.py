@@ -121,7 +121,7 @@ def test_a_space_before_a_word_is_not_lost() -> None:
     plain = Tokenizer(models.WordLevel(vocabulary, unk_token="</s>"))
     plain.decoder = decoders.Metaspace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>")
-    assert token_texts([0, 1, 2], tokenizer) == ["1", " 2", ""]
+    assert token_texts([0, 1, 2], tokenizer) == ["1", " 2", "</s>"]
     assert token_texts([], tokenizer) == []
 
 

@@ -221,7 +221,7 @@ def test_what_does_not_go_together(project: Path, capsys: pytest.CaptureFixture[
 
 
 def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a template writes the prompt and the policy the response, special tokens included."""
+    """As a template writes the prompt, and the response as the verifier reads it."""
     shutil.copytree(POLICY, project / "policy")
     template = "{% for m in messages %}<|endoftext|>{{ m.content }}{% endfor %}"
     write(project / "policy", template, "chat_template.jinja")
@@ -232,8 +232,9 @@ def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(trials) == 3
     assert "prompt, 6 tokens:\n  | <|endoftext|>1a" in trials[0]
     assert "tokens, finished (stop):\n  | a" in trials[0]
-    assert "<|endoftext|>\nverdict:" in trials[0]
-    assert "the verifier printed:\n  | judging a" in trials[0]
+    response = trials[0].split("finished (stop):\n  | ")[1].split("\n")[0]
+    assert f"the verifier printed:\n  | judging {response} {{" in trials[0]
+    assert "<|endoftext|>" not in response
     assert " of 3 correct), mean reward" in trials[2]
     assert "0 truncated" in trials[2]
     shown = tried(capsys, *words, "rollouts.max_response_tokens=2")

@@ -104,11 +104,15 @@ class SamplerContract:
         ends = {r.response_ids[-1] for r in rollouts if r.finish_reason is FinishReason.STOP}
         assert ends == {EOS, other}
 
-    def test_response_text_leaves_special_tokens_out(self, sample, model):
-        tokenizer = tiny_tokenizer()
+    def test_response_text_leaves_only_the_end_token_out(self, sample, model):
+        tokenizer, num_with_special = tiny_tokenizer(), 0
         for rollout in sample(model, ragged_prompts(6), rows=24):
-            kept = [i for i in rollout.response_ids if i > 1]  # 0 is <pad>, 1 is <eos>
+            has_ended = rollout.finish_reason is FinishReason.STOP
+            kept = rollout.response_ids[:-1] if has_ended else rollout.response_ids
+            assert has_ended == (rollout.response_ids[-1] == EOS)
             assert rollout.response_text == "".join(tokenizer.convert_ids_to_tokens(kept))
+            num_with_special += 0 in kept  # <pad>, which this policy samples as any other
+        assert num_with_special
 
     def test_greedy_is_generate_without_sampling(self, sample, model):
         prompts = ragged_prompts(8)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
@@ -11,11 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
+from vapo.errors import UserError
+from vapo.networks.end_tokens import template_end
 from vapo.networks.saved_tokenizers import end_token_ids
+from vapo.networks.special_tokens import special_ids
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.rollouts.engines.contract import sampling_settings
+from vapo.rollouts.engines.contract import sampled_text, sampling_settings
 from vapo.rollouts.segments import shown_turns, shows_turns
 from vapo.system.libraries import quiet_libraries
 from vapo.system.process import derive_seed
@@ -37,47 +40,58 @@ def sampled_trials(
     chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
-    ends = tuple(_decoded(tokenizer, (end,)) for end in sorted(end_ids))
+    ends = tuple(sampled_text((end,), tokenizer) for end in sorted(end_ids))
     settings, seed = sampling_settings(config.rollouts), derive_seed(config.seed, "try")
     with playing(config, access, tokenizer, scorer) as player:
         played = (
             player.play([prompt], group_size=1, settings=settings, seed=seed, first=number)
             for number, prompt in enumerate(chosen)
         )
-        trials = (shown_trial(rollout, tokenizer, end_ids, output.take()) for (rollout,) in played)
+        turn_end = None
+        if config.data.chat_template:
+            with suppress(UserError):  # it has no turns of the policy: any token may be the end
+                turn_end = template_end(tokenizer)
+        trials = (
+            shown_trial(rollout, tokenizer, end_ids, output.take(), turn_end=turn_end)
+            for (rollout,) in played
+        )
         yield Policy(ends, bool(tokenizer.chat_template)), trials
 
 
 def shown_trial(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Set[int], printed: str
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Set[int],
+    printed: str,
+    *,
+    turn_end: int | None = None,
 ) -> Trial:
-    """What is shown of a response, with what was printed while it was judged."""
+    """What is shown of a response, with what was printed while it was judged.
+
+    Of the special tokens that ended nothing in it, one is shown: `turn_end`, with which the chat
+    template ends a turn, or the first.
+    """
     prompt = rollout.prompt
-    special = set(tokenizer.all_special_ids) - end_ids
+    special = special_ids(tokenizer) - end_ids
     tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
-    foreign = next((token for token, is_own in tokens if is_own and token in special), None)
+    sampled = [token for token, is_own in tokens if is_own and token in special]
+    foreign = turn_end if turn_end in sampled else next(iter(sampled), None)
     return Trial(
         prompt_id=prompt.prompt_id,
-        problem=_decoded(tokenizer, prompt.prompt_ids),
+        problem=sampled_text(prompt.prompt_ids, tokenizer),
         answer=prompt.answer,
-        response=shown_turns(rollout, tokenizer)
+        response=shown_turns(rollout, tokenizer, end_ids)
         if shows_turns(rollout)
-        else _decoded(tokenizer, rollout.response_ids),
+        else rollout.response_text,
         response_text=rollout.response_text,
         output=printed,
         num_prompt_tokens=len(prompt.prompt_ids),
         num_response_tokens=rollout.num_sampled,
         finish_reason=str(rollout.finish_reason),
-        foreign_end=None if foreign is None else _decoded(tokenizer, (foreign,)),
+        foreign_end=None if foreign is None else sampled_text((foreign,), tokenizer),
         is_correct=bool(rollout.is_correct),
         reward=rollout.reward,
         extracted=rollout.extracted,
         failure=rollout.failure,
         is_lost=rollout.is_lost,
-    )
-
-
-def _decoded(tokenizer: PreTrainedTokenizerBase, ids: tuple[int, ...]) -> str:
-    return str(
-        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )

@@ -30,7 +30,8 @@ class Trial:
 
     Args:
         problem: what the policy reads, special tokens included; of given responses the row's text.
-        response: with special tokens; `response_text`, which the verifier reads, is without.
+        response: `response_text`, which the verifier reads; of an episode its turns, each with
+            the text that the environment reads.
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
         foreign_end: a special token that the policy sampled and that did not end its turn.

@@ -15,9 +15,10 @@ from vapo.config import FitConfig, resolve
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.procedural import HIDDEN_STATES
+from vapo.rollouts.engines.contract import said_ids, sampled_text
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
-from vapo.types import Rollout, RolloutBatch
+from vapo.types import FinishReason, Rollout, RolloutBatch
 
 
 def oracle_states(
@@ -32,8 +33,11 @@ def oracle_states(
     states = None if function is None else function(problem, rollout.response_text)
     if states is None:
         return None
-    texts = (tokenizer.decode([i], skip_special_tokens=True) for i in rollout.response_ids)
-    places = list(accumulate(map(len, texts), initial=0))
+    has_ended = rollout.finish_reason in (FinishReason.STOP, FinishReason.TURNS)
+    ids = rollout.response_ids
+    said = said_ids(ids, tokenizer, ids[-1:] if has_ended else ())
+    places = list(accumulate((len(sampled_text([i], tokenizer)) for i in said), initial=0))
+    places += places[-1:] * (len(ids) - len(said))
     return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from vapo.config.rewards import RewardModelVerifier
 from vapo.config.schema import RewardConfig
@@ -16,7 +15,8 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Critic
 from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.networks.model_configs import read_model_config
-from vapo.networks.saved_tokenizers import start_ids
+from vapo.networks.saved_tokenizers import start_ids, with_start
+from vapo.networks.special_tokens import control_ids, special_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
 from vapo.rewards.text_judge import OnReply
@@ -72,11 +72,8 @@ class ModelJudge:
         # a text of so many characters has more tokens than fit: it is not tokenized
         self._max_chars = self.max_tokens * max(map(len, self.tokenizer.get_vocab()))
         self._start_ids = start_ids(self.tokenizer)
-        self._special_ids = _special_ids(self.tokenizer)
-        # padding is no token to the model, and may stand for unknown text as the unknown token does
-        harmless = {self.tokenizer.unk_token_id, self.tokenizer.pad_token_id}
-        ends = {self.tokenizer.bos_token_id, self.tokenizer.eos_token_id}
-        self._forbidden_ids = self._special_ids - harmless | ends
+        self._special_ids = special_ids(self.tokenizer)
+        self._forbidden_ids = control_ids(self.tokenizer)
 
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
@@ -129,8 +126,7 @@ class ModelJudge:
         ids = self._encode(prompt, response)
         if not ids:
             raise UnsafeTextError("no tokens")
-        if self._start_ids and ids[0] != self._start_ids[0]:  # a chat template writes its own
-            ids = [*self._start_ids, *ids]
+        ids = [*with_start(ids, self._start_ids)]
         if rollout.finish_reason is FinishReason.STOP:
             ids = [*ids, int(self.tokenizer.eos_token_id)]
         if len(ids) > self.max_tokens:
@@ -158,11 +154,6 @@ class ModelJudge:
             raise UnsafeTextError("no tokens") from None
         ids: list[int] = encoded["input_ids"]
         return ids
-
-
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    added = tokenizer.added_tokens_decoder.items()
-    return {*tokenizer.all_special_ids, *(id_ for id_, token in added if token.special)}
 
 
 def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:

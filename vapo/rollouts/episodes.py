@@ -16,7 +16,13 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.environments import EpisodeOptions
 from vapo.environments.contract import Environments, Reply, Verdict
-from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
+from vapo.rollouts.engines.contract import (
+    SampledTurn,
+    SamplingSettings,
+    TurnRequest,
+    TurnStream,
+    sampled_text,
+)
 from vapo.rollouts.observations import ObservationTokens
 from vapo.system.process_protocol import fits_float32
 from vapo.types import FinishReason, Prompt, Rollout, Turn
@@ -37,7 +43,8 @@ class Episode:
     """One episode under way: sample j of prompt i by its `key`.
 
     `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
-    one, or `num_begun` of a turn that is continued. `text` is that of the last turn. `replay` is
+    one, or `num_begun` of a turn that is continued. `text` is that of the last turn, which the
+    token in `end_ids` ended; it is empty where the turn was cut. `replay` is
     what its environment has still to be told again of an episode that is continued: the tokens of
     an observation that must come, the sampled token before it, and what the policy said to it. The
     last one's turn is under way.
@@ -52,6 +59,7 @@ class Episode:
     num_observed: int = 0
     num_begun: int = 0
     text: str = ""
+    end_ids: tuple[int, ...] = ()
     replay: deque[tuple[tuple[int, ...], int | None, str]] = field(default_factory=deque)
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
@@ -73,7 +81,8 @@ class Episode:
         ids, last_id = start.response_ids, None
         *over, last = start.turn_spans
         for begin, first, end in over:
-            self.replay.append((ids[begin:first], last_id, turn_text(ids[first:end], tokenizer)))
+            text = sampled_text(ids[first:end], tokenizer, ids[end - 1 : end])
+            self.replay.append((ids[begin:first], last_id, text))
             last_id = ids[end - 1]
         self.replay.append((ids[last.begin : last.first], last_id, ""))
 
@@ -88,7 +97,8 @@ class Episode:
         num_sampled = self.num_begun + len(turn.ids)
         updates = () if self.num_begun else turn.updates
         self.turns.append(Turn(self.num_observed, num_sampled, 0.0, self.version, updates))
-        self.text = turn_text(self.ids[len(self.ids) - num_sampled :], tokenizer)
+        self.end_ids = turn.ids[-1:] if turn.has_ended else ()
+        self.text = sampled_text(self.ids[len(self.ids) - num_sampled :], tokenizer, self.end_ids)
         self.num_observed = self.num_begun = 0
 
     def earn(self, reward: float) -> None:
@@ -102,7 +112,7 @@ class Episode:
         found = Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
-            response_text=self.text if is_one_turn else turn_text(ids, tokenizer),
+            response_text=self.text if is_one_turn else sampled_text(ids, tokenizer, self.end_ids),
             rollout_logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
@@ -112,11 +122,6 @@ class Episode:
             is_lost=self.is_lost,
         )
         return found if self.verdict is None else self.verdict.on(found)
-
-
-def turn_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str:
-    """What an environment is given of a turn: its text, without special tokens."""
-    return str(tokenizer.decode(list(ids), skip_special_tokens=True)) if ids else ""
 
 
 @dataclass(eq=False, repr=False)

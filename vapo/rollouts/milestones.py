@@ -18,12 +18,13 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.estimators import MilestonesConfig
 from vapo.functional.metrics import explained_variance
 from vapo.functional.milestones import milestone_values
+from vapo.rollouts.engines.contract import sampled_text
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import RolloutBatch
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What each token adds to the text; a special token adds nothing.
+    """What each token adds to the text that a verifier reads of them all.
 
     A token is decoded behind the one before it: some tokenizers leave out the space before a word
     where it is the first.
@@ -31,7 +32,7 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 
     @cache
     def text(*some: int) -> str:
-        return str(tokenizer.decode(list(some), skip_special_tokens=True))
+        return sampled_text(some, tokenizer)
 
     first = [text(one) for one in ids[:1]]
     return first + [text(one, two)[len(text(one)) :] for one, two in pairwise(ids)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ import regex
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.values import PatternSegments, SegmentsConfig, TokenSegments, UnlikelySegments
+from vapo.rollouts.engines.contract import sampled_text
 from vapo.types import FinishReason, Rollout, Turn
 
 _TIMEOUT_S = 1.0
@@ -110,7 +111,7 @@ def places_of(
     ids, found = list(rollout.response_ids), [0]
 
     def length(num_tokens: int) -> int:
-        return len(str(tokenizer.decode(ids[:num_tokens], skip_special_tokens=True)))
+        return len(sampled_text(ids[:num_tokens], tokenizer))
 
     for number in characters:
         found.append(bisect_left(range(len(ids)), number, lo=found[-1], key=length))
@@ -125,10 +126,11 @@ def with_response(
     tokenizer: PreTrainedTokenizerBase,
 ) -> Rollout:
     """A response with these tokens and log-probabilities, and their text; nobody has judged it."""
+    end_ids = response_ids[-1:] if finish_reason is FinishReason.STOP else ()
     return replace(
         rollout,
         response_ids=tuple(response_ids),
-        response_text=str(tokenizer.decode(list(response_ids), skip_special_tokens=True)),
+        response_text=sampled_text(response_ids, tokenizer, end_ids),
         rollout_logprobs=tuple(rollout_logprobs),
         finish_reason=finish_reason,
         turns=(Turn(0, len(response_ids)),),
@@ -139,7 +141,7 @@ def with_response(
 
 
 class TurnText(NamedTuple):
-    """What the environment wrote, and what the policy answered, special tokens included."""
+    """What the environment wrote, special tokens included, and what the policy answered."""
 
     observed: str
     sampled: str
@@ -151,23 +153,27 @@ def shows_turns(rollout: Rollout) -> bool:
     return rollout.in_environment
 
 
-def turn_texts(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> list[TurnText]:
-    """The texts of the turns, each decoded by itself."""
-
-    def decoded(begin: int, end: int) -> str:
-        ids = list(rollout.response_ids[begin:end])
-        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False))
-
+def turn_texts(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+) -> list[TurnText]:
+    """The texts of the turns, each decoded by itself, and without those end tokens behind it."""
+    ids = rollout.response_ids
     return [
-        TurnText(decoded(begin, first), decoded(first, end), turn.reward)
+        TurnText(
+            sampled_text(ids[begin:first], tokenizer),
+            sampled_text(ids[first:end], tokenizer, end_ids),
+            turn.reward,
+        )
         for (begin, first, end), turn in zip(rollout.turn_spans, rollout.turns, strict=True)
     ]
 
 
-def shown_turns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> str:
+def shown_turns(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+) -> str:
     """An episode as one text: each turn's two parts under a line that says whose they are."""
     parts = []
-    for number, turn in enumerate(turn_texts(rollout, tokenizer), start=1):
+    for number, turn in enumerate(turn_texts(rollout, tokenizer, end_ids), start=1):
         if turn.observed:
             parts.append(f"[environment, before turn {number}]\n{turn.observed}")
         parts.append(f"[policy, turn {number}, reward {turn.reward:g}]\n{turn.sampled}")

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from vapo.diagnostics.value_page.visible_text import visible_text
+from vapo.networks.special_tokens import special_ids
 
 CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
 
@@ -35,7 +36,7 @@ class TokenText:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self._added = tokenizer.added_tokens_decoder
-        self._special = set(tokenizer.all_special_ids)
+        self._special = special_ids(tokenizer)
         self._decoders = _decoder_types(tokenizer)
         self._anchor = _anchor(tokenizer)
         self._raw = cache(self._bytes_of)
@@ -126,6 +127,6 @@ def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """An ordinary token to put before others."""
     for text in ("a", "0", "x"):
         ids = tokenizer(text, add_special_tokens=False).input_ids
-        if ids and ids[-1] not in tokenizer.all_special_ids:
+        if ids and ids[-1] not in special_ids(tokenizer):
             return int(ids[-1])
     return None

@@ -25,6 +25,7 @@ from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.functional.baselines import mean_of_others
 from vapo.prompts.procedural import OWN_CHECKS
 from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.engines.contract import sampled_text
 from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
 
@@ -112,7 +113,7 @@ def own_mark(
     own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
     if own_check is None or not all(rollout.is_sampled):
         return None
-    return own_check(str(tokenizer.decode(list(rollout.response_ids[:num_tokens]))))
+    return own_check(sampled_text(rollout.response_ids[:num_tokens], tokenizer))
 
 
 def label_of(prompt: Prompt) -> str:

@@ -19,7 +19,7 @@ from vapo.diagnostics.value_page.heldout import heldout_batch
 from vapo.errors import UserError
 from vapo.functional.metrics import first_token_reward_weight
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
+from vapo.rollouts.engines.contract import SamplingSettings, sampled_text, sampling_settings
 from vapo.rollouts.player import Player
 from vapo.studies.gates.rules import Interval, clustered_interval
 from vapo.system.process import derive_seed
@@ -88,9 +88,7 @@ def answer_token_ids(
     Raises: UserError: the tokenizer cannot write it, or it leaves no room for an answer.
     """
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-    written = str(
-        tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    )
+    written = sampled_text(ids, tokenizer)
     if not ids or written.strip() != text.strip():
         raise UserError(
             f"--answer_now {text!r}: the tokenizer of actor.path writes it as {written!r}; give a "

@@ -1,0 +1,200 @@
+"""What verifiers, functions and environments read of sampled tokens, and what `vapo try` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from tests.networks.chat_tokenizers import SHAPES, chat_tokenizer, ids_of, text_of
+from tests.rollouts.playing import AnsweringScorer, InstantScorer, player_of
+from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedEnvironments, ScriptedStream
+from tests.rollouts.test_episodes import KEY, config
+from vapo.commands.reward_model import with_unfinished
+from vapo.commands.sampled_trials import shown_trial
+from vapo.config.kinds import make
+from vapo.config.schema import RewardModelConfig
+from vapo.config.values import SegmentsConfig
+from vapo.diagnostics.oracle import oracle_states
+from vapo.environments.contract import Reply
+from vapo.prompts.procedural import HIDDEN_STATES
+from vapo.rewards.judged_responses import OnVerdict
+from vapo.rewards.verifiers import make_math, make_regex
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.milestones import milestones_of, token_texts
+from vapo.rollouts.segments import begun_turns, step_starts
+from vapo.types import FinishReason, Prompt, Rollout, Turn
+
+PROMPT = Prompt("p", "say", (65,), "42")
+SAID = [
+    ("mistral", "[THINK]maybe 41[/THINK]42"),
+    ("mistral", '[TOOL_CALLS][{"name": "sum"}]'),
+    ("llama3", "<|python_tag|>1 + 1"),
+    ("qwen_base", "42<|im_start|>user 43"),
+    ("qwen_base", "one<|im_end|>\n<|im_start|>user\ntwo"),
+    ("phi3", "a<|user|>b"),
+    ("gemma", "4<pad>2<unk><bos>x"),
+    ("qwen_base", ""),
+    ("qwen_base", "plain , text . "),
+]
+
+
+@dataclass
+class Saying(ScriptedStream):
+    """Says tokens of another tokenizer, and ends with one of them, or is cut before it."""
+
+    tokenizer: PreTrainedTokenizerFast | None = None
+    end: str = ""
+
+    def turn(self, request: TurnRequest) -> SampledTurn:
+        assert self.tokenizer is not None
+        said = ids_of(self.say(request), self.tokenizer) + ids_of(self.end, self.tokenizer)
+        return SampledTurn(request, said, (0.0,) * len(said), has_ended=bool(self.end))
+
+
+class Reading(InstantScorer):
+    """Keeps what it is asked to judge."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def submit(
+        self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
+    ) -> Callable[[], None]:
+        self.texts.append(rollout.response_text)
+        return super().submit(rollout, on_verdict, num_responses=num_responses)
+
+
+def played(name: str, text: str, end: str) -> tuple[Rollout, str]:
+    """The rollout, and the text that the verifier read."""
+    tokenizer, scorer = chat_tokenizer(name), Reading()
+    engine = ScriptedEngine(Saying(lambda _: text, tokenizer=tokenizer, end=end))
+    (rollout,) = player_of(engine, scorer, tokenizer=tokenizer).play(
+        [PROMPT], group_size=1, settings=SamplingSettings(max_response_tokens=99), seed=1
+    )
+    assert [rollout.response_text] == scorer.texts
+    return rollout, scorer.texts[0]
+
+
+@pytest.mark.parametrize(("name", "said"), SAID)
+def test_a_verifier_reads_all_but_the_end_token(name: str, said: str) -> None:
+    """Whichever of the end tokens it is; of a response that was cut it reads all."""
+    tokenizer = chat_tokenizer(name)
+    for end in ("", *SHAPES[name].special):
+        rollout, text = played(name, said, end)
+        written = text_of(ids_of(said, tokenizer), tokenizer)
+        assert text == written
+        trial = shown_trial(rollout, tokenizer, frozenset(rollout.response_ids[-1:]), "")
+        assert trial.response == trial.response_text == text, "`vapo try` shows what is judged"
+
+
+def test_verdicts_of_what_stands_behind_tags() -> None:
+    """Without the tags the texts around them would run together: 4142."""
+    _, text = played("mistral", "[THINK]maybe 41[/THINK]42", "</s>")
+    assert make_regex(r"\[/THINK\]\s*(\d+)$")(text, "42", {}).is_correct
+    assert make_regex(r"(\d+)$")(text, "42", {}).is_correct
+    _, text = played("mistral", r"41[/THINK]\boxed{42}[THINK]", "</s>")
+    assert make_math()(text, "42", {}).is_correct
+
+
+@pytest.mark.parametrize(("name", "said"), SAID[:-2])
+def test_an_environment_reads_the_same(name: str, said: str) -> None:
+    """So does one that is told its turns again, when an episode goes on."""
+    tokenizer, read = chat_tokenizer(name), list[list[str]]()
+    end = str(tokenizer.eos_token)
+    said = text_of(ids_of(said, tokenizer), tokenizer)
+
+    def answer(row: object, texts: Sequence[str]) -> Reply:
+        read.append(list(texts))
+        return Reply(KEY, "o" if len(texts) < 2 else None, 1.0 if len(texts) else 0.0)
+
+    def play(asked: Sequence[Prompt] | Sequence[Rollout]) -> Rollout:
+        stream = Saying(lambda _: said, tokenizer=tokenizer, end=end)
+        scorer = AnsweringScorer(ScriptedEnvironments(answer))
+        options = config(observation_template="{observation}")
+        (episode,) = player_of(ScriptedEngine(stream), scorer, options, tokenizer).play(
+            asked, group_size=1, settings=SamplingSettings(max_response_tokens=200), seed=1
+        )
+        return episode
+
+    episode = play([PROMPT])
+    assert read == [[], [said], [said, said]]
+    assert episode.response_text == f"o{said}{end}o{said}"
+    ends = frozenset([int(tokenizer.eos_token_id)])
+    shown = [
+        f"[environment, before turn {i}]\no\n[policy, turn {i}, reward 1]\n{said}" for i in (1, 2)
+    ]
+    assert shown_trial(episode, tokenizer, ends, "").response == "\n".join(shown)
+    read.clear()
+    start = episode.turn_spans[1].first
+    begun = Rollout(
+        PROMPT,
+        episode.response_ids[:start],
+        "",
+        (0.0,) * start,
+        FinishReason.LENGTH,
+        begun_turns(episode, start),
+        in_environment=True,
+    )
+    assert play([begun]).failure is None
+    assert read == [[], [said], [said, said]]
+
+
+def test_a_response_that_is_cut_and_judged_again_keeps_its_special_tokens() -> None:
+    tokenizer = chat_tokenizer("mistral")
+    whole, _ = played("mistral", "[THINK][THINK][THINK][/THINK]", "</s>")
+    judged_texts: list[str] = []
+
+    def score(rollouts: list[Rollout]) -> list[Rollout]:
+        judged_texts.extend(rollout.response_text for rollout in rollouts)
+        return rollouts
+
+    config_of_all = RewardModelConfig(unfinished_share=1.0)
+    with_unfinished([whole] * 8, config_of_all, tokenizer, score)
+    assert all(text.startswith("[THINK]") for text in judged_texts)
+
+
+def test_steps_milestones_and_states_are_of_the_text_that_is_judged() -> None:
+    rollout, _ = played("mistral", "[THINK]1;[/THINK]42;", "</s>")
+    tokenizer = chat_tokenizer("mistral")
+    starts = step_starts(rollout, make(SegmentsConfig, pattern=";"), tokenizer)
+    written = [text_of(rollout.response_ids[:place], tokenizer) for place in starts]
+    assert written == ["", "[THINK]1;", "[THINK]1;[/THINK]42;"]
+    numbers = milestones_of(token_texts(ids_of("4[/THINK]2", tokenizer), tokenizer), kind="nth")
+    assert [last for _, last, _ in numbers] == ["", "4", "2"], "two numbers, not 42"
+
+
+def test_hidden_states_stand_at_the_tokens_whose_text_they_are_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rollout, text = played("mistral", "ab[THINK]c", "</s>")
+    monkeypatch.setitem(
+        HIDDEN_STATES, "state_tracking", lambda problem, said: [*map(str, range(len(said) + 1))]
+    )
+    options = config()
+    options.data.train.task = "state_tracking"  # type: ignore[attr-defined]
+    states = oracle_states(options, rollout, chat_tokenizer("mistral"))
+    assert states == ["0", "1", "2", "9", "10"]
+    assert len(text) == 10
+
+
+def test_a_special_token_without_a_role_is_named_where_it_ends_nothing() -> None:
+    """As Llama 3's turn marker, where the generation config does not name it; tags are not."""
+    tokenizer = chat_tokenizer("llama3")
+    turn_end, ends = ids_of("<|eot_id|>", tokenizer)[0], frozenset([int(tokenizer.eos_token_id)])
+    said = ids_of("<|python_tag|>1<|eot_id|>2", tokenizer)
+
+    def foreign(tokens: Sequence[int], **options: int) -> str | None:
+        turns = (Turn(0, len(tokens)),)
+        rollout = Rollout(
+            PROMPT, tuple(tokens), "", (0.0,) * len(tokens), FinishReason.LENGTH, turns, False
+        )
+        return shown_trial(rollout, tokenizer, ends, "", **options).foreign_end
+
+    assert foreign(said[1:]) == "<|eot_id|>"
+    assert foreign(said) == "<|python_tag|>"
+    assert foreign(said, turn_end=turn_end) == "<|eot_id|>"
+    assert foreign(ids_of("1", tokenizer), turn_end=turn_end) is None
