@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
+from vapo.networks.special_tokens import special_text
 from vapo.types import Prompt
 
 _SHOWN = 8
@@ -44,7 +45,8 @@ def lost_characters(
     lost = dropped_characters(used, tokenizer)
     if not lost:
         return None
-    texts = [without_special_tokens(prompt.text, tokenizer) for prompt in prompts]
+    special = special_text(tokenizer)
+    texts = [special.sub("", prompt.text) for prompt in prompts]
     lost &= set().union(*texts)
     if not lost:
         return None
@@ -66,13 +68,6 @@ def listed_characters(characters: str) -> str:
     """The first of them, quoted, and how many more there are."""
     more = f" and {len(characters) - _SHOWN} more" if characters[_SHOWN:] else ""
     return ", ".join(map(repr, characters[:_SHOWN])) + more
-
-
-def without_special_tokens(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The text without the special tokens that a chat template writes into it."""
-    for token in tokenizer.all_special_tokens:
-        text = text.replace(token, "")
-    return text
 
 
 def _round_trip(text: str, tokenizer: PreTrainedTokenizerBase) -> str:

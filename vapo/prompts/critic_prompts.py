@@ -17,7 +17,7 @@ from vapo.config.critic import PrivilegedPrompt
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import read_model_config
-from vapo.networks.saved_tokenizers import start_ids
+from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.prompts.load import PromptSplit, token_ids
 from vapo.prompts.training_set import TrainingSet
 from vapo.types import Prompt
@@ -63,13 +63,13 @@ def critic_prompt_adder(
         return None
     text_config = read_model_config(critic_path(config)).get_text_config()
     positions = getattr(text_config, "max_position_embeddings", None)
-    prefix = () if config.data.chat_template else start_ids(tokenizer)
+    start = () if config.data.chat_template else start_ids(tokenizer)
 
     def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
         made = []
         for prompt in prompts:
             text, place = render(own.template, prompt), f"{_KEY}: {prompt.prompt_id}"
-            ids = (*prefix, *token_ids(text, tokenizer, place))
+            ids = with_start(token_ids(text, tokenizer, place), start)
             made.append(replace(prompt, critic_prompt_ids=ids))
         _check_lengths(made, max_response_tokens, positions)
         return made

@@ -15,12 +15,13 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.data import FileSource, GeneratedSource, PromptSource, source_name, sources_of
 from vapo.config.schema import DataConfig
 from vapo.errors import UserError
-from vapo.networks.saved_tokenizers import start_ids
+from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.prompts.characters import LostCharacters, lost_characters
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.heldout import interleaved, split_off, without
 from vapo.prompts.rows import LeftOut
 from vapo.prompts.sources import SourceRow, read_rows
+from vapo.prompts.spelled_text import SpecialTexts, SpelledText
 from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
 from vapo.types import Prompt
 
@@ -38,6 +39,7 @@ class PromptReport:
     sources: Mapping[str, int] = field(default_factory=dict)
     num_contradicting: int = 0
     lost: LostCharacters | None = None
+    special: SpecialTexts | None = None
 
     def describe(self) -> str:
         """One line for the console."""
@@ -58,9 +60,8 @@ class PromptReport:
             (self.num_contradicting, "; {} ask what another one answers differently"),
         ):
             text += what.format(number) if number else ""
-        if self.lost is not None:
-            text += f"; {self.lost.describe()}"
-        return text
+        notes = [one.describe() for one in (self.lost, self.special) if one is not None]
+        return "; ".join([text, *filter(None, notes)])
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,8 @@ class _Reading:
 
     data: DataConfig
     tokenizer: PreTrainedTokenizerBase
+    spelled: SpelledText
+    special: SpecialTexts
     rows: LeftOut = field(default_factory=LeftOut)
     num_too_long: int = 0
 
@@ -103,7 +106,8 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
             "data.chat_template is true, but the tokenizer of actor.path has no chat template: "
             "set it to false and use data.prompt_template"
         )
-    reading = _Reading(data, tokenizer)
+    special = SpecialTexts(is_spelled=data.chat_template)
+    reading = _Reading(data, tokenizer, SpelledText(tokenizer, is_chat=data.chat_template), special)
     sources = [_read_stages(reading, *item) for item in sources_of(data, "train").items()]
     if data.heldout is None:
         sources, heldout = split_off(sources, data)
@@ -130,6 +134,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
         {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name},
         num_contradicting=sum(first[prompt.text] != prompt.answer for prompt in prompts),
         lost=lost_characters([*prompts, *heldout], tokenizer),
+        special=special,
     )
     return PromptSplit(training, heldout, report)
 
@@ -160,7 +165,11 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         where = source.path if isinstance(source, FileSource) else source.task
         raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
-    texts = [_render(row, data, template, tokenizer) for row in rows]
+    spelled = reading.spelled
+    marked = [_render(row, data, template, tokenizer, spelled) for row in rows]
+    texts = list(map(spelled.unmarked, marked))
+    for row in rows:
+        reading.special.look_at(row, spelled.pattern)
     # a text of so many characters has more tokens than fit: tokenizing it could take hours
     longest_token = max(map(len, tokenizer.get_vocab()), default=1)
     max_chars = data.max_prompt_tokens * longest_token
@@ -168,17 +177,21 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         f"{key}: none of {len(rows)} prompts fits data.max_prompt_tokens = "
         f"{data.max_prompt_tokens}; the shortest has"
     )
-    shown = [(row, t) for row, t in zip(rows, texts, strict=True) if len(t) <= max_chars]
+    shown = [r for r in zip(rows, texts, marked, strict=True) if len(r[1]) <= max_chars]
     if not shown:
         raise UserError(f"{none_fits} {min(map(len, texts))} characters")
     # A chat template writes its own special tokens; else the tokenizer's start token is added,
     # but never its end token, which would end the response at once.
-    prefix = () if data.chat_template else start_ids(tokenizer)
+    start = () if data.chat_template else start_ids(tokenizer)
     prompts = [
         Prompt(
             prompt_id=row.place,
             text=text,
-            prompt_ids=(*prefix, *token_ids(text, tokenizer, row.place, "the prompt ")),
+            prompt_ids=with_start(
+                spelled.rendered_ids(marked_text)
+                or token_ids(text, tokenizer, row.place, "the prompt "),
+                start,
+            ),
             answer=row.answer,
             demonstration=row.demonstration,
             metadata=row.metadata,
@@ -186,7 +199,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
             record=row.record,
             problem=row.problem,
         )
-        for row, text in shown
+        for row, text, marked_text in shown
     ]
     fitting = [p for p in prompts if len(p.prompt_ids) <= data.max_prompt_tokens]
     if not fitting:
@@ -204,18 +217,30 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
 
 
 def _render(
-    row: SourceRow, data: DataConfig, template: str, tokenizer: PreTrainedTokenizerBase
+    row: SourceRow,
+    data: DataConfig,
+    template: str,
+    tokenizer: PreTrainedTokenizerBase,
+    spelled: SpelledText,
 ) -> str:
-    """Make the policy's input text. The template is for plain text, not for messages."""
+    """Make the policy's input text. The template is for plain text, not for messages.
+
+    In a chat template what the row has of special tokens is marked. Plain text may have been
+    rendered before, with special tokens of its own.
+    """
     if isinstance(row.problem, str):
-        text = template.replace("{prompt}", row.problem)  # problems contain braces
+        problem = spelled.marked(row.problem) if data.chat_template else row.problem
+        text = template.replace("{prompt}", problem)  # problems contain braces
         if not data.chat_template:
             return text
         messages: list[Any] = [{"role": "user", "content": text}]
     elif not data.chat_template:
         raise UserError(f"{row.place}: the prompt is a list of messages; set data.chat_template")
     else:
-        messages = list(row.problem)
+        messages = [
+            {name: spelled.marked(text) for name, text in message.items()}
+            for message in row.problem
+        ]
     if data.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": data.system_prompt}, *messages]
     try:

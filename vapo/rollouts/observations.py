@@ -12,7 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import FitConfig
 from vapo.errors import UserError
-from vapo.prompts.characters import dropped_characters, listed_characters, without_special_tokens
+from vapo.networks.special_tokens import special_text
+from vapo.prompts.characters import dropped_characters, listed_characters
+from vapo.prompts.spelled_text import SpelledText
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,9 @@ class ObservationTokens:
     With a chat template the text between two turns is whatever the template writes between an
     assistant's message and the next one's beginning. The end token with which the turn was sampled
     is not repeated. Characters that the tokenizer has no token for are left out; a warning says
-    which, the first time that they come.
+    which, the first time that they come. The text of a special token, as of a turn marker, is
+    spelled in letters, so that no observation ends its message or opens the policy's turn; the
+    template's own are tokens. A warning says it, the first time.
 
     Raises: UserError: the template has no place for the observation, or the chat template writes
         none.
@@ -37,10 +41,13 @@ class ObservationTokens:
         options = config.environment.episode_options
         self._most = options.max_observation_tokens
         self._seen: set[str] = set()  # characters that were looked at
+        self._special = special_text(tokenizer)
+        self._warns = True  # of an observation with a special token's text
         template = options.observation_template
         if template is not None and "{observation}" not in template:
             raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
         self._is_chat = template is None and config.data.chat_template
+        self._spelled = SpelledText(tokenizer, is_chat=self._is_chat)
         if self._is_chat:
             self._before, self._after = chat_frame(tokenizer)
         else:
@@ -53,10 +60,19 @@ class ObservationTokens:
         Args:
             last_id: the last token that was sampled; None: the policy has not had a turn yet.
         """
-        ids = self._ids(observation)
+        special = self._spelled.pattern.search(observation)
+        ids = tuple(self._spelled.letters(observation)) if special else self._ids(observation)
         text = self._before + observation + self._after
         self._name_lost(text)
-        if len(ids) > self._most:
+        if special and self._warns:
+            self._warns = False
+            logger.warning(
+                "an observation has the text of the special token %r in it: the policy reads such "
+                "texts as letters, and as tokens only from %s or the chat template",
+                special[0],
+                _KEY,
+            )
+        if special or len(ids) > self._most:
             whole = (*self._ids(self._before), *ids[: self._most], *self._ids(self._after))
         else:
             whole = self._ids(text)
@@ -68,7 +84,7 @@ class ObservationTokens:
         """Warn of characters that have not come before and that the policy will not read."""
         if self._seen.issuperset(text):
             return
-        written = without_special_tokens(text, self._tokenizer)
+        written = self._special.sub("", text)
         lost = dropped_characters(set(written) - self._seen, self._tokenizer)
         self._seen.update(written)
         if lost:

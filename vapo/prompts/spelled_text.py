@@ -1,0 +1,166 @@
+"""Prompts in a chat template in which a special token's text, written by a user, stays text.
+
+Turn markers are special tokens. A problem in which one stands would end the user's turn, or open
+the policy's. So what rows have of such texts is replaced by marks before the template is rendered,
+and is spelled in letters where the marks are then. A row without one is rendered and tokenized as
+ever, to the same tokens.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.networks.special_tokens import control_ids, special_ids, text_of_any
+from vapo.prompts.rows import SourceRow
+
+_NAME = "x7f3a9c1e5b2d8046x"  # letters and digits alone: no template changes, splits or trims them
+_MARK = re.compile(rf"{_NAME}(\d+)x", re.IGNORECASE)
+_LINE_END = re.compile(r"\s*\n")  # some special tokens take in the line end behind them
+_SHOWN = 60
+
+
+class SpelledText:
+    """Finds, marks and spells the texts of one tokenizer's special tokens.
+
+    They are its special tokens and, of a chat, the turn markers of its template, which not all
+    tokenizers mark as special. Padding and the unknown token are left out where their text is an
+    ordinary one to the tokenizer, as of those that pad with `!`.
+
+    Attributes:
+        pattern: matches each of the texts.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> None:
+        self._tokenizer = tokenizer
+        self._controls = control_ids(tokenizer)
+        if is_chat:
+            self._controls |= _turn_markers(tokenizer)
+        others = special_ids(tokenizer) - self._controls
+        ordinary = {id_ for id_ in others if self._split(self._name(id_)) == [id_]}
+        self.pattern = text_of_any(self._controls | others - ordinary, tokenizer)
+        self._numbers: dict[str, int] = {}
+
+    def marked(self, text: str) -> str:
+        """The text with a mark in the place of each special token's text."""
+        return self.pattern.sub(self._mark, text)
+
+    def unmarked(self, text: str) -> str:
+        """The text as it was written."""
+        texts = list(self._numbers)
+
+        def written(mark: re.Match[str]) -> str:
+            number = int(mark[1])
+            return texts[number] if number < len(texts) else mark[0]
+
+        return _MARK.sub(written, text)
+
+    def rendered_ids(self, text: str) -> list[int] | None:
+        """The tokens of a rendered text with marks; None: it has none, so it is like any other.
+
+        Where a mark stands between two special tokens of the template, all between them is spelled.
+        """
+        if not _MARK.search(text):
+            return None
+        ids: list[int] = []
+        plain = ""
+        for part in re.split(f"({self.pattern.pattern})", text):
+            if not _MARK.search(part):
+                plain += part
+                continue
+            line_end = _LINE_END.match(part)
+            begin = line_end.end() if line_end and plain else 0
+            ids += self._plain(plain + part[:begin])
+            ids += self.letters(self.unmarked(part[begin:]))
+            plain = ""
+        return ids + self._plain(plain)
+
+    def letters(self, text: str) -> list[int]:
+        """The tokens of a text in which no special token stands: their texts are spelled.
+
+        A few tokenizers make such a token of its letters anyway. It is given to them one character
+        at a time, and what is then still a special token, as of an unknown character, is left out.
+        """
+        ids = self._split(text)
+        if self._controls.isdisjoint(ids):
+            return ids
+        ids = []
+        for part in re.split(f"({self.pattern.pattern})", text):
+            for piece in part if self.pattern.fullmatch(part) else [part]:
+                ids += [id_ for id_ in self._split(piece) if id_ not in self._controls]
+        return ids
+
+    def _mark(self, found: re.Match[str]) -> str:
+        return f"{_NAME}{self._numbers.setdefault(found[0], len(self._numbers))}x"
+
+    def _name(self, id_: int) -> str:
+        return str(self._tokenizer.convert_ids_to_tokens(id_))
+
+    def _plain(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return ids
+
+    def _split(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer(
+            text, add_special_tokens=False, verbose=False, split_special_tokens=True
+        )["input_ids"]
+        return ids
+
+
+def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """The added tokens that the chat template writes around messages.
+
+    A template may refuse some conversations. What it says of the prompts is found out with them.
+    """
+    said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    for conversation in (said, said[:1]):
+        with suppress(Exception):  # templates raise what their authors chose
+            text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
+            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            return frozenset(ids) & frozenset(tokenizer.added_tokens_decoder)
+    return frozenset()
+
+
+@dataclass
+class SpecialTexts:
+    """How many rows have special tokens' texts in their problems, and whether these stay text."""
+
+    is_spelled: bool
+    num_rows: int = 0
+    place: str = ""
+    texts: dict[str, None] = field(default_factory=dict)
+
+    def look_at(self, row: SourceRow, pattern: re.Pattern[str]) -> None:
+        """Count the row if it has some."""
+        messages = [row.problem] if isinstance(row.problem, str) else row.problem
+        found = [text for one in messages for text in _texts_in(one, pattern)]
+        if found:
+            self.num_rows += 1
+            self.place = self.place or row.place
+            self.texts.update(dict.fromkeys(found))
+
+    def describe(self) -> str:
+        """One sentence; empty where there is no such row."""
+        if not self.num_rows:
+            return ""
+        names = ", ".join(map(repr, self.texts))
+        shown = names if len(names) <= _SHOWN else f"{names[:_SHOWN]}..."
+        told = (
+            "the policy reads them as letters, and as tokens only from data.prompt_template and "
+            "data.system_prompt"
+            if self.is_spelled
+            else "the policy reads them as these tokens, and gets no second start token"
+        )
+        return (
+            f"{self.num_rows} rows have special tokens written in their problems ({shown}; the "
+            f"first is {self.place}): {told}"
+        )
+
+
+def _texts_in(problem: str | Mapping[str, str], pattern: re.Pattern[str]) -> list[str]:
+    texts = [problem] if isinstance(problem, str) else problem.values()
+    return [text for one in texts for text in pattern.findall(one)]
