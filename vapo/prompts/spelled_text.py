@@ -21,6 +21,7 @@ from vapo.prompts.rows import SourceRow
 _NAME = "x7f3a9c1e5b2d8046x"  # letters and digits alone: no template changes, splits or trims them
 _MARK = re.compile(rf"{_NAME}(\d+)x", re.IGNORECASE)
 _LINE_END = re.compile(r"\s*\n")  # some special tokens take in the line end behind them
+_IN_BRACKETS = re.compile(r"[<\[].*\w.*[>\]]")  # as <|user|>, [INST]
 _SHOWN = 60
 
 
@@ -28,8 +29,8 @@ class SpelledText:
     """Finds, marks and spells the texts of one tokenizer's special tokens.
 
     They are its special tokens and, of a chat, the turn markers of its template, which not all
-    tokenizers mark as special. Padding and the unknown token are left out where their text is an
-    ordinary one to the tokenizer, as of those that pad with `!`.
+    tokenizers mark as special. Ordinary texts are left out: some models pad with `!`, or end with a
+    line end, and that is what their tokenizers make of these texts anyway.
 
     Attributes:
         pattern: matches each of the texts.
@@ -37,12 +38,10 @@ class SpelledText:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> None:
         self._tokenizer = tokenizer
-        self._controls = control_ids(tokenizer)
-        if is_chat:
-            self._controls |= _turn_markers(tokenizer)
-        others = special_ids(tokenizer) - self._controls
-        ordinary = {id_ for id_ in others if self._split(self._name(id_)) == [id_]}
-        self.pattern = text_of_any(self._controls | others - ordinary, tokenizer)
+        markers = _turn_markers(tokenizer) if is_chat else frozenset()
+        ordinary = frozenset(filter(self._is_ordinary, special_ids(tokenizer)))
+        self._controls = control_ids(tokenizer) - ordinary | markers
+        self.pattern = text_of_any(special_ids(tokenizer) - ordinary | markers, tokenizer)
         self._numbers: dict[str, int] = {}
 
     def marked(self, text: str) -> str:
@@ -97,8 +96,11 @@ class SpelledText:
     def _mark(self, found: re.Match[str]) -> str:
         return f"{_NAME}{self._numbers.setdefault(found[0], len(self._numbers))}x"
 
-    def _name(self, id_: int) -> str:
-        return str(self._tokenizer.convert_ids_to_tokens(id_))
+    def _is_ordinary(self, id_: int) -> bool:
+        name = str(self._tokenizer.convert_ids_to_tokens(id_))
+        return not _IN_BRACKETS.fullmatch(name) and self._split(
+            str(self._tokenizer.decode([id_]))
+        ) == [id_]
 
     def _plain(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
@@ -112,16 +114,20 @@ class SpelledText:
 
 
 def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The added tokens that the chat template writes around messages.
+    """The added tokens in brackets that the chat template writes around messages.
 
-    A template may refuse some conversations. What it says of the prompts is found out with them.
+    Others may be ordinary text, as Gemma's runs of line ends. A template may refuse some
+    conversations; what it says of the prompts is found out with them.
     """
     said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     for conversation in (said, said[:1]):
         with suppress(Exception):  # templates raise what their authors chose
             text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-            return frozenset(ids) & frozenset(tokenizer.added_tokens_decoder)
+            added = tokenizer.added_tokens_decoder
+            return frozenset(
+                id_ for id_ in ids if id_ in added and _IN_BRACKETS.fullmatch(added[id_].content)
+            )
     return frozenset()
 
 
