@@ -37,7 +37,8 @@ def load_config(*files: PathLike, overrides: Overrides = ()) -> FitConfig:
     Args:
         files: as `--config`; a file may extend others.
         overrides: `["seed=3", "actor.optimizer.lr=1e-6"]`, or a mapping of dotted keys to values.
-            The value of a key that names a function, as `rewards.function`, may be the function.
+            A text of a mapping is the value as it is; one of a list is read as in the shell. The
+            value of a key that names a function, as `rewards.function`, may be the function.
 
     Raises:
         UserError: whatever is wrong with them, in one message that names the key and its place.

@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.file_checks import DATA_KEY
 from vapo.commands.sampling import recorded
 from vapo.config import FitConfig, resolve
+from vapo.config.overrides import override_of
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import about
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
@@ -76,7 +77,7 @@ def run(
     """Train the critics that have no result yet, one after the other; write table and figure."""
     quiet_libraries()
     read = read_grid(grid)
-    base, configs = compose_rows(read, config, [*overrides, f"{DATA_KEY}={rollouts}"])
+    base, configs = compose_rows(read, config, [*overrides, override_of(DATA_KEY, str(rollouts))])
     set_threads(base.trainer)
     for own in (base, *configs.values()):
         settle_precision(own)

@@ -31,6 +31,7 @@ from vapo.config.continuation_rules import unlike_the_rollouts
 from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.environment_variables import values_of
 from vapo.config.other_models import check_learning_rates
+from vapo.config.overrides import override_of
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
@@ -212,7 +213,7 @@ def _critics(config: None, options: Options) -> None:
     from vapo.sweep.plan import compose_rows
 
     rollouts = options["rollouts"]
-    overrides = [*options["overrides"], f"{DATA_KEY}={rollouts}"]
+    overrides = [*options["overrides"], override_of(DATA_KEY, str(rollouts))]
     base, rows = compose_rows(read_grid(options["grid"]), options["config"], overrides)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):

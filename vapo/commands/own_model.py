@@ -24,6 +24,8 @@ from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
 from vapo.config.data import HuggingfaceSource
 from vapo.config.loading import load_config
+from vapo.config.options import describe
+from vapo.config.overrides import read_overrides
 from vapo.errors import UserError, about
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.sources import read_records
@@ -160,9 +162,9 @@ def _base(machine: str) -> Path:
     return root() / f"conf/scale/own_model_{machine}.yaml"
 
 
-def _given(key: str, overrides: Sequence[str]) -> str | None:
-    values = [text.partition("=")[2] for text in overrides if text.partition("=")[0] == key]
-    return values[-1] if values else None
+def _given(key: str, overrides: Sequence[str]) -> Any:
+    """The value that the user's own overrides give a key, or None."""
+    return read_overrides(overrides, describe(FitConfig)).value(key)
 
 
 def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _put_source(
         f"{visible(answer)!r:.40})"
     )
     most = _given(f"{key}.num_examples", overrides)
-    return told, len(records) if most is None else min(len(records), int(most))
+    return told, min(len(records), most) if isinstance(most, int) else len(records)
 
 
 def _options_given(key: str, overrides: Sequence[str]) -> dict[str, Any]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vapo.config import FitConfig
+from vapo.config.limits import MAX_CONFIG_DEPTH
+from vapo.config.options import describe, holds_text
+from vapo.config.overrides import override_of
+from vapo.config.scalars import escape_missing
 from vapo.errors import UserError
 from vapo.system.user_functions import function_path
 
@@ -16,25 +20,39 @@ Overrides = Sequence[str] | Mapping[str, Any]
 def as_overrides(overrides: Overrides) -> list[str]:
     """`KEY=VALUE` texts, from such texts or from a mapping of dotted keys to values.
 
+    A text of a mapping is the value itself. Where the key holds no text, it is read as YAML.
+
     Raises:
         UserError: a value of a type that no config has; names its key.
     """
     if isinstance(overrides, str):
         raise UserError(f"overrides: give a list of 'key=value' or a mapping, not {overrides!r}")
     if isinstance(overrides, Mapping):
-        plain = {key: _plain(key, value) for key, value in overrides.items()}
-        return [
-            f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-            for key, value in plain.items()
-        ]
+        return [_override(str(key), value) for key, value in overrides.items()]
     return list(overrides)
 
 
-def _plain(key: str, value: Any) -> Any:
+def _override(key: str, value: Any) -> str:
+    entries, plain = describe(FitConfig), _plain(key, value)
+    if holds_text(key, entries):
+        return override_of(key, plain)
+    if isinstance(plain, str) and key in entries:
+        return f"{key}={plain}"
+    return override_of(key, escape_missing(plain))
+
+
+def _plain(key: str, value: Any, depth: int = 0) -> Any:
     """The value in the types of YAML; paths and functions as text, numbers of numpy and torch as
     Python's."""
-    if value is None or isinstance(value, (bool, int, float, str)):
+    if depth > MAX_CONFIG_DEPTH:
+        raise UserError(f"{key}: nested deeper than {MAX_CONFIG_DEPTH} levels")
+    if value is None or isinstance(value, bool):
         return value
+    for kind in (int, float):
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, str):
+        return str.__str__(value)  # of a subclass, too, as an enum is
     if callable(value):
         if not key.endswith("function"):
             raise UserError(f"{key}: a function is no value of this key")
@@ -42,9 +60,9 @@ def _plain(key: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
-        return {str(name): _plain(f"{key}.{name}", item) for name, item in value.items()}
+        return {str(name): _plain(f"{key}.{name}", item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(key, item) for item in value]
+        return [_plain(key, item, depth + 1) for item in value]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(key, value.item())
     raise UserError(

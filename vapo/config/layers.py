@@ -5,20 +5,27 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.nearest_path import nearest_path
-from vapo.config.options import Entry, Option, Section
+from vapo.config.options import Entry, Option, Section, holds_text
+from vapo.config.scalars import (
+    as_in_source,
+    is_like_null,
+    is_missing,
+    other_number,
+    with_sources,
+)
 from vapo.config.written import leaves
 from vapo.errors import UserError
 
@@ -46,6 +53,7 @@ class Layer:
     name: str
     tree: dict[str, Any]
     lines: Mapping[str, int] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # as in `as_in_source`
     folder: str | None = None
     is_extended: bool = False  # a file that another one names, not the command line
 
@@ -117,15 +125,16 @@ def read_text(text: str, name: str) -> Layer:
         raise UserError(
             f"{name}:{node.start_mark.line + 1}: a config is a mapping of keys to values"
         )
-    lines: dict[str, int] = {}
+    lines, sources = dict[str, int](), dict[str, str]()
     try:
         _number(node, "", name, lines)
-        tree = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        value = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        tree = as_in_source(node, value, "", sources)
     except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{name}: cannot be read as a config: {reason}") from None
     assert isinstance(tree, dict)
-    return Layer(name, {str(key): value for key, value in tree.items()}, lines)
+    return Layer(name, tree, lines, sources)
 
 
 def _number(node: yaml.Node, prefix: str, name: str, lines: dict[str, int]) -> None:
@@ -159,55 +168,52 @@ def _place(name: str, node: yaml.Node) -> str:
     return name if name in _OVERRIDES else f"{name}:{node.start_mark.line + 1}"
 
 
-def read_overrides(
-    texts: Sequence[str], entries: Mapping[str, Entry], *, folder: Path | None = None
-) -> Layer:
-    """One layer from all of `dotted.key=value`, so that their order says only which wins.
+def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
+    """The value that a text stands for in YAML; `sources` is as in `as_in_source`.
 
-    `folder` is that of the file in which they are written; None: they are typed.
+    Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: it is no YAML; UserError.
     """
-    name, tree = COMMAND_LINE if folder is None else ROW, dict[str, Any]()
-    for text in texts:
-        _put(tree, _read_override(text, entries, name))
-    return Layer(name, tree, folder=str((folder or Path()).resolve()))
+    node = limits.composed_node(text)
+    if node is not None:
+        _number(node, f"{key}.", place, {})
+    value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
+    return as_in_source(node, value, key, sources)
 
 
-def _put(tree: dict[str, Any], more: dict[str, Any]) -> None:
-    for name, value in more.items():
-        if isinstance(value, dict) and isinstance(tree.get(name), dict):
-            _put(tree[name], value)
-        else:
-            tree[name] = value
+def as_spelled(
+    layer: Layer, entries: Mapping[str, Entry], config_key: Callable[[str], str] = str
+) -> Layer:
+    """The layer with what is written where a text is due, also if YAML reads a number there.
+
+    Args:
+        config_key: the config's key that a key of the layer sets.
+
+    Raises: UserError: a number that a reader takes for another than YAML does.
+    """
+    texts: dict[str, str] = {}
+    for key, source in layer.sources.items():
+        if holds_text(config_key(key), entries):
+            texts[key] = source
+        elif (kind := other_number(source)) is not None:
+            raise UserError(
+                f"{layer.place(key)}: {key}: YAML reads {source} as {kind}, "
+                f"{yaml.safe_load(source)}: write the number that is meant in decimal digits, or "
+                "quote a text"
+            )
+    return replace(layer, tree=with_sources(layer.tree, texts))
 
 
-def _read_override(text: str, entries: Mapping[str, Entry], place: str) -> dict[str, Any]:
-    """A value for a text key is taken as it stands."""
-    key, equals, value_text = text.partition("=")
-    key = key.strip()
-    if not equals or not re.fullmatch(r"[^\s.=]+(\.[^\s.=]+)*", key):
-        raise UserError(f"{place}: '{text}' is not of the form dotted.key=value")
-    value = _parse_value(key, value_text.strip(), entries.get(key), place)
-    for name in reversed(key.split(".")):
-        value = {name: value}
-    return value
-
-
-def _parse_value(key: str, text: str, entry: Entry | None, place: str) -> Any:
-    if isinstance(entry, Option) and entry.type is str:
-        if entry.nullable and text in ("", "null", "~"):
-            return None
-        if text[:1] not in ("'", '"'):
-            if (reason := limits.interpolation_excess(text)) is not None:
-                raise UserError(f"{place}: {key}: {reason}")
-            return text
-    try:
-        node = limits.composed_node(text)
-        if node is not None:
-            _number(node, f"{key}.", place, {})
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError) as error:
-        reason = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{place}: {key}: '{text}' is not valid YAML: {reason}") from None
+def null_excess(source: str | None, entry: Entry | None) -> str | None:
+    """Why the unquoted source of a text is refused: it is null elsewhere; None: it is not."""
+    if source is None or not is_like_null(source):
+        return None
+    if not isinstance(entry, Option) or entry.type is not str:
+        return None
+    null = "write null, or " if entry.nullable else ""
+    return (
+        f"{source} is no null of a config, and most likely no text: {null}quote it if it is one, "
+        f"as '{source}'"
+    )
 
 
 def check_keys(
@@ -260,7 +266,7 @@ def _fits(option: Option, value: Any) -> bool:
     """Whether a value is of the key's type; OmegaConf would convert some of these silently."""
     if value is None:
         return option.nullable
-    return is_interpolation(value) or value == MISSING or is_of_type(option.type, value)
+    return is_interpolation(value) or is_missing(value) or is_of_type(option.type, value)
 
 
 def is_of_type(kind: Any, value: Any) -> bool:
@@ -291,6 +297,8 @@ def type_error(option: Option, value: Any) -> str:
     choices = get_args(option.type) if get_origin(option.type) is Literal else ()
     close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
+    if option.nullable and isinstance(value, str) and is_like_null(value):
+        hint = "; write null"
     return f"expects {option.label}, got {show(value)}{hint}"
 
 

@@ -26,10 +26,10 @@ from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names
 from vapo.config.layers import (
     Layer,
+    as_spelled,
     check_keys,
     is_interpolation,
     is_of_type,
-    read_overrides,
     read_text,
     show,
     type_error,
@@ -37,7 +37,9 @@ from vapo.config.layers import (
 from vapo.config.limits import expansion_excess
 from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
+from vapo.config.overrides import read_overrides
 from vapo.config.paths import place_paths
+from vapo.config.scalars import is_missing
 from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves
@@ -97,12 +99,13 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     values: Tree = {}
     origins = Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
-    for layer in layers:
+    for written_layer in layers:
+        check_keys(written_layer, entries)
+        layer = as_spelled(written_layer, entries)
         if layer.is_overrides and layer.tree:
             before: Tree = {}
             trees.merge(before, values)
             changed.append((layer, Layer("files", before)))
-        check_keys(layer, entries)
         _forget_other_kinds(values, layer, entries, origins)
         trees.merge(values, layer.tree)
         origins.add(layer)
@@ -118,7 +121,13 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
         message = config.from_environment.redact(problem.message)
+        for key in problem.keys:
+            if (reason := origins.why_no_text(key, entries)) is not None:
+                message += f"; {reason}"
         raise origins.error(message, *(key for key in problem.keys if key in entries))
+    for key in origins.layers:
+        if (reason := origins.why_no_text(key, entries)) is not None:
+            raise origins.error(f"{key}: {reason}", key)
     return Composed(config, tree)
 
 
@@ -209,7 +218,10 @@ def _readable(key: str, value: Any, entries: Entries) -> str:
 
 def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
     """The finished config of a tree, all of whose values must be set."""
-    missing = [key for key, value in leaves(tree) if trees.is_missing(value)]
+    missing = [key for key, value in leaves(tree) if is_missing(value)]
+    for key in missing:
+        if key not in entries:  # it is in a mapping of the user's own names
+            raise origins.error(f"{key} must be set: ??? stands for a value that is not there", key)
     for key in sorted(missing, key=entries.position):
         option = entries[key]
         by = [_beside(key, kind_key) for kind_key in option.only]

@@ -198,6 +198,17 @@ def is_key(key: str, known: Mapping[str, Entry]) -> bool:
     return bool(block) and around is None and is_key(block, known)
 
 
+def holds_text(key: str, known: Mapping[str, Entry]) -> bool:
+    """Whether the value at a dotted key is a text: an option's, or one in a list or mapping."""
+    if isinstance(entry := known.get(key), Option):
+        return entry.type is str
+    around = None
+    while around is None and "." in key:  # a name of the user's own may have dots
+        key = key.rpartition(".")[0]
+        around = known.get(key)
+    return isinstance(around, Option) and around.type in (list[str], dict[str, str])
+
+
 def nearest_key(key: str, known: Iterable[str]) -> str | None:
     """The known dotted key that a mistyped one most likely means."""
     names = list(known)

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from vapo.config.layers import Layer, show
+from vapo.config.layers import Layer, null_excess, show
 from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
 from vapo.config.sources import Change, Sources
@@ -40,6 +40,11 @@ class Origins:
             return UserError(message)
         _, layer, key = max(found, key=lambda item: item[0])
         return UserError(f"{layer.place(key)}: {message}")
+
+    def why_no_text(self, key: str, entries: Entries) -> str | None:
+        """What is wrong with the text at a key that is another language's null; None: nothing."""
+        _, layer = self.layers.get(key, (0, None))
+        return None if layer is None else null_excess(layer.sources.get(key), entries.get(key))
 
     def _find(self, key: str) -> tuple[int, Layer] | None:
         while key:

@@ -6,16 +6,18 @@ Interpolations stay in it as they are written until `resolved` follows them, by 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, get_args, get_origin
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config.kinds import hints_of, kinds_of, own_type, split_null
 from vapo.config.layers import is_interpolation, is_of_type
+from vapo.config.scalars import is_missing, unescape_missing
 
 Tree = dict[str, Any]
 
@@ -48,10 +50,6 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
             merge(tree[name], value)
         else:
             tree[name] = _copy(value)
-
-
-def is_missing(value: Any) -> bool:
-    return isinstance(value, str) and value == MISSING
 
 
 def at(tree: Any, key: str) -> Any:
@@ -140,6 +138,8 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
         return of_block(kind, value, f"{key}.")  # type: ignore[arg-type]
     if kind in (int, float) and isinstance(value, str):
         try:  # what a file has was looked at before; a variable of the environment is text
+            if re.search(r"[\s_]", value):
+                raise ValueError
             return kind(value)
         except ValueError:
             raise MisfitError(key, value, kind, nullable) from None
@@ -180,13 +180,13 @@ def has_interpolations(value: Any) -> bool:
 
 
 def resolved(tree: Tree) -> Tree:
-    """The tree with its interpolations followed.
+    r"""The tree with its interpolations followed, and `\???` the text that it stands for.
 
     Raises: OmegaConfBaseException: one of them gives nothing.
     """
-    if not has_interpolations(tree):
-        return tree
-    values: Any = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
+    values: Any = unescape_missing(tree)
+    if has_interpolations(tree):
+        values = OmegaConf.to_container(OmegaConf.create(tree), resolve=True)
     return values
 
 

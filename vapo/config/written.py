@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from vapo.config.credentials import without_credentials
 from vapo.config.environment_variables import (
     FIELD,
@@ -26,7 +24,9 @@ from vapo.config.environment_variables import (
     values_of,
 )
 from vapo.config.kinds import is_function_folder
+from vapo.config.scalars import escape_missing
 from vapo.config.sources import values_hash
+from vapo.config.yaml_text import yaml_text
 
 Scalar = str | int | float | bool | None
 
@@ -125,8 +125,13 @@ def to_yaml(config: Any) -> str:
     if isinstance(config, Mapping):
         tree = written_source(config)
     else:
-        tree = _view(config, lambda v: v.source, lambda text: escape(without_credentials(text)))
-    return OmegaConf.to_yaml(OmegaConf.create(tree))
+        tree = _view(config, lambda v: v.source, _literal)
+    return yaml_text(tree)
+
+
+def _literal(text: str) -> str:
+    literal: str = escape_missing(escape(without_credentials(text)))
+    return literal
 
 
 def flatten(config: Any) -> dict[str, Scalar]:

@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import itertools
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from vapo.config import Components
+from vapo.config import Components, FitConfig
 from vapo.config.credentials import without_credentials
-from vapo.config.layers import Layer, read_text
+from vapo.config.layers import Layer, as_spelled, null_excess, read_text
 from vapo.config.nearest_path import nearest_path
+from vapo.config.options import describe
+from vapo.config.overrides import override_of
 from vapo.errors import UserError
 
 
@@ -171,6 +174,11 @@ def read_grid(path: Path) -> Grid:
         reason = getattr(error, "strerror", None) or "not text in UTF-8"
         hint = nearest_path(path) if isinstance(error, FileNotFoundError) else ""
         raise UserError(f"--grid {path}: {reason}{hint}") from None
+    entries = describe(FitConfig)
+    layer = as_spelled(layer, entries, _config_key)
+    for key, source in layer.sources.items():
+        if reason := null_excess(source, entries.get(_config_key(key))):
+            raise UserError(f"{layer.place(key)}: {key}: {reason}")
     file = _checked(_File, layer.tree, layer, "")
     rows: list[GridRow] = []
     for number, content in enumerate(file.rows):
@@ -192,6 +200,15 @@ def read_grid(path: Path) -> Grid:
             f"{', '.join(names)}"
         )
     return Grid(path.stem, file.description.strip(), file.full_system, tuple(rows))
+
+
+def _config_key(path: str) -> str:
+    """The config's key that a value of a grid file sets; of another value, its own path."""
+    in_row = re.fullmatch(r"rows\.\d+\.(overrides|product|list\.\d+)\.(.+)", path)
+    if in_row is None:
+        return path
+    kind, key = in_row.groups()
+    return re.sub(r"\.\d+", "", key, count=1) if kind == "product" else key
 
 
 def choose_rows(grid: Grid, chosen: Sequence[str]) -> Grid:
@@ -263,7 +280,7 @@ def _did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(f"{key}={as_text(value)}" for key, value in values.items())
+    return tuple(override_of(key, value) for key, value in values.items())
 
 
 def as_text(value: Any) -> str:

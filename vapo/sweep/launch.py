@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import yaml
 
+from vapo.config.scalars import other_number
 from vapo.errors import UserError
 from vapo.system.installation import install_command
 from vapo.tracking.provenance import output_of
@@ -134,7 +135,7 @@ class SlurmLauncher:
             raise UserError(
                 f"--launcher slurm needs the package submitit: {install_command('slurm')}"
             ) from None
-        options = {key: yaml.safe_load(value) for key, value in parameters.items()}
+        options = {key: read_parameter(key, text) for key, text in parameters.items()}
         cluster = options.pop("cluster", "slurm")
         try:
             self.executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
@@ -145,6 +146,18 @@ class SlurmLauncher:
     def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
         self.executor.update_parameters(name=name)
         return SlurmHandle(self.executor.submit(run_logged, list(command), str(log)), log)
+
+
+def read_parameter(key: str, text: str) -> Any:
+    """A parameter's value in YAML; a time as `1:30`, which is a number there, is its text.
+
+    Raises: UserError: it is no YAML.
+    """
+    try:
+        return text if other_number(text) else yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"--slurm {key}={text}: not valid YAML: {reason}") from None
 
 
 def run_logged(command: list[str], log: str) -> int:

@@ -26,10 +26,10 @@ from typing import Any
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import as_loaded
 from vapo.config.extends import read_files
-from vapo.config.layers import read_overrides
 from vapo.config.loading import compose_layers
 from vapo.config.options import describe
 from vapo.config.other_models import check_learning_rates
+from vapo.config.overrides import read_overrides
 from vapo.config.rules import value_at
 from vapo.config.sources import Change, is_under
 from vapo.config.written import flatten_written

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.config.overrides import override_of
 from vapo.errors import UserError
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class TruthRequest:
         prompts = [len(one.prompt_ids or ()) for one in findings.responses]
         own = [
             *_UNUSED_DATA,
-            f"actor.path={self.policy}",
+            override_of("actor.path", self.policy),
             "critic.init=policy",
             f"rollouts.max_response_tokens={longest}",
             f"data.max_prompt_tokens={max(1, *prompts)}",

@@ -1,0 +1,156 @@
+"""How single values of YAML are read: none silently becomes another text than was written.
+
+YAML turns unquoted `007`, `1:30` and `2024_11_27` into the numbers 7, 90 and 20241127. For a key
+that holds a text, what was written is the text; for one that holds a number, these are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import yaml
+from omegaconf import MISSING
+
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"\\]|\\[\s\S])*\"")
+_NULLS = ("", "~", "null", "Null", "NULL")
+_LIKE_NULL = ("none", "nil")
+_MISSING = re.compile(rf"(\\*){re.escape(MISSING)}")
+_OTHER_NUMBERS = {
+    re.compile(r"[-+]?0[0-7_]+"): "an octal number",
+    re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?"): "a number of base 60",
+    re.compile(r"(?=.*_)[-+.]?[0-9][\w.+-]*"): "a number with underscores",
+}
+
+
+def is_null(text: str) -> bool:
+    """Whether YAML reads the unquoted text as null."""
+    return text in _NULLS
+
+
+def is_like_null(text: str) -> bool:
+    """Whether other languages write null so, and YAML a text."""
+    return text.lower() in _LIKE_NULL
+
+
+def other_number(source: str) -> str | None:
+    """What YAML takes an unquoted number for, where a reader most likely takes it for another.
+
+    >>> other_number("010"), other_number("1:30"), other_number("1_000"), other_number("10")
+    ('an octal number', 'a number of base 60', 'a number with underscores', None)
+    """
+    return next((what for form, what in _OTHER_NUMBERS.items() if form.fullmatch(source)), None)
+
+
+def unquoted(text: str) -> str | None:
+    r"""What stands in the quotes of a text that is quoted as a whole; None: it is not.
+
+    Between single quotes `''` is a quote; between double ones a backslash escapes, as in YAML.
+    Line ends in the quotes are kept.
+
+    >>> unquoted("'it''s '"), unquoted(r'"a\n"'), unquoted('"a" or "b"')
+    ("it's ", 'a\n', None)
+
+    Raises: yaml.YAMLError: an escape that YAML does not know.
+    """
+    if not _QUOTED.fullmatch(text):
+        return None
+    if text[0] == "'":
+        return text[1:-1].replace("''", "'")
+    flow_text = re.sub(r"\\[\s\S]|[^\\]", lambda piece: _printable(piece[0]), text)
+    value: str = yaml.safe_load(flow_text)
+    return value
+
+
+def _printable(piece: str) -> str:
+    """A character as YAML reads it on one line; an escape, which has two, stays."""
+    return piece if len(piece) == 2 or piece.isprintable() else f"\\U{ord(piece):08x}"
+
+
+def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[str, str]) -> Any:
+    """The value that a node of YAML was read as, with the names of its keys as they are written.
+
+    Args:
+        prefix: the node's dotted key.
+        sources: gets, by dotted key, the source of each unquoted scalar that is no text for YAML,
+            or that looks like null and is a text.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        if isinstance(value, str) and _MISSING.fullmatch(value):
+            return node.value  # escapes are taken away when the whole config is resolved
+        is_plain = node.style is None
+        if is_plain and (isinstance(value, bool | int | float) or is_like_null(node.value)):
+            sources[prefix] = node.value
+    elif isinstance(node, yaml.SequenceNode) and isinstance(value, list):
+        items = zip(node.value, value, strict=True)
+        return [
+            as_in_source(item, own, _joined(prefix, index), sources)
+            for index, (item, own) in enumerate(items)
+        ]
+    elif isinstance(node, yaml.MappingNode) and isinstance(value, Mapping):
+        yaml.constructor.SafeConstructor().flatten_mapping(
+            node
+        )  # `<<` becomes the keys it stands for
+        block: dict[str, Any] = {}
+        for key_node, item in node.value:
+            name = key_node.value
+            read_as = value[_key_in(value, name)]
+            block[name] = as_in_source(item, read_as, _joined(prefix, name), sources)
+        return block
+    return value
+
+
+def _key_in(block: Mapping[Any, Any], name: str) -> Any:
+    """The key of a block that was read where a name is written. Raises: ValueError"""
+    if name in block:
+        return name
+    with suppress(ValueError):  # OmegaConf's floats are more than YAML's
+        if (number := float(name)) in block:
+            return number
+    if (value := yaml.safe_load(name)) in block:
+        return value
+    raise ValueError(f"the name '{name}' cannot be read")
+
+
+def _joined(prefix: str, name: str | int) -> str:
+    return f"{prefix}.{name}" if prefix else str(name)
+
+
+def with_sources(value: Any, sources: Mapping[str, str], prefix: str = "") -> Any:
+    """The value with these sources at their dotted keys."""
+    if isinstance(value, Mapping):
+        return {n: with_sources(item, sources, _joined(prefix, n)) for n, item in value.items()}
+    if isinstance(value, list):
+        return [with_sources(v, sources, _joined(prefix, i)) for i, v in enumerate(value)]
+    return sources.get(prefix, value)
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value stands for one that must still be set."""
+    return isinstance(value, str) and value == MISSING
+
+
+def escape_missing(value: Any) -> Any:
+    r"""The value as a config's files have it, where `???` would stand for one that must be set.
+
+    >>> escape_missing(["???", "a???"])
+    ['\\???', 'a???']
+    """
+    if isinstance(value, Mapping):
+        return {name: escape_missing(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return list(map(escape_missing, value))
+    is_alike = isinstance(value, str) and _MISSING.fullmatch(value)
+    return f"\\{value}" if is_alike else value
+
+
+def unescape_missing(value: Any) -> Any:
+    """The value that `escape_missing` was given."""
+    if isinstance(value, Mapping):
+        return {name: unescape_missing(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return list(map(unescape_missing, value))
+    is_escaped = isinstance(value, str) and value != MISSING and _MISSING.fullmatch(value)
+    return value[1:] if is_escaped else value
