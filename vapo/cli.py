@@ -13,7 +13,7 @@ from typing import Any
 
 from vapo.commands.command_line import Command, did_you_mean
 from vapo.commands.command_table import COMMANDS
-from vapo.errors import StoppedRun, StopRequested, UserError
+from vapo.errors import StoppedRun, StopRequested, UserError, check_utf8
 from vapo.system.installation import __version__
 from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
 from vapo.system.shown_text import say
@@ -48,6 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> None:
+    for number, argument in enumerate(argv, start=1):
+        key, equals, _ = argument.partition("=")
+        check_utf8(argument, f"command line: argument {number}{f', {key!a},' * bool(equals)}")
     name, rest = (argv[0], argv[1:]) if argv else ("--help", [])
     if name in ("-h", "--help"):
         say(_overview())

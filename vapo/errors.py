@@ -23,6 +23,23 @@ def about(what: str) -> Iterator[None]:
         raise UserError(f"{what}: {error}") from None
 
 
+def check_utf8(text: str, what: str) -> None:
+    """Check that a name or another text can be written as UTF-8, as all records are.
+
+    A name whose bytes are none comes from the system with lone surrogates in it. Of the text only
+    the first character at fault is shown.
+
+    Raises: UserError
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} is not text in UTF-8: its character {error.start + 1} is "
+            f"{text[error.start]!a}; rename it, or write it in UTF-8"
+        ) from None
+
+
 class InterruptedRunError(UserError):
     """The run cannot continue, for a reason outside of it: a full disk, a process that was lost.
 

@@ -11,7 +11,7 @@ from vapo.config.limits import MAX_CONFIG_DEPTH
 from vapo.config.options import describe, holds_text
 from vapo.config.overrides import override_of
 from vapo.config.scalars import escape_missing
-from vapo.errors import UserError
+from vapo.errors import UserError, check_utf8
 from vapo.system.user_functions import function_path
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -52,6 +52,7 @@ def _plain(key: str, value: Any, depth: int = 0) -> Any:
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, str):
+        check_utf8(value, key)
         return str.__str__(value)  # of a subclass, too, as an enum is
     if callable(value):
         if not key.endswith("function"):
@@ -60,6 +61,8 @@ def _plain(key: str, value: Any, depth: int = 0) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
+        for name in value:
+            check_utf8(str(name), key)
         return {str(name): _plain(f"{key}.{name}", item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(key, item, depth + 1) for item in value]

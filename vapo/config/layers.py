@@ -27,7 +27,7 @@ from vapo.config.scalars import (
     with_sources,
 )
 from vapo.config.written import leaves
-from vapo.errors import UserError
+from vapo.errors import UserError, check_utf8
 
 COMMAND_LINE, ROW = "command line", "overrides"
 _OVERRIDES = (COMMAND_LINE, ROW)
@@ -80,6 +80,7 @@ class Layer:
 
 def read_file(path: Path) -> Layer:
     """Raises: UserError when the file is not there or is not a YAML mapping."""
+    check_utf8(str(path), "--config: the file's name")
     try:
         with path.open("rb") as file:
             contents = file.read(limits.MAX_FILE_BYTES + 1)

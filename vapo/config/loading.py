@@ -42,8 +42,8 @@ from vapo.config.paths import place_paths
 from vapo.config.scalars import is_missing
 from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
-from vapo.config.written import flatten, leaves
-from vapo.errors import UserError
+from vapo.config.written import flatten, leaves, texts_of
+from vapo.errors import UserError, check_utf8
 
 _T = TypeVar("_T")
 
@@ -100,6 +100,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     origins = Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for written_layer in layers:
+        check_utf8(written_layer.folder or "", f"the folder of {written_layer.name}")
         check_keys(written_layer, entries)
         layer = as_spelled(written_layer, entries)
         if layer.is_overrides and layer.tree:
@@ -118,6 +119,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     place_paths(tree, origins)
     config = _build(schema, tree, entries, origins)
     config.sources = made_from(config, layers, changed, entries)
+    _check_texts(config, origins)
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
         message = config.from_environment.redact(problem.message)
@@ -269,6 +271,15 @@ def _interpolation_reason(
     if isinstance(error, InterpolationToMissingValueError):
         return f"{reason} (the key it points to is not set)"
     return reason
+
+
+def _check_texts(config: Any, origins: Origins) -> None:
+    """All texts of a config, and the names in it, are written into records in UTF-8."""
+    for key, text in texts_of(environment_variables.values_of(config)):
+        try:
+            check_utf8(text, key)
+        except UserError as error:
+            raise origins.error(str(error), key) from None
 
 
 def _check_values(config: Any, entries: Entries, tree: Tree, origins: Origins) -> None:

@@ -169,6 +169,19 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
+def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted key -> text, of nested values; the name of a key is a text, too."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield key, str(name)
+            yield from texts_of(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from texts_of(item, key)
+    elif isinstance(value, str):
+        yield key, value
+
+
 def config_hash(config: Any) -> str:
     """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
     return values_hash(deciding_tree(config))
