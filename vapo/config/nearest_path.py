@@ -5,21 +5,51 @@ from __future__ import annotations
 import difflib
 import os
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+
+_MOST_NAMES = 10_000  # looked at in one folder, and in all folders of one
 
 
 def nearest_path(path: Path) -> str:
-    """`; did you mean ...?`, each missing part replaced by the most alike beside it; or nothing."""
+    """`; did you mean ...?`, each missing part replaced by the most alike beside it; or nothing.
+
+    Where nothing beside the last part is like it, the folders beside it are looked into.
+    """
+    parts = path.parts[1:] if path.anchor else path.parts
     found = Path(path.anchor)
-    for part in path.parts[1:] if path.anchor else path.parts:
+    for index, part in enumerate(parts):
         if os.path.exists(found / part):  # False, too, where a name is too long
             found /= part
             continue
-        names: list[str] = []
-        with suppress(OSError):  # no folder, or one that may not be read: nothing to suggest
-            names = [other.name for other in found.iterdir()]
-        close = difflib.get_close_matches(part, names, n=1, cutoff=0.7)
-        if not close:
+        near = _most_alike(part, _names(found), cutoff=0.7)
+        if near is None and index == len(parts) - 1:
+            near = _most_alike_below(part, found)
+        if near is None:
             return ""
-        found /= close[0]
+        found /= near
     return f"; did you mean {found}?"
+
+
+def _names(folder: Path) -> list[str]:
+    names: list[str] = []
+    with suppress(OSError):  # no folder, or one that may not be read: nothing to suggest
+        names = [other.name for other in islice(folder.iterdir(), _MOST_NAMES)]
+    return names
+
+
+def _most_alike(name: str, names: list[str], *, cutoff: float) -> str | None:
+    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
+
+
+def _most_alike_below(name: str, folder: Path) -> Path | None:
+    """The nearest name in the folders of a folder; that far off it has to be more alike."""
+    below = (
+        (own, inner)
+        for own in sorted(_names(folder))
+        if not own.startswith(".") and os.path.isdir(folder / own)
+        for inner in sorted(_names(folder / own))
+    )
+    places = {inner: Path(own, inner) for own, inner in islice(below, _MOST_NAMES)}
+    near = _most_alike(name, list(places), cutoff=0.85)
+    return None if near is None else places[near]

@@ -225,7 +225,7 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Iterable[Any]:
         raise UserError(
             f"{key}.path: cannot load dataset {path!r}, subset {source.subset!r}, split "
             f"{source.split!r}: {reason[0]} (a hub id needs the network; offline, give a local "
-            "folder, or a file with kind jsonl or parquet)"
+            f"folder, or a file with kind jsonl or parquet){nearest_path(Path(path))}"
         ) from None
     if is_saved and isinstance(loaded, datasets.DatasetDict):
         if source.split not in loaded:
