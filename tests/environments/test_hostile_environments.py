@@ -66,10 +66,7 @@ def test_hangs_and_crashes_cost_their_own_episodes(asked: str):
         ("bytes", "error: an observation is text, this is bytes"),
         ("nan", "error: a reward is a finite number, this is nan"),
         ("infinite", "error: a reward is a finite number, this is inf"),
-        (
-            "huge",
-            "error: a reward is a number of at most 3.4e38, which float32 holds, this is 1e+308",
-        ),
+        ("huge", "error: a reward is a number of at most 1e+12 in size, this is 1e+308"),
         ("text reward", "error: a reward is a finite number, this is '0.5'"),
         ("no reward", "error: TypeError: "),
         ("alone", "error: step(text) must return (observation or None, reward), it returned 'on'"),

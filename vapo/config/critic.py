@@ -13,22 +13,29 @@ from omegaconf import MISSING
 
 from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 from vapo.config.networks import LoraConfig, OptimizerConfig
+from vapo.config.rewards import REWARD_RANGE
 
 
 @dataclass
 class BoundedHead:
     """V = low + (high - low) (1/2 + atan(z) / pi) (BPCO)."""
 
-    low: float = option(-1.0, "the least value; at most the least value target")
-    high: float = option(1.0, "the largest value; at least the largest value target")
+    low: float = option(-1.0, "the least value; at most the least value target", **REWARD_RANGE)
+    high: float = option(
+        1.0, "the largest value; at least the largest value target", **REWARD_RANGE
+    )
 
 
 @dataclass
 class CategoricalHead:
     """Logits over bins; the value is their expectation (HL-Gauss, Le Critique)."""
 
-    low: float = option(-1.1, "the support's lower end, somewhat below the least value target")
-    high: float = option(1.1, "the support's upper end, somewhat above the largest value target")
+    low: float = option(
+        -1.1, "the support's lower end, somewhat below the least value target", **REWARD_RANGE
+    )
+    high: float = option(
+        1.1, "the support's upper end, somewhat above the largest value target", **REWARD_RANGE
+    )
     num_bins: int = option(101, "logits of the head", ge=2)
     support: Literal["midpoint", "inclusive"] = option(
         "midpoint", "bin centers: midpoints of equal bins, or points from low to high inclusive"
@@ -41,7 +48,9 @@ class CategoricalHead:
 
 @dataclass
 class GivenMeanReward:
-    mean_reward: float = option(MISSING, "the value of every state before the first update")
+    mean_reward: float = option(
+        MISSING, "the value of every state before the first update", **REWARD_RANGE
+    )
 
 
 @dataclass

@@ -9,6 +9,8 @@ from omegaconf import MISSING
 
 from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 
+REWARD_RANGE = {"ge": -1e12, "le": 1e12}  # that of every reward: MAX_REWARD in vapo.system
+
 
 @dataclass
 class MathVerifier:
@@ -77,8 +79,12 @@ class RewardConfig:
         python=PythonVerifier,
         reward_model=RewardModelVerifier,
     )
-    correct: float = option(1.0, "reward of a correct response (paper: +1, inferred)")
-    incorrect: float = option(-1.0, "reward of an incorrect response (paper: -1, inferred)")
+    correct: float = option(
+        1.0, "reward of a correct response (paper: +1, inferred)", **REWARD_RANGE
+    )
+    incorrect: float = option(
+        -1.0, "reward of an incorrect response (paper: -1, inferred)", **REWARD_RANGE
+    )
     timeout_s: float = option(10.0, "time limit of one verdict; then it is a failure", gt=0)
     num_workers: int = option(2, "verifier processes", ge=1)
     shuffle: bool = option(

@@ -20,6 +20,7 @@ from vapo.networks.special_tokens import control_ids, special_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
 from vapo.rewards.text_judge import OnReply
+from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384
@@ -94,6 +95,8 @@ class ModelJudge:
         for score, (_, on_reply) in zip(scores, asked, strict=True):
             if isinstance(score, str) or not math.isfinite(score):
                 on_reply({"failure": score if isinstance(score, str) else "nan"})
+            elif problem := reward_problem(score):
+                on_reply({"failure": f"error: {problem}"})
             else:
                 on_reply({"is_correct": score > self._threshold, "reward": score})
 

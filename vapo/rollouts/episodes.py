@@ -24,7 +24,7 @@ from vapo.rollouts.engines.contract import (
     sampled_text,
 )
 from vapo.rollouts.observations import ObservationTokens
-from vapo.system.process_protocol import fits_float32
+from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 REPLAY = "replay"
@@ -218,8 +218,8 @@ class EpisodeLoop:
         """Put the reward on the last turn; what is wrong with it."""
         if episode.turns:
             episode.earn(reply.reward)
-            if not fits_float32(sum(abs(turn.reward) for turn in episode.turns)):
-                return "error: the rewards of its turns add up to more than float32 holds"
+            if problem := reward_problem(sum(abs(turn.reward) for turn in episode.turns)):
+                return f"error: the rewards of its turns, added up: {problem}"
         elif reply.reward or reply.observation is None:
             return "error: reset gave a reward, or ended the episode, before any turn"
         return None

@@ -22,7 +22,7 @@ from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, with_start
 from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
-from vapo.system.process_protocol import fits_float32
+from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -92,8 +92,8 @@ class RowReader:
         reward = record.get("reward")
         if isinstance(reward, str) or reward is None or not math.isfinite(reward):
             row.fail("reward", f"{reward!r} is not a finite number")
-        if not fits_float32(reward):
-            row.fail("reward", f"{reward!r} is more than float32 holds")
+        if problem := reward_problem(reward):
+            row.fail("reward", problem)
         rollout = self._rollout(row, str(group))
         length = len(rollout.response_ids)
         oracle, states = (_per_token(row, name, length) for name in ("oracle", "oracle_state"))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from vapo.config import FitConfig
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
+from vapo.system.process_protocol import reward_problem
 
 if TYPE_CHECKING:  # a file is looked at before torch is loaded
     from vapo.rollouts.continuations import MeasuredState
@@ -41,6 +42,12 @@ class FileRow:
     def check_finite(self, column: str, values: Iterable[Any]) -> None:
         if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in values):
             self.fail(column, "has values that are not finite")
+
+    def check_rewards(self, column: str, values: Sequence[Any]) -> None:
+        """Also added up, whatever their signs, the values are not too large for rewards."""
+        self.check_finite(column, values)
+        if problem := reward_problem(sum(map(abs, values))):
+            self.fail(column, f"added up without their signs: {problem}")
 
     def check_whole(self, column: str, values: Iterable[Any], least: int) -> None:
         if any(type(x) is not int or x < least for x in values):
@@ -84,7 +91,7 @@ def read_turns(row: FileRow, length: int) -> tuple[Turn, ...]:
             f"the turns have {num} tokens, observed and sampled ones, and response_ids has "
             f"{length}",
         )
-    row.check_finite("turn_rewards", rewards)
+    row.check_rewards("turn_rewards", rewards)
     if abs(sum(rewards) - whole) > _TOLERANCE * max(1.0, abs(whole)):
         row.fail("turn_rewards", f"add up to {sum(rewards):g}, and the reward is {whole:g}")
     return tuple(Turn(*turn) for turn in zip(*lists.values(), strict=True))
@@ -138,7 +145,7 @@ def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
         whose = f"each of the {len(tokens)} entries of truth_tokens needs one"
         row.check_list(name, values, len(tokens), whose)
     _check_places(row, tokens, length)
-    row.check_finite("truth_values", columns["truth_values"])
+    row.check_rewards("truth_values", columns["truth_values"])
     row.check_finite("truth_noise", columns["truth_noise"])
     if any(x < 0 for x in columns["truth_noise"]):
         row.fail("truth_noise", "is a variance, and has values below 0")

@@ -111,6 +111,10 @@ def reward_of(value: Any) -> float | None:
     return None if reward_problem(reward) is not None else reward
 
 
+MAX_REWARD = 1e12
+"""In size. Losses and norms of gradients add up squares of rewards over all tokens of a batch, and
+of their products with activations and weights, in float32, which ends at 3.4e38."""
+
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """Such a process may use so much memory above what it has at the start; then it is a failure."""
 
@@ -150,22 +154,13 @@ def reward_problem(reward: float) -> str | None:
     """Why a number cannot be a reward, as the end of a sentence; None if it can.
 
     >>> reward_problem(1e39)
-    'a reward is a number of at most 3.4e38, which float32 holds, this is 1e+39'
+    'a reward is a number of at most 1e+12 in size, this is 1e+39'
     """
-    if math.isfinite(reward) and fits_float32(reward):
-        return None
-    is_large = math.isfinite(reward)
-    what = "number of at most 3.4e38, which float32 holds" if is_large else "finite number"
-    return f"a reward is a {what}, this is {reward!r}"
-
-
-def fits_float32(number: float) -> bool:
-    """Whether the trainer's tensors can hold a finite number."""
-    try:
-        struct.pack("<f", number)  # the native "f" makes it infinite
-    except OverflowError:
-        return False
-    return True
+    if not math.isfinite(reward):
+        return f"a reward is a finite number, this is {reward!r}"
+    if abs(reward) > MAX_REWARD:
+        return f"a reward is a number of at most {MAX_REWARD:g} in size, this is {reward!r}"
+    return None
 
 
 def failure_of(error: BaseException) -> str:
