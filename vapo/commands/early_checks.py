@@ -32,6 +32,7 @@ from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.environment_variables import values_of
 from vapo.config.other_models import check_learning_rates
 from vapo.config.overrides import override_of
+from vapo.config.unread_changes import check_changes_are_read
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
@@ -73,6 +74,7 @@ def check_early(command: str, config: Any, options: Options) -> None:
 
 
 def _fit(config: FitConfig, options: Options) -> None:
+    check_changes_are_read(config)
     check_run(config)
     if (ckpt_path := options["ckpt_path"]) is not None:
         found = look_for_checkpoint(config.output_dir, ckpt_path)

@@ -38,7 +38,7 @@ def _with_extended(path: Path, laid: set[Path], above: Mapping[Path, Path]) -> l
     """
     whole, found = read_file(path), list[Layer]()
     own_file = path.resolve()
-    chain = {**above, own_file: path}
+    chain, builds_on = {**above, own_file: path}, set[Path]()
     for place, other in _extended(whole, path):
         if reason := _why_no_file(other, path.parent):
             raise UserError(f"{place}: {EXTENDS}: {reason}")
@@ -52,9 +52,14 @@ def _with_extended(path: Path, laid: set[Path], above: Mapping[Path, Path]) -> l
             )
         if target not in laid:
             found += _with_extended(other, laid, chain)
+            builds_on |= found[-1].builds_on
+        builds_on.add(target)
     laid.add(own_file)
     own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
-    return [*found, replace(whole, tree=own, is_extended=bool(above))]
+    return [
+        *found,
+        replace(whole, tree=own, is_extended=bool(above), builds_on=frozenset(builds_on)),
+    ]
 
 
 def _why_no_file(path: Path, folder: Path) -> str | None:

@@ -56,6 +56,7 @@ class Layer:
     sources: Mapping[str, str] = field(default_factory=dict)  # as in `as_in_source`
     folder: str | None = None
     is_extended: bool = False  # a file that another one names, not the command line
+    builds_on: frozenset[Path] = frozenset()  # the files that it extends, and those that they do
 
     @property
     def is_overrides(self) -> bool:

@@ -21,6 +21,7 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment_variables, trees
+from vapo.config.chosen_systems import check_one_system
 from vapo.config.extends import read_files
 from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names
@@ -110,6 +111,7 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
         _forget_other_kinds(values, layer, entries, origins)
         trees.merge(values, layer.tree)
         origins.add(layer)
+    check_one_system(layers)
     tree = _complete(schema, values, entries, origins)
     if (found := expansion_excess(tree)) is not None:
         key, reason = found

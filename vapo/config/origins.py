@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from vapo.config.layers import Layer, null_excess, show
+from vapo.config.layers import ROW, Layer, null_excess, show
 from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
 from vapo.config.sources import Change, Sources
@@ -83,7 +83,7 @@ def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> It
         if isinstance(entry, Option) and key not in was_set:
             before = entry.default
         after = now.get(key, layer.value(key))
-        change = Change(key, _text(before), _text(after))
+        change = Change(key, _text(before), _text(after), is_of_row=layer.name == ROW)
         if change.before != change.after:
             yield change
 

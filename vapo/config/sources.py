@@ -27,6 +27,7 @@ class Change:
     key: str
     before: str
     after: str
+    is_of_row: bool = False  # a grid's row changed it, not the command line
 
     def __str__(self) -> str:
         return f"{self.key}: {self.before} -> {self.after}"
