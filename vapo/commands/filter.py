@@ -28,6 +28,7 @@ from vapo.rollouts.player import Player
 from vapo.system.files import try_lock, write_text
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
+from vapo.system.row_values import row_text
 from vapo.system.shown_text import say
 from vapo.types import Prompt, Rollout
 
@@ -113,7 +114,7 @@ def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
             "num_responses": k,
             "prompt_index": first + place // k,
         }
-        rows.append(json.dumps(row, default=str) + "\n")
+        rows.append(row_text(row) + "\n")
     return "".join(rows)
 
 

@@ -7,33 +7,33 @@ in the run's `config.yaml`. Paths, keys and functions are checked before torch i
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 from vapo.commands.file_checks import check_functions
+from vapo.commands.program_rows import written_rows
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
-from vapo.config.data import HuggingfaceSource
+from vapo.config.data import FileSource
+from vapo.config.kinds import make
 from vapo.config.loading import load_config
 from vapo.config.options import describe
 from vapo.config.overrides import read_overrides
+from vapo.config.schema import SourceConfig
 from vapo.errors import UserError, about
 from vapo.networks.model_folders import check_model_folder
-from vapo.prompts.sources import read_records
-from vapo.rewards.foreign_functions import ANSWERS
+from vapo.prompts.columns import take
+from vapo.prompts.guessed_columns import answer_column, prompt_column
+from vapo.prompts.records import read_records
 from vapo.system.installation import root
+from vapo.system.row_values import number_text
 from vapo.system.shown_text import redacted, visible
 
-PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
@@ -182,25 +182,22 @@ def _put_source(
     """
     key = f"data.{name}"
     is_path = isinstance(data, str | os.PathLike)
-    path = os.fspath(data if is_path else _written(data, key, rows_dir))
-    source = HuggingfaceSource(path=path, **_options_given(key, overrides))
+    path = os.fspath(data if is_path else written_rows(data, key, rows_dir))
+    source = _source(path, key, overrides)
     records = [record for _, record in read_records(source, key=key)]
     if not records or not isinstance(records[0], Mapping):
         raise UserError(f"{key}: {path} has no rows with columns")
     values |= {f"{key}.kind": "huggingface", f"{key}.path": path}
     columns = []
-    for option, known in (("prompt_column", PROMPTS), ("answer_column", ANSWERS)):
-        column = _given(f"{key}.{option}", overrides)
+    for option, guessed in (("prompt_column", prompt_column), ("answer_column", answer_column)):
+        option_key = f"{key}.{option}"
+        column = _given(option_key, overrides)
         if column is None:
-            column = next((n for n in known if n in records[0]), None)
-            if column is None:
-                raise UserError(
-                    f"{key}.{option}: {path} has none of the columns {', '.join(known)}; its "
-                    f"columns are {', '.join(map(str, records[0]))}: set {key}.{option}=ITS_NAME"
-                )
-            values[f"{key}.{option}"] = column
+            column = guessed(records[0], place=path, key=option_key)
+            values[option_key] = column
         columns.append(column)
-    answer = str(records[0].get(columns[1], ""))
+    answer = take(records[0], columns[1], place=path, key=f"{key}.answer_column")
+    answer = number_text(answer) if isinstance(answer, float) else str(answer)
     if "####" in answer and _given(f"{key}.answer_pattern", overrides) is None:
         values[f"{key}.answer_pattern"] = _AFTER_HASHES
         answer = answer.rpartition("####")[2].strip()
@@ -212,49 +209,17 @@ def _put_source(
     return told, min(len(records), most) if isinstance(most, int) else len(records)
 
 
-def _options_given(key: str, overrides: Sequence[str]) -> dict[str, Any]:
-    given = {name: _given(f"{key}.{name}", overrides) for name in ("subset", "split")}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def _written(rows: Any, key: str, folder: Path) -> Path:
-    """Rows of a program in a file of their own, by their content, so that a run can resume.
-
-    Raises: UserError: a row that is no JSON object; names it.
-    """
-    if hasattr(rows, "to_dict") and not hasattr(rows, "features"):  # a DataFrame
-        rows = rows.to_dict("records")
-    if not isinstance(rows, Iterable) or isinstance(rows, Mapping):
-        raise UserError(f"{key}: a path, a hub id, or rows, not {type(rows).__name__}")
-    lines = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            plain = {name: None if _is_nan(entry) else entry for name, entry in dict(row).items()}
-            lines.append(json.dumps(plain, ensure_ascii=False, default=_plain))
-        except (TypeError, ValueError) as error:
-            raise UserError(f"{key}: row {number} is no object of JSON: {error}") from None
-    text = "".join(f"{line}\n" for line in lines)
-    path = folder / f"{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.jsonl"
-    if not path.exists():  # another process may be reading it
-        folder.mkdir(parents=True, exist_ok=True)
-        with NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as aside:
-            aside.write(text)
-        os.replace(aside.name, path)
-    return path
-
-
-def _is_nan(entry: Any) -> bool:
-    """What tables write for null."""
-    return isinstance(entry, float) and math.isnan(entry)
-
-
-def _plain(entry: Any) -> Any:
-    """Scalars of numpy and times as JSON has them."""
-    if hasattr(entry, "isoformat"):
-        return entry.isoformat()
-    if getattr(entry, "ndim", None) == 0 and hasattr(entry, "item"):
-        return entry.item()
-    raise TypeError(f"{type(entry).__name__} is no type of JSON")
+def _source(path: str, key: str, overrides: Sequence[str]) -> FileSource:
+    """The source with what the overrides say of its kind."""
+    kind = _given(f"{key}.kind", overrides)
+    if kind in ("jsonl", "parquet"):
+        source: Any = make(SourceConfig, kind=kind, path=path)
+    else:
+        given = {name: _given(f"{key}.{name}", overrides) for name in ("subset", "split")}
+        options = {name: value for name, value in given.items() if value is not None}
+        source = make(SourceConfig, kind="huggingface", path=path, **options)
+    assert isinstance(source, FileSource)
+    return source
 
 
 def _what_is_trained(base: Path, values: dict[str, Any], overrides: Sequence[str]) -> list[str]:

@@ -10,6 +10,8 @@ from vapo.errors import UserError
 from vapo.prompts.procedural import nearest
 
 PASS_RATE = "pass_rate"
+ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
+"""Names of columns with the reference answer."""
 
 
 def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:
@@ -37,6 +39,15 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
             )
         seen.append(name)
     return value
+
+
+def has_column(record: Mapping[str, Any], column: str) -> bool:
+    """Whether `take` finds the column."""
+    try:
+        take(record, column, place="", key="")
+    except UserError:
+        return False
+    return True
 
 
 def _what_there_is(value: Any, name: str, seen: list[str]) -> str:

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
-from vapo.errors import UserError
+from vapo.errors import UserError, about
 from vapo.rollouts.stored_columns import stored_truth, stored_turns
-from vapo.system.files import write_whole
+from vapo.system.files import check_regular_file, write_whole
+from vapo.system.parquet_rows import read_whole
+from vapo.system.process_protocol import printable
+from vapo.system.row_values import row_text
 
 if TYPE_CHECKING:
     from vapo.rollouts.continuations import MeasuredState
@@ -78,7 +81,7 @@ def rollout_table(
             "failure": rollout.failure,
             "source": rollout.prompt.source,
             "answer": rollout.prompt.answer,
-            "record": json.dumps(dict(rollout.prompt.record), default=str),
+            "record": row_text(rollout.prompt.record),
             "oracle": None,
             "oracle_state": states,
             **stored_truth(measured),
@@ -88,7 +91,12 @@ def rollout_table(
             rollouts, groups, oracle_states, truths or [()] * len(rollouts), strict=True
         )
     ]
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    return pa.Table.from_pylist(list(map(printable_texts, rows)), schema=SCHEMA)
+
+
+def printable_texts(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row with texts that UTF-8 can write: a model or an environment may have said others."""
+    return {name: printable(x) if isinstance(x, str) else x for name, x in row.items()}
 
 
 def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> None:
@@ -106,8 +114,8 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
             what the file was given as.
     """
     metadata = read_metadata(path, key=key)
-    with _readable(path, key):
-        return parquet.read_table(path), metadata
+    with about(key):
+        return read_whole(path), metadata
 
 
 def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
@@ -133,7 +141,9 @@ def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
 
 @contextmanager
 def _readable(path: Path, key: str) -> Iterator[None]:
-    if not path.is_file():
+    with about(key):
+        check_regular_file(path)
+    if not path.exists():
         raise UserError(f"{key} {path}: no such file; `vapo rollouts` writes one")
     try:
         yield
@@ -142,6 +152,10 @@ def _readable(path: Path, key: str) -> Iterator[None]:
 
 
 def one_table(paths: Sequence[Path], *, key: str) -> pa.Table:
-    """The rows of several files, one after the other; columns that one lacks are null there."""
-    tables = [read_table(path, key=key)[0] for path in paths]
+    """The rows of several files of ours, one after the other; columns that one lacks are null
+    there. However large they are: what was sampled is not refused."""
+    tables = []
+    for path in paths:
+        with _readable(path, key):
+            tables.append(parquet.read_table(path))
     return pa.concat_tables(tables, promote_options="default")

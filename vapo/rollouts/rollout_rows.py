@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, wit
 from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import reward_problem
+from vapo.system.row_values import number_text
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -179,7 +181,7 @@ class RowReader:
             prompt_id=str(record.get("prompt_id") or f"{self.path.name}: group {group}"),
             text=str(record.get("prompt") or ""),
             prompt_ids=self._ids(row, "prompt", ends=False),
-            answer=str(record.get("answer") or ""),
+            answer=_text_of(record.get("answer")),
             source=str(record.get("source") or ""),
             record=own,
         )
@@ -208,6 +210,12 @@ class RowReader:
         if outside is not None:
             row.fail(name, f"{outside} is outside of the vocabulary, 0 to {self.vocab_size - 1}")
         return tuple(ids)
+
+
+def _text_of(answer: Any) -> str:
+    """Another program may have an answer as a number."""
+    is_number = isinstance(answer, (int, float, Decimal)) and math.isfinite(answer)
+    return number_text(answer) if is_number else "" if answer is None else str(answer)
 
 
 def _per_token(row: FileRow, column: str, length: int) -> list[Any] | None:

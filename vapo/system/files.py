@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
@@ -84,6 +85,23 @@ def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
             f"{file.name}: cannot be locked ({error.strerror}); choose a folder on another disk"
         ) from None
     return True
+
+
+def check_regular_file(path: Path) -> None:
+    """Refuse what is there and no file: opening a pipe waits for who writes into it, and a device
+    may have no end.
+
+    Raises: UserError: it is a folder, a named pipe, a device or a socket, also behind a link.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:  # it is not there, or may not be looked at: whoever opens it says so
+        return
+    if not stat.S_ISREG(mode):
+        is_pipe, is_socket = stat.S_ISFIFO(mode), stat.S_ISSOCK(mode)
+        kind = "a named pipe" if is_pipe else "a socket" if is_socket else "a device"
+        kind = "a folder" if stat.S_ISDIR(mode) else kind
+        raise UserError(f"{path} is {kind}: give a regular file")
 
 
 def why_not_writable(folder: Path) -> str | None:

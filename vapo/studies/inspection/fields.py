@@ -11,6 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from vapo.studies.inspection.responses import InspectedResponse
+from vapo.system.row_values import number_text
 
 Row = Mapping[str, Any]
 PER_TOKEN = (
@@ -219,7 +220,8 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
 def answer_of(row: Row, key: str) -> str | None:
     """A reference answer as text; None where there is none."""
     value = given(row, key)
-    return None if value is None else str(value)
+    is_number = isinstance(value, float) and math.isfinite(value)
+    return None if value is None else number_text(value) if is_number else str(value)
 
 
 def check_lists(response: InspectedResponse) -> InspectedResponse:

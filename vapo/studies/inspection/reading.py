@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _TRL = next(one for one in FORMATS if "TRL" in one.name)
+_NO_ROW_OF_ITS_FORM = (
+    ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
+)  # fmt: skip
 _MOST_UNKNOWN = 20  # rows, before a file is none of rollouts
 _OF_RANKS = ("rank", "rollout_id", "sample_indices")  # what slime's older files say
 _COUNTED = ("values", "logprobs", "advantages", "returns", "response_ids", "step")
@@ -191,7 +194,7 @@ class ResponseReader:
         except RowError as error:
             yield BadRow(str(place), str(error))
             return
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        except _NO_ROW_OF_ITS_FORM as error:
             reason = f"it is no row of {found.name} ({type(error).__name__}: {error})"
             yield BadRow(str(place), reason)
             return

@@ -13,7 +13,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,9 @@ from typing import Any
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 from vapo.studies.inspection.fields import Row
+from vapo.system.files import check_regular_file
+from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
+from vapo.system.process_protocol import printable
 
 NumberedRow = tuple[int, Row | str]
 """A row and its number in the file, from 1 up; a text says why it cannot be read."""
@@ -28,19 +30,21 @@ NumberedRow = tuple[int, Row | str]
 _BATCH_ROWS = 256
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".pt")
 _SHARD = re.compile(r"(?<![a-z])(?:part|shard|chunk|rank)[-_.]?\d+|\d+-of-\d+", re.IGNORECASE)
+_HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
+"""As JSON escapes it, or as UTF-8 must not have it; whole characters beyond 16 bits match, too."""
 _STEP = re.compile(r"(?:^|[_-])(?:global_)?(?:steps?|completions)[_-]?(\d+)(?=[._-]|$)")
 
 
 def find_files(paths: Iterable[str | Path]) -> list[Path]:
     """The files that are named, and those in folders that are, by the numbers in their names.
 
-    Raises: UserError: no such path, nothing in a folder, a kind of file that is not read, or one
-        that this user may not read.
+    Raises: UserError: no such path, nothing in a folder, a kind of file that is not read, a pipe or
+        device, or one that this user may not read.
     """
     found: list[Path] = []
     for given in map(Path, paths):
         if given.is_dir():
-            paths_inside = list(given.rglob("*"))
+            paths_inside = [path for path in given.rglob("*") if not path.is_dir()]
             tables = [path for path in paths_inside if path.name.endswith(_SUFFIXES[:-1])]
             # beside tables a .pt file is an optimizer's state or the like
             inside = tables or [path for path in paths_inside if path.suffix == ".pt"]
@@ -54,6 +58,7 @@ def find_files(paths: Iterable[str | Path]) -> list[Path]:
         else:
             found.append(given)
     for path in found:
+        check_regular_file(path)
         if not os.access(path, os.R_OK):
             raise UserError(f"{path} may not be read by this user; chmod it")
     return found
@@ -115,18 +120,35 @@ def rows_of(path: Path) -> Iterator[NumberedRow]:
 def _json_rows(path: Path) -> Iterator[NumberedRow]:
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    reason = getattr(error, "msg", str(error)).partition(": line")[0]
-                    yield number, f"not a line of JSON ({reason}){_hint(line)}"
-                    continue
-                yield number, row if isinstance(row, dict) else "not a JSON object"
+            for number, line in enumerate(lines_of(lines), start=1):
+                if line is None:
+                    yield number, f"a line of more than {MOST_ROW_BYTES / 2**20:.0f} MiB"
+                elif line.strip():
+                    yield number, _row_of(line)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path}: cannot be read ({error})") from None
+
+
+def _row_of(line: bytes) -> Row | str:
+    try:
+        row = json.loads(line)
+        if _HALF_CHARACTER.search(line):
+            row = _whole_characters(row)
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", str(error)).partition(": line")[0]
+        return f"not a line of JSON ({reason}){_hint(line)}"
+    return row if isinstance(row, dict) else "not a JSON object"
+
+
+def _whole_characters(value: Any) -> Any:
+    """Texts with `?` in the place of half a character, which nothing could print or write."""
+    if isinstance(value, str):
+        return value if value.isascii() else printable(value)
+    if isinstance(value, dict):
+        return {_whole_characters(key): _whole_characters(item) for key, item in value.items()}
+    if isinstance(value, list) and value and isinstance(value[0], (str, dict, list)):
+        return list(map(_whole_characters, value))
+    return value
 
 
 def _hint(line: bytes) -> str:
@@ -136,36 +158,27 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
-    with _parquet(path) as table:
-        batches = table.iter_batches(_BATCH_ROWS)
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    from vapo.system.parquet_rows import read_rows  # it loads pyarrow
+
+    yield from enumerate(read_rows(path, own_digits=False), start=1)
 
 
 def parquet_columns(path: Path) -> list[str]:
     """Raises: UserError: no readable Parquet file."""
-    with _parquet(path) as table:
-        return list(table.schema_arrow.names)
+    from vapo.system.parquet_rows import column_names
+
+    return column_names(path)
 
 
 def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
     """Of what some columns say. Raises: UserError: no readable Parquet file."""
+    from vapo.system.parquet_rows import checked_batches, opened
+
     digest = blake2b(digest_size=16)
-    with _parquet(path) as table:
-        for batch in table.iter_batches(_BATCH_ROWS, columns=columns):
+    with opened(path) as file:
+        for batch in checked_batches(file, path, columns):
             digest.update(batch.serialize())
     return digest.digest()
-
-
-@contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        with pyarrow.parquet.ParquetFile(path) as table:
-            yield table
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not a readable Parquet file ({error})") from None
 
 
 def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
@@ -197,7 +210,7 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
         more: dict[str, Any] = {"rollout_id": step, "rank": dump.get("rank")}
         if isinstance(raw, list) and place < len(raw):
             more["raw_reward"] = raw[place]
-        yield number, {**_as_lists(sample), **more}
+        yield number, _whole_characters({**_as_lists(sample), **more})
 
 
 def _samples(dump: dict[str, Any]) -> list[Any] | None:
@@ -254,5 +267,7 @@ def rows_of_data(data: Any) -> Iterator[NumberedRow]:
             "of rows, each a mapping of columns to values"
         )
     for number, row in enumerate(rows, start=1):
-        is_row = isinstance(row, Mapping)
-        yield number, (_as_lists(dict(row)) if is_row else f"{type(row).__name__}, no mapping")
+        if isinstance(row, Mapping):
+            yield number, _whole_characters(_as_lists(dict(row)))
+        else:
+            yield number, f"{type(row).__name__}, no mapping"

@@ -1,0 +1,99 @@
+"""Rows that a Python program has in hand, as a file that a run can read again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.prompts.records import plain_dataset
+from vapo.system.row_values import RefusedValue, narrow_width, plain_value, shortest_floats
+
+
+def written_rows(rows: Any, key: str, folder: Path) -> Path:
+    """Write rows into a file that has its name from their content, so that a run can resume.
+
+    Args:
+        rows: a DataFrame, a `datasets` object, an Arrow table, or an iterable of mappings.
+        key: the source's place in the config, for messages.
+
+    Raises: UserError: a value that JSON has no type for; names its row and column.
+    """
+    lines = [_line(row, f"{key}: row {n}") for n, row in enumerate(_records(rows, key), start=1)]
+    text = "".join(f"{line}\n" for line in lines)
+    path = folder / f"{hashlib.blake2b(text.encode(), digest_size=6).hexdigest()}.jsonl"
+    if not path.exists():  # another process may be reading it
+        folder.mkdir(parents=True, exist_ok=True)
+        with NamedTemporaryFile("w", dir=folder, delete=False, encoding="utf-8") as aside:
+            aside.write(text)
+        os.replace(aside.name, path)
+    return path
+
+
+def _line(row: Any, place: str) -> str:
+    try:
+        columns = dict(row)
+    except (TypeError, ValueError):
+        kind = type(row).__name__
+        raise UserError(f"{place} is no mapping of columns to values, but {kind}") from None
+    plain: dict[str, Any] = {}
+    for column, entry in columns.items():
+        try:
+            if not isinstance(column, str):
+                raise RefusedValue("a name that is no text")
+            plain |= plain_value({column: None if _is_nan(entry) else entry})
+        except RefusedValue as error:
+            raise UserError(
+                f"{place}: column {column!a:.60} has {error}: convert it, or leave the column out"
+            ) from None
+    return json.dumps(plain, ensure_ascii=False)
+
+
+def _is_nan(entry: Any) -> bool:
+    """What tables write for null."""
+    return isinstance(entry, float) and math.isnan(entry)
+
+
+def _records(rows: Any, key: str) -> Iterator[Any]:
+    """The rows of a table or of any iterable.
+
+    Raises: UserError: it is neither, or a table with two columns of one name.
+    """
+    if hasattr(rows, "itertuples"):  # pandas
+        _check_names(list(rows.columns), key)
+        return _frame_records(rows)
+    if hasattr(rows, "iter_rows"):  # polars
+        return iter(rows.iter_rows(named=True))
+    if hasattr(rows, "to_batches"):  # pyarrow
+        return _arrow_records(rows, key)
+    if not isinstance(rows, Iterable) or isinstance(rows, Mapping | str | bytes):
+        raise UserError(f"{key}: a path, a hub id, or rows, not {type(rows).__name__}")
+    return plain_dataset(rows) if hasattr(rows, "features") else iter(rows)
+
+
+def _check_names(names: list[Any], key: str) -> None:
+    if twice := [name for name, num in Counter(names).items() if num > 1]:
+        raise UserError(f"{key}: the column {twice[0]!r} is there twice: rename one of them")
+
+
+def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
+    """A DataFrame's rows; pandas makes Python's floats of narrow ones, with more digits."""
+    widths = {name: narrow_width(str(kind)) for name, kind in frame.dtypes.items()}
+    narrow = {name: width for name, width in widths.items() if width is not None}
+    for row in frame.to_dict("records"):
+        yield {**row, **{name: shortest_floats(row[name], width) for name, width in narrow.items()}}
+
+
+def _arrow_records(table: Any, key: str) -> Iterator[dict[str, Any]]:
+    from vapo.system.parquet_rows import plain_rows
+
+    _check_names(list(table.schema.names), key)
+    for batch in table.to_batches():
+        yield from plain_rows(batch)

@@ -1,0 +1,59 @@
+"""Which columns of somebody's rows are the prompt and the answer, by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vapo.errors import UserError
+from vapo.prompts.columns import ANSWERS, has_column
+
+PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
+_OPENED = "messages"
+_CONVERSATIONS = (_OPENED, "conversations", "conversation")
+_OF_VERL = "reward_model.ground_truth"
+
+
+def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
+    """The column of the problem: one with a known name, or messages that wait for their answer.
+
+    Raises: UserError: there is none; names `place`, what the columns are, and `key`.
+    """
+    for name in PROMPTS:
+        if name in record:
+            return name
+    messages: Any = record.get(_OPENED)
+    if _is_conversation(messages) and messages[-1].get("role") != "assistant":
+        return _OPENED
+    for name in _CONVERSATIONS:
+        if _is_conversation(record.get(name)):
+            raise UserError(
+                f"{key}: {place} has no problem of its own: its column {name!r} is a whole "
+                "conversation, whose last message is the answer. Write the messages before that "
+                f"into a column of their own, as with row['prompt'] = row[{name!r}][:-1], and what "
+                "the verifier compares with into a column 'answer'"
+            )
+    raise _none_of(PROMPTS, record, place, key)
+
+
+def answer_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
+    """The column of the reference answer; verl's rows have it inside of `reward_model`.
+
+    Raises: UserError: there is none; names `place`, what the columns are, and `key`.
+    """
+    for name in (*ANSWERS, _OF_VERL):
+        if has_column(record, name):
+            return name
+    raise _none_of((*ANSWERS, _OF_VERL), record, place, key)
+
+
+def _is_conversation(value: Any) -> bool:
+    is_list = isinstance(value, list) and bool(value)
+    return is_list and all(isinstance(message, Mapping) for message in value)
+
+
+def _none_of(known: Sequence[str], record: Mapping[str, Any], place: str, key: str) -> UserError:
+    return UserError(
+        f"{key}: {place} has none of the columns {', '.join(known)}; its columns are "
+        f"{', '.join(map(str, record))}: set {key}=ITS_NAME"
+    )

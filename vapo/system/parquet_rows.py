@@ -1,0 +1,291 @@
+"""Parquet files read by bytes: what a small file unpacks to cannot fill the memory.
+
+A value that is written once may stand in a million rows, so a file's size says little. Texts are
+read as numbers of entries of a dictionary, which they are in the file, and become texts a few rows
+at a time, once it is known how large these are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vapo.errors import UserError
+from vapo.system.files import check_regular_file
+from vapo.system.long_lines import MOST_ROW_BYTES
+from vapo.system.row_values import shortest_float
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+
+MOST_BYTES = 512 * 2**20
+MOST_TIMES = 100
+"""A file's rows together may hold `MOST_BYTES`, or so many times the file's own size."""
+
+_BATCH_ROWS = 1024
+_AT_ONCE = 64 * 2**20
+_VALUE_BYTES, _ITEM_BYTES = 32, 8  # of a column's value and of a list's item, without its text
+
+
+def read_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
+    """The rows of a file as Python's values.
+
+    Args:
+        own_digits: numbers of float16 and float32 are those with the fewest digits, 0.1 and not
+            0.10000000149011612. That takes time, and for arithmetic it is all the same.
+
+    Raises: UserError: no readable file, two columns of one name, or rows that hold too much.
+    """
+    with opened(path) as file:
+        for batch in checked_batches(file, path):
+            yield from plain_rows(batch) if own_digits else batch.to_pylist()
+
+
+def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """The rows of a batch, numbers with their own digits."""
+    rows: list[dict[str, Any]] = batch.to_pylist()
+    for name, shortened in narrow_columns(batch.schema).items():
+        for row in rows:
+            row[name] = shortened(row[name])
+    return rows
+
+
+def read_whole(path: Path) -> pa.Table:
+    """All rows as a table. Raises: UserError: as `read_rows`."""
+    import pyarrow as pa
+
+    with opened(path) as file:
+        schema = pa.schema(map(_plain_field, file.schema_arrow), file.schema_arrow.metadata)
+        return pa.Table.from_batches(checked_batches(file, path), schema)
+
+
+def column_names(path: Path) -> list[str]:
+    """The file's columns, without reading rows. Raises: UserError: no readable file."""
+    with opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[parquet.ParquetFile]:
+    """The file, opened for `checked_batches`. Raises: UserError: it cannot be read."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    check_regular_file(path)
+    try:
+        with parquet.ParquetFile(path) as looked_at:
+            texts = _texts(looked_at)
+        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+            yield file
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not a readable Parquet file ({error!s:.200})") from None
+
+
+def _texts(file: parquet.ParquetFile) -> list[str]:
+    """The columns that can be read as numbers of a dictionary's entries."""
+    schema, columns = file.schema, list(_column_chunks(file))
+    others = {x.path_in_schema for x in columns if any("DELTA" in name for name in x.encodings)}
+    leaves = map(schema.column, range(len(schema)))
+    is_text = {
+        x.path: x.physical_type == "BYTE_ARRAY" and x.logical_type.type != "DECIMAL" for x in leaves
+    }
+    return [path for path, is_one in is_text.items() if is_one and path not in others]
+
+
+def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
+    """The parts of columns that the file's end lists, one for each row group."""
+    for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
+        yield from map(group.column, range(group.num_columns))
+
+
+def checked_batches(
+    file: parquet.ParquetFile, path: Path, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows in small batches, with texts as texts.
+
+    Raises: UserError: two columns of one name, or rows that hold too much.
+    """
+    _check_names(file.schema_arrow, path)
+    most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
+    if _least_bytes(file) > most:
+        raise _too_large(path, most)
+    size, num_rows = 0, 0
+    for part, part_bytes in _parts_of(file, columns):
+        if part.num_rows == 1 and part_bytes > MOST_ROW_BYTES:
+            raise UserError(
+                f"{path}: row {num_rows + 1} holds {part_bytes / 2**20:,.0f} MiB, and a row may "
+                f"hold {MOST_ROW_BYTES / 2**20:.0f}: leave it out, or the column that is so large"
+            )
+        size, num_rows = size + part_bytes, num_rows + part.num_rows
+        if size > most:
+            raise _too_large(path, most)
+        yield part.cast(_plain_schema(part.schema))
+
+
+def _parts_of(
+    file: parquet.ParquetFile, columns: Sequence[str] | None
+) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """Batches that are small enough to be unpacked, each with its bytes.
+
+    None reaches over two row groups, whose dictionaries differ.
+    """
+    at_once = min(_BATCH_ROWS, max(1, _AT_ONCE // max(_repeated_bytes(file), 1)))
+    for group in range(file.num_row_groups):
+        for batch in file.iter_batches(at_once, row_groups=[group], columns=columns):
+            yield from _parts(batch)
+
+
+def _too_large(path: Path, most: int) -> UserError:
+    return UserError(
+        f"{path}: its rows unpack to more than {most / 2**20:,.0f} MiB from a file of "
+        f"{path.stat().st_size:,} bytes; {MOST_BYTES / 2**20:.0f} MiB, or {MOST_TIMES} times the "
+        "file's size, is the most that is read: leave out columns that repeat a long text, or "
+        "write the rows as JSON lines"
+    )
+
+
+def _least_bytes(file: parquet.ParquetFile) -> int:
+    """What all values take at least, as the file's end says."""
+    chunks = _column_chunks(file)
+    return sum(max(one.total_uncompressed_size, _ITEM_BYTES * one.num_values) for one in chunks)
+
+
+def _repeated_bytes(file: parquet.ParquetFile) -> int:
+    """What a row may repeat of the texts before it, in a column that only writes differences."""
+    return sum(
+        one.total_uncompressed_size
+        for one in _column_chunks(file)
+        if "DELTA_BYTE_ARRAY" in one.encodings
+    )
+
+
+def _check_names(schema: Any, path: Path) -> None:
+    """Python's rows have one value for a name, and which one would be chance."""
+    fields = list(schema)
+    names = Counter(field.name for field in fields)
+    if twice := [name for name, num in names.items() if num > 1]:
+        raise UserError(f"{path}: the column {twice[0]!r} is there twice: rename one of them")
+    for field in fields:
+        if children := _children(field.type):
+            _check_names(children, path)
+
+
+def _children(kind: pa.DataType) -> list[pa.Field]:
+    return [kind.field(place) for place in range(kind.num_fields)]
+
+
+# ---- sizes --------------------------------------------------------------------------------------
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
+    """The batch, or parts of it that are small enough to be unpacked, each with its bytes."""
+    size = sum(map(_unpacked_bytes, batch.columns))
+    if size <= _AT_ONCE or batch.num_rows == 1:
+        yield batch, size
+        return
+    half = batch.num_rows // 2
+    yield from _parts(batch.slice(0, half))
+    yield from _parts(batch.slice(half))
+
+
+def _unpacked_bytes(values: pa.Array, each: int = _VALUE_BYTES) -> int:
+    """What the values take in Python, about; each text as often as it stands in a row."""
+    import pyarrow as pa
+    import pyarrow.compute as compute
+
+    kind, own = values.type, each * len(values)
+    if pa.types.is_dictionary(kind):
+        if not _has_length(kind.value_type):
+            return own
+        lengths = compute.binary_length(values.dictionary).cast(pa.int64())
+        return own + (compute.sum(lengths.take(values.indices)).as_py() or 0)
+    if _has_length(kind):
+        return own + (compute.sum(compute.binary_length(values).cast(pa.int64())).as_py() or 0)
+    if pa.types.is_struct(kind):
+        inner: list[pa.Array] = values.flatten()
+    elif pa.types.is_map(kind):
+        first, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
+        inner = [part.slice(first, end - first) for part in (values.keys, values.items)]
+    else:
+        inner = [values.flatten()] if pa.types.is_nested(kind) else []
+    return own + sum(_unpacked_bytes(part, _ITEM_BYTES) for part in inner)
+
+
+def _has_length(kind: pa.DataType) -> bool:
+    import pyarrow as pa
+
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
+    return bool(is_text or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+# ---- types --------------------------------------------------------------------------------------
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    import pyarrow as pa
+
+    return pa.schema(map(_plain_field, schema), schema.metadata)
+
+
+def _plain_field(field: pa.Field) -> pa.Field:
+    return field.with_type(_plain_type(field.type))
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """The type without dictionaries."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_struct(kind):
+        return pa.struct(list(map(_plain_field, _children(kind))))
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_plain_field(kind.value_field))
+    return pa.large_list(_plain_field(kind.value_field)) if pa.types.is_large_list(kind) else kind
+
+
+def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
+    """For each column with numbers below Python's own width: what gives them their own digits."""
+    found = {field.name: _narrowing(field.type) for field in schema}
+    return {name: shortened for name, shortened in found.items() if shortened is not None}
+
+
+def _narrowing(kind: Any) -> Callable[[Any], Any] | None:
+    import pyarrow as pa
+
+    width = {pa.float16(): "float16", pa.float32(): "float32"}.get(kind)
+    if width is not None:
+        return lambda number: None if number is None else shortest_float(number, width)
+    if pa.types.is_dictionary(kind):
+        return _narrowing(kind.value_type)
+    if pa.types.is_struct(kind):
+        inner = narrow_columns(_children(kind))
+        return (lambda value: _shortened_fields(value, inner)) if inner else None
+    if pa.types.is_map(kind):
+        item = _narrowing(kind.item_type)
+        return None if item is None else lambda entries: entries and _with_items(entries, item)
+    if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
+        each = _narrowing(kind.value_type)
+        return None if each is None else lambda values: values and list(map(each, values))
+    return None
+
+
+def _shortened_fields(value: Any, inner: dict[str, Callable[[Any], Any]]) -> Any:
+    if value is None:
+        return None
+    return {**value, **{name: shortened(value[name]) for name, shortened in inner.items()}}
+
+
+def _with_items(
+    entries: Sequence[tuple[Any, Any]], shortened: Callable[[Any], Any]
+) -> list[tuple[Any, Any]]:
+    return [(key, shortened(item)) for key, item in entries]

@@ -1,0 +1,261 @@
+"""Values of data rows: as text, as JSON has them, and whether every stage of a run can carry them.
+
+A row is pickled for the processes of verifiers and environments, written as JSON beside rollouts,
+and its texts are written as UTF-8. A value that one of these refuses is refused when it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import struct
+from collections.abc import Callable, Mapping
+from datetime import date, time, timedelta
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+from uuid import UUID
+
+MOST_LEVELS = 100
+"""A row may be nested so deep: pickle and JSON go down by recursion, from wherever they stand."""
+
+_MOST_DIGITS = 4000
+"""Python itself reads and writes whole numbers of at most 4300 digits."""
+
+_WIDTHS: dict[str, Callable[[float], float]] = {
+    "float16": lambda number: float(struct.unpack("e", struct.pack("e", number))[0]),
+    "float32": lambda number: float(struct.unpack("f", struct.pack("f", number))[0]),
+    "bfloat16": lambda number: _bfloat16(number),
+}
+"""What is left of a number in the widths below that of Python's own."""
+
+_CARRIED = (bool, int, float, bytes, Decimal, date, time, timedelta, UUID, type(None))
+"""What pickle takes, and what has a text in the place of a type of JSON."""
+
+
+_DIGITS = {"bfloat16": range(2, 5), "float16": range(3, 6), "float32": range(6, 10)}
+"""How many digits a number may need: any decimal of the fewest here survives in that width."""
+
+
+class RefusedValue(ValueError):
+    """A value that a row cannot have; its text is the reason, without the place."""
+
+
+# ---- numbers as text ----------------------------------------------------------------------------
+
+
+def number_text(number: float | Decimal) -> str:
+    """A finite number in positional notation: `0.00005`, never `5e-05`.
+
+    A float has the fewest digits that give it back, a whole one no point; a decimal number has the
+    digits that it was written with.
+
+    Raises: RefusedValue: the text would have thousands of digits.
+
+    >>> [number_text(x) for x in (5e-05, 1e16, 3.0, 0.5, Decimal("1.00E-8"), Decimal("1.50"))]
+    ['0.00005', '10000000000000000', '3', '0.5', '0.0000000100', '1.50']
+    """
+    if isinstance(number, int):
+        if number.bit_length() > 10 * _MOST_DIGITS // 3:
+            raise RefusedValue(f"a whole number of more than {_MOST_DIGITS} digits")
+        return str(int(number))
+    is_decimal = isinstance(number, Decimal)
+    exact = number if isinstance(number, Decimal) else Decimal(float.__repr__(number))
+    if abs(exact.adjusted()) + len(exact.as_tuple().digits) > _MOST_DIGITS:
+        raise RefusedValue(f"a number of more than {_MOST_DIGITS} digits")
+    text = format(exact, "f")
+    if not is_decimal and "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def shortest_float(number: float, width: str) -> float:
+    """The number with the fewest digits that is `number` in its own width.
+
+    Args:
+        width: float16, bfloat16 or float32, which the number was stored in.
+
+    >>> shortest_float(0.10000000149011612, "float32"), shortest_float(0.300048828125, "float16")
+    (0.1, 0.3)
+    """
+    if not math.isfinite(number):
+        return number
+    for digits in _DIGITS[width]:
+        shorter = float(f"{number:.{digits}g}")
+        try:
+            if _WIDTHS[width](shorter) == number:
+                return shorter
+        except OverflowError:  # rounded up beyond the largest
+            continue
+    return number
+
+
+def _bfloat16(number: float) -> float:
+    """The upper half of a float32, rounded to the nearest, of two to the even one."""
+    (bits,) = struct.unpack("I", struct.pack("f", number))
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("f", struct.pack("I", bits & 0xFFFFFFFF))[0])
+
+
+def shortest_floats(values: Any, width: str) -> Any:
+    """A number, or nested lists of numbers, each as `shortest_float`; null stays."""
+    if isinstance(values, list):
+        return [shortest_floats(item, width) for item in values]
+    return shortest_float(values, width) if isinstance(values, float) else values
+
+
+# ---- what a file's rows may have ----------------------------------------------------------------
+
+
+def check_carried(value: Any, levels: int = MOST_LEVELS) -> None:
+    """Whether the later stages of a run can carry a value: pickle it, write it as UTF-8 and JSON.
+
+    Raises: RefusedValue: they cannot.
+    """
+    if isinstance(value, str):
+        _check_text(value)
+    elif isinstance(value, Mapping):
+        _check_levels(levels)
+        for name, item in value.items():
+            check_carried(name, levels - 1)
+            check_carried(item, levels - 1)
+    elif isinstance(value, (list, tuple)):
+        _check_levels(levels)
+        for item in value:
+            check_carried(item, levels - 1)
+    elif not isinstance(value, _CARRIED):
+        try:
+            pickle.dumps(value)
+        except Exception as error:  # an object raises what it likes
+            raise RefusedValue(
+                f"{type(value).__name__}, which cannot be sent to another process "
+                f"({type(error).__name__}: {error!s:.100})"
+            ) from None
+
+
+def _check_text(text: str) -> None:
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = ascii(text[error.start])[1:-1]
+        raise RefusedValue(
+            f"a text with {half}, half of a character, which UTF-8 cannot write"
+        ) from None
+
+
+def _check_levels(levels: int) -> None:
+    if levels <= 0:
+        raise RefusedValue(f"lists or objects nested more than {MOST_LEVELS} deep")
+
+
+def row_text(record: Mapping[str, Any]) -> str:
+    """A row as one line of JSON, which has texts in the place of what JSON has no type for."""
+    try:
+        return json.dumps(dict(record), default=_text)
+    except TypeError:  # a key that is no text
+        return json.dumps(_with_text_keys(record), default=_text)
+
+
+def _text(value: Any) -> str:
+    is_finite = isinstance(value, Decimal) and value.is_finite()
+    return number_text(value) if is_finite else str(value)
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(name): _with_text_keys(item) for name, item in value.items()}
+    return list(map(_with_text_keys, value)) if isinstance(value, (list, tuple)) else value
+
+
+# ---- what a program's rows may have -------------------------------------------------------------
+
+
+def plain_value(value: Any, levels: int = MOST_LEVELS) -> Any:
+    """A program's value in the types of JSON, if it has an obvious meaning there.
+
+    Arrays, tensors and series become lists, decimal numbers, fractions, times and paths texts, and
+    what tables write for null becomes null.
+
+    Raises: RefusedValue: it has none, as bytes, a set or a complex number.
+    """
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        _check_text(value)
+        return str(value)
+    if isinstance(value, int):
+        number_text(value)  # it has a text
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        _check_levels(levels)
+        return _plain_object(value, levels - 1)
+    if isinstance(value, (list, tuple)):
+        _check_levels(levels)
+        return [plain_value(item, levels - 1) for item in value]
+    if type(value).__name__ in ("NAType", "NaTType"):
+        return None
+    if isinstance(value, Decimal) and not value.is_infinite():
+        return None if value.is_nan() else number_text(value)
+    if hasattr(value, "isoformat"):
+        return value.isoformat()
+    if isinstance(value, (timedelta, Fraction, UUID)):
+        return str(value)
+    if isinstance(value, os.PathLike):
+        return plain_value(os.fspath(value), levels)
+    if hasattr(value, "tolist"):
+        return _plain_array(value, levels)
+    raise RefusedValue(f"{type(value).__name__}, which is no type of JSON")
+
+
+def _plain_object(value: Mapping[Any, Any], levels: int) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in value.items():
+        if not isinstance(key, (str, int)) or isinstance(key, bool):
+            raise RefusedValue(f"an object with the key {key!r:.60}, which is no text")
+        name = plain_value(str(key))
+        if name in plain:
+            raise RefusedValue(f"an object with the key {name!r:.60} twice")
+        plain[name] = plain_value(item, levels)
+    return plain
+
+
+def _plain_array(value: Any, levels: int) -> Any:
+    kind = str(getattr(value, "dtype", "")).lower()
+    is_time = type(value).__module__ == "numpy" and kind.startswith(("datetime64", "timedelta64"))
+    try:
+        listed = (value.astype(str) if is_time else value).tolist()
+    except Exception as error:  # as of a sparse tensor
+        raise RefusedValue(
+            f"{type(value).__name__}, which makes no list ({type(error).__name__}: {error!s:.100})"
+        ) from None
+    if type(listed) is type(value):
+        if not hasattr(value, "__float__") or "complex" in kind:
+            raise RefusedValue(f"{type(value).__name__}, which is no type of JSON")
+        return float(value)  # of a width above that of Python's own
+    if is_time:
+        return _without_nat(listed)
+    width = narrow_width(kind)
+    return plain_value(listed if width is None else shortest_floats(listed, width), levels)
+
+
+def _without_nat(times: Any) -> Any:
+    if isinstance(times, list):
+        return list(map(_without_nat, times))
+    return None if times == "NaT" else times
+
+
+def narrow_width(kind: str) -> str | None:
+    """The width of a dtype whose numbers have fewer digits than a Python float; None: it has not.
+
+    >>> [narrow_width(x) for x in ("torch.bfloat16", "Float32", "float[pyarrow]", "float64")]
+    ['bfloat16', 'float32', 'float32', None]
+    """
+    arrow = {"float[pyarrow]": "float32", "halffloat[pyarrow]": "float16"}
+    kind = arrow.get(kind.lower(), kind.lower())
+    return next((width for width in ("bfloat16", "float16", "float32") if width in kind), None)
