@@ -13,7 +13,8 @@ from typing import Any
 
 from vapo.commands.command_line import Command, did_you_mean
 from vapo.commands.command_table import COMMANDS
-from vapo.errors import StoppedRun, StopRequested, UserError, check_utf8
+from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserError, check_utf8
+from vapo.system.files import why_disk_is_full
 from vapo.system.installation import __version__
 from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
 from vapo.system.shown_text import say
@@ -44,6 +45,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `vapo fit --help | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:  # libraries have classes of their own for a full disk
+        if (reason := why_disk_is_full(error)) is None:
+            raise
+        say(f"vapo: {reason}; make room, or choose a folder on another disk", file=sys.stderr)
+        return InterruptedRunError.exit_code
     return 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from safetensors import SafetensorError
 
 from tests.config.fits import MINIMAL, write
 from vapo import cli
@@ -276,3 +278,41 @@ def test_a_command_that_is_ended_closes_what_it_has_open(
     assert closed == [True]
     assert capsys.readouterr().err == f"vapo: stopped by {name}\n"
     assert signal.getsignal(number) == before
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device", "out/model.safetensors"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(_: object) -> None:
+        raise error
+
+    def fails_within(_: object) -> None:
+        try:
+            raise error
+        except Exception as cause:
+            raise RuntimeError("cannot write") from cause
+
+    for dispatch in (fails, fails_within):
+        monkeypatch.setattr(cli, "_dispatch", dispatch)
+        assert cli.main([]) == 75
+        said = capsys.readouterr().err
+        assert said.startswith("vapo: ")
+        assert said.endswith("; make room, or choose a folder on another disk\n")
+        assert said.count("\n") == 1
+
+
+def test_another_fault_of_a_file_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(cli, "_dispatch", fails)
+    with pytest.raises(OSError, match="Input/output"):
+        cli.main([])

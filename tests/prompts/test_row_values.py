@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import resource
 import subprocess
@@ -19,6 +20,7 @@ import pytest
 
 from tests.prompts.test_sources import read
 from vapo.commands.filter import pass_rate_rows
+from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
 from vapo.prompts.critic_prompts import render
 from vapo.rewards.verifiers import exact
@@ -284,3 +286,15 @@ def test_a_line_that_is_too_long_is_refused_in_little_memory(tmp_path: Path) -> 
     said, grown = done.stdout.splitlines()
     assert said.startswith(f"{path}:2: the line has more than 32 MiB")
     assert int(grown) < 200
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ""])
+def test_a_pipe_is_not_waited_for_and_not_suggested(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"rows{suffix}"
+    os.mkfifo(path)
+    for kind in ("jsonl", "parquet", "huggingface"):
+        with pytest.raises(
+            UserError, match=r"data\.train\.path: .* is a named pipe: give a regular"
+        ):
+            read(str(path), kind=kind)
+    assert nearest_path(path) == ""

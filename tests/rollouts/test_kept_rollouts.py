@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.judged import judged
 from tests.rollout_fixtures import make_episodes, make_rollouts
@@ -115,6 +116,25 @@ def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
     _, metrics = source.next_batch(start, last=4)
     assert metrics["rollout/x"] == 0.1 + 0.2
     assert "rollout/ahead_s" not in metrics
+
+
+def test_a_full_disk_costs_the_kept_rollouts_and_not_the_run(
+    kept: KeptRollouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(*_: Any) -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("vapo.rollouts.kept_rollouts.save_file", is_full)
+    made, _ = collection("vapo")
+    notes: list[str] = []
+    monkeypatch.setattr(made.progress, "note", notes.append)
+    source = RolloutSource(made.config, made, Lineage(), made.progress, kept)
+    start = IterationStart(4, Phase.POLICY_OPTIMIZATION, policy_iterations=3)
+    batch, _ = source.next_batch(start, last=4)
+    assert len(batch) > 0
+    assert sum("could not be kept: I/O error: No space left" in note for note in notes) == 1
+    assert not kept.has(4, 0)
+    assert [path.name for path in kept.folder.iterdir()] == [kept.path(3, 0).name]
 
 
 def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ def nearest_path(path: Path) -> str:
         if near is None:
             return ""
         found /= near
-    return f"; did you mean {found}?"
+    return "" if found == path else f"; did you mean {found}?"
 
 
 def _names(folder: Path) -> list[str]:
@@ -45,11 +45,11 @@ def _most_alike(name: str, names: list[str], *, cutoff: float) -> str | None:
 def _most_alike_below(name: str, folder: Path) -> Path | None:
     """The nearest name in the folders of a folder; that far off it has to be more alike."""
     below = (
-        (own, inner)
-        for own in sorted(_names(folder))
-        if not own.startswith(".") and os.path.isdir(folder / own)
-        for inner in sorted(_names(folder / own))
+        (beside, inner)
+        for beside in sorted(_names(folder))
+        if not beside.startswith(".") and os.path.isdir(folder / beside)
+        for inner in sorted(_names(folder / beside))
     )
-    places = {inner: Path(own, inner) for own, inner in islice(below, _MOST_NAMES)}
+    places = {inner: Path(beside, inner) for beside, inner in islice(below, _MOST_NAMES)}
     near = _most_alike(name, list(places), cutoff=0.85)
     return None if near is None else places[near]

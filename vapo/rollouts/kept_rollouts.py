@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -97,7 +97,7 @@ class KeptRollouts:
         self.folder.mkdir(exist_ok=True)
         write_whole(
             self.path(origin.iteration, origin.rank),
-            lambda aside: save_file(tensors, aside, metadata),
+            lambda aside: _save(tensors, aside, metadata),
         )
 
     def read(self, origin: Origin) -> SampledRollouts | None:
@@ -192,6 +192,14 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
     for prompt in prompts:
         digest.update(json.dumps([prompt.text, prompt.prompt_ids, prompt.answer]).encode())
     return digest.hexdigest()
+
+
+def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+    """Raises: OSError, also for what safetensors raises of its own where the disk is full."""
+    try:
+        save_file(tensors, path, metadata)
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

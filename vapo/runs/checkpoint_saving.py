@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from safetensors import SafetensorError
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
@@ -31,7 +32,7 @@ _AFTER = (
     "; earlier checkpoints are whole, and so are the iteration's rollouts: fix it, then "
     "resume with --ckpt_path last"
 )
-SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException)
+SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException, SafetensorError)
 
 
 def write_checkpoint(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import json
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from vapo.errors import UserError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync(path: Path) -> None:
@@ -85,6 +88,20 @@ def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
             f"{file.name}: cannot be locked ({error.strerror}); choose a folder on another disk"
         ) from None
     return True
+
+
+def why_disk_is_full(error: BaseException | None) -> str | None:
+    """What an error says of a full disk, or a quota that is used up; None where it is another one.
+
+    safetensors has an error of its own, whose text alone has the system's number.
+    """
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+        if any(f"(os error {number})" in str(error) for number in _FULL):
+            return str(error)
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def check_regular_file(path: Path) -> None:
