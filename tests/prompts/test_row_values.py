@@ -294,7 +294,7 @@ def test_a_pipe_is_not_waited_for_and_not_suggested(tmp_path: Path, suffix: str)
     os.mkfifo(path)
     for kind in ("jsonl", "parquet", "huggingface"):
         with pytest.raises(
-            UserError, match=r"data\.train\.path: .* is a named pipe: give a regular"
+            UserError, match=r"train\.path: .* is a named pipe: give a regular"
         ):
             read(str(path), kind=kind)
     assert nearest_path(path) == ""

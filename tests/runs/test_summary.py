@@ -184,7 +184,11 @@ def test_no_command_reads_the_config_of_a_run_with_a_notebooks_function(summary,
     assert "--config" not in text
     assert "vapo export" in text
     assert not names_a_notebooks_function(FitConfig())
-    for function, is_notebooks in (("__main__:score", True), ("mine.py:score", False)):
+    for function, is_notebooks in (
+        ("__main__:score", True),
+        ("__handed__:score(most=2)", True),
+        ("mine.py:score", False),
+    ):
         config = FitConfig(critic=CriticConfig(head_function=function))
         assert names_a_notebooks_function(config) == is_notebooks
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -13,19 +14,21 @@ from typing import Any
 import pytest
 
 from tests.config.fits import MINIMAL, ROOT, write
+from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
 from vapo.config.data import Mixture
-from vapo.config.loading import compose, from_yaml
+from vapo.config.loading import compose, from_yaml, load_config
 from vapo.config.rewards import PythonVerifier
 from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 from vapo.rewards.text_judge import WorkerPool
-from vapo.rewards.verifier_code import VerifierCode
+from vapo.rewards.verifier_code import VerifierCode, make_python
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
-from vapo.system import user_functions
-from vapo.system.handed_functions import bytes_of
-from vapo.system.user_functions import function_path, import_function
+from vapo.system import handed_functions, user_functions
+from vapo.system.function_files import check_function
+from vapo.system.handed_functions import bytes_of, function_path
+from vapo.system.user_functions import import_function
 
 KEY = "rewards.function"
 HERE, THERE = "def score(*_):\n    return True\n", "def score(*_):\n    return False\n"
@@ -219,8 +222,7 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
         import math
         from vapo.rewards.verifier_code import VerifierCode
         from vapo.rewards.text_judge import WorkerPool
-        from vapo.system.handed_functions import bytes_of
-        from vapo.system.user_functions import function_path
+        from vapo.system.handed_functions import bytes_of, function_path
 
         print("started")
         FACTOR = 2
@@ -245,11 +247,11 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
     assert done.stdout.split("\n") == ["started", "__main__:score True", ""], done.stderr
 
 
-def test_what_cannot_be_named_or_sent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_sent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     assert function_path(write, key=KEY) == "tests.config.fits:write"
-    with pytest.raises(UserError, match="define it with `def` at the top level"):
-        function_path(lambda: 0, key=KEY)
     lock = threading.Lock()
+    with pytest.raises(UserError, match=r"lambda cannot be sent to the worker processes \(TypeErr"):
+        function_path(lambda *_: lock, key=KEY)
     monkeypatch.setattr(sys.modules["__main__"], "held", lambda *_: lock, raising=False)
     with pytest.raises(UserError, match=r"__main__:held cannot be sent to the worker processes"):
         bytes_of("__main__:held", key=KEY)
@@ -266,13 +268,217 @@ def test_the_lookup_is_light() -> None:
 
 
 class Judge:
-    """A class of the module's top level, which has a name."""
+    """An object that judges, by a call or by its methods."""
+
+    def __init__(self, most: int = 2) -> None:
+        self.most = most
+
+    def __call__(self, text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+        return len(text) <= self.most
+
+    def method(self, text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+        return len(text) <= self.most
+
+    @classmethod
+    def of_class(cls, text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+        return len(text) <= 2
+
+    @staticmethod
+    def static(text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+        return len(text) <= 2
+
+
+def within(most: int, text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+    return len(text) <= most
+
+
+def by_name(*, response_text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+    assert (answer, metadata) == ("a", {"m": 1})
+    return len(response_text) <= 2
+
+
+def half_by_name(text: str, *, metadata: Mapping[str, Any], answer: str = "") -> bool:
+    return by_name(response_text=text, answer=answer, metadata=metadata)
+
+
+def anything(**given: Any) -> bool:
+    return by_name(**given)
+
+
+def answer_bound(response_text: str, answer: str, metadata: Mapping[str, Any]) -> bool:
+    assert (answer, metadata) == ("own", {"m": 1})
+    return len(response_text) <= 2
+
+
+@functools.lru_cache
+def cached(text: str, answer: str, metadata: Any) -> bool:
+    return len(text) <= 2
+
+
+def verl(solution_str: str, ground_truth: str, most: int) -> float:
+    return float(len(solution_str) <= most)
+
+
+def trl(completions: list[str], most: int, **_: Any) -> list[float]:
+    return [float(len(text) <= most) for text in completions]
+
+
+def local() -> Callable[..., Any]:
+    def judge(text: str, answer: str, metadata: Any) -> bool:
+        return len(text) <= 2
+
+    return judge
+
+
+HERE_NAME = f"{__name__}:"
+CALLABLES: list[tuple[Callable[..., Any], str]] = [
+    (functools.partial(within, 2), "__handed__:within(2)"),
+    (functools.partial(answer_bound, answer="own"), "__handed__:answer_bound(answer=own)"),
+    (functools.partial(functools.partial(within), 2), "__handed__:within(2)"),
+    (functools.partial(verl, most=2), "__handed__:verl(most=2)"),
+    (functools.partial(trl, most=2), "__handed__:trl(most=2)"),
+    (functools.partial(Judge(), metadata={}), "__handed__:Judge(metadata=dict)"),
+    (Judge(), "__handed__:Judge"),
+    (Judge().method, "__handed__:Judge.method"),
+    (Judge().__call__, "__handed__:Judge.__call__"),
+    (Judge.of_class, f"{HERE_NAME}Judge.of_class"),
+    (Judge.static, f"{HERE_NAME}Judge.static"),
+    (lambda text, answer, metadata: len(text) <= 2, "__handed__:lambda"),
+    (local(), "__handed__:judge"),
+    (by_name, f"{HERE_NAME}by_name"),
+    (half_by_name, f"{HERE_NAME}half_by_name"),
+    (anything, f"{HERE_NAME}anything"),
+]
+
+
+@pytest.fixture
+def nothing_handed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_functions, "handed", {})
+    monkeypatch.setattr(handed_functions, "handed", user_functions.handed)
+
+
+@pytest.mark.usefixtures("nothing_handed")
+@pytest.mark.parametrize(("given", "path"), CALLABLES, ids=[path for _, path in CALLABLES])
+def test_whatever_can_be_called_judges(given: Callable[..., Any], path: str) -> None:
+    config = load_config(
+        FitConfig,
+        [ROOT / "conf/vapo.yaml"],
+        as_overrides({"rewards.verifier": "python", "rewards.function": given}),
+    )
+    assert vars(config.rewards)["function"] == path
+    again = from_yaml(FitConfig, to_yaml(config), source="recorded")
+    assert vars(again.rewards)["function"] == path
+    check_function(path, key=KEY)
+    sent = bytes_of(path, key=KEY)
+    user_functions.handed.clear()  # a worker was handed nothing
+    judge = make_python(path, sent=sent)
+    assert [judge(text, "a", {"m": 1}).is_correct for text in ("ok", "not")] == [True, False]
+
+
+def test_a_function_behind_a_cache_has_its_name() -> None:
+    assert function_path(cached, key=KEY) == f"{HERE_NAME}cached"
+    assert function_path(len, key=KEY) == "builtins:len"
+    assert function_path("x".startswith, key=KEY) == "__handed__:str.startswith"
+    assert import_function("builtins:len", key=KEY) is len
+
+
+@pytest.mark.usefixtures("nothing_handed")
+def test_names_are_of_what_is_behind_them() -> None:
+    """Made again, it is the same; of other code or values it has another name."""
+    first, other = Judge(2), Judge(3)
+    assert function_path(first, key=KEY) == function_path(first, key=KEY) == "__handed__:Judge"
+    assert function_path(Judge(2), key=KEY) == "__handed__:Judge"
+    assert function_path(other, key=KEY) == "__handed__:Judge_2"
+    assert function_path(Judge(3), key=KEY) == "__handed__:Judge_2"
+    assert import_function("__handed__:Judge_2", key=KEY).most == 3
+    assert function_path(lambda: "a: b # c", key=KEY) == "__handed__:lambda"
+    odd = functools.partial(within, most="a: b # {c}")
+    assert function_path(odd, key=KEY) == "__handed__:within(most=a__b____c_)"
+    user_functions.handed.clear()
+    for look in (import_function, check_function):
+        with pytest.raises(
+            UserError, match=f"{KEY}: __handed__:Judge was handed over by a Python pro"
+        ):
+            look("__handed__:Judge", key=KEY)
+
+
+def test_a_class_is_no_reward_and_may_be_an_environment() -> None:
+    for given in (Judge, dict):
+        with pytest.raises(UserError, match=f"{KEY}: .* is a class, not a Python function: write"):
+            function_path(given, key=KEY)
+    assert function_path(Judge, key="environment.function") == f"{HERE_NAME}Judge"
+
+
+async def waits(text: str, answer: str, metadata: Any) -> bool:
+    return True
+
+
+async def yields(text: str, answer: str, metadata: Any) -> AsyncIterator[bool]:
+    yield True
+
+
+class Waiting:
+    async def __call__(self, text: str, answer: str, metadata: Any) -> bool:
+        return True
+
+    async def method(self, text: str, answer: str, metadata: Any) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
-    [(Judge, "a class"), (dict, "a class"), (len, "a builtin_function_or_method")],
+    "given",
+    [
+        waits,
+        yields,
+        Waiting(),
+        Waiting().method,
+        Waiting().__call__,
+        functools.partial(waits, metadata=1),
+        functools.partial(functools.partial(Waiting()), metadata=1),
+        functools.partial(Waiting().method),
+    ],
+    ids=repr,
 )
-def test_what_is_no_python_function_has_no_path(given: Any, what: str) -> None:
-    with pytest.raises(UserError, match=f"{KEY}: .* is {what}, not a Python function: write a fun"):
-        function_path(given, key=KEY)
+def test_a_coroutine_function_is_refused_in_every_wrapping(given: Callable[..., Any]) -> None:
+    path = function_path(given, key=KEY)
+    with pytest.raises(UserError, match="is a coroutine function: write one that waits for it"):
+        make_python(path, sent=bytes_of(path, key=KEY))
+
+
+@pytest.mark.parametrize(
+    "given", [lambda text: True, functools.partial(within, most=2), local], ids=repr
+)
+def test_what_does_not_take_its_arguments_is_refused(given: Callable[..., Any]) -> None:
+    path = function_path(given, key=KEY)
+    with pytest.raises(UserError, match=r"cannot be called with \(response_text, answer, metadata"):
+        make_python(path, sent=bytes_of(path, key=KEY))
+
+
+def test_what_a_script_has_in_hand_reaches_the_workers(tmp_path: Path) -> None:
+    """Beside the script lies a module, which the workers import."""
+    write(tmp_path, "def long(most, text):\n    return len(text) > most\n", "mine_beside.py")
+    script = """
+        import functools
+        import mine_beside
+        from vapo.rewards.verifier_code import VerifierCode
+        from vapo.rewards.text_judge import WorkerPool
+        from vapo.system.handed_functions import bytes_of, function_path
+
+        class Judge:
+            def __init__(self, part):
+                self.part = part
+
+            def __call__(self, text, answer, metadata):
+                return self.part(text)
+
+        path = function_path(Judge(functools.partial(mine_beside.long, 3)), key="k")
+        code = VerifierCode(kind="python", function=path, function_bytes=bytes_of(path, key="k"))
+        pool = WorkerPool(code, num_workers=1, timeout_s=5.0)
+        pool.run([("text", "answer", {})], lambda _, reply: print(path, reply["is_correct"]))
+        pool.close()
+    """
+    file = write(tmp_path, dedent(script), "script.py")
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)}
+    )
+    assert done.stdout == "__handed__:Judge True\n", done.stderr

@@ -28,7 +28,7 @@ def functions_are_import_paths(config: Any) -> Problems:
         is_function = key.endswith("function") and f"{key}_folder" in values
         if not is_function or not isinstance(path, str):
             continue
-        if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+", path):
+        if not re.fullmatch(r"[\w.]+:[\w.]+|.+\.py:[\w.]+|__handed__:[\w.()=,+-]+", path):
             form = "package.module:function or folder/file.py:function"
             yield Problem(f"{key} {path!r} is not of the form {form}", (key,))
 
@@ -60,8 +60,10 @@ def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> Non
 
 
 def names_a_notebooks_function(config: Any) -> bool:
-    """Whether a key names a function of the notebook or script that runs, `__main__:name`."""
+    """Whether a key names what the notebook or script that runs has in hand: `__main__:name`,
+    `__handed__:name`."""
+    own = ("__main__:", "__handed__:")
     return any(
-        key.endswith("function") and isinstance(value, str) and value.startswith("__main__:")
+        key.endswith("function") and isinstance(value, str) and value.startswith(own)
         for key, value in flatten(config).items()
     )

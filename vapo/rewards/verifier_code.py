@@ -5,6 +5,7 @@ Of a user's own function: how it must be called, and what it may return.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import numbers
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.foreign_functions import as_called_elsewhere
+from vapo.rewards.foreign_functions import Called, as_called_elsewhere
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import (
     Judgement,
@@ -29,9 +30,10 @@ from vapo.rewards.verifiers import (
 from vapo.system.handed_functions import function_of
 from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
 from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments
+from vapo.system.user_functions import check_arguments, takes_arguments
 
 FUNCTION_KEY = "rewards.function"
+_ARGUMENTS = ("response_text", "answer", "metadata")
 RETURNS = "a bool, a number or (bool, number)"
 _TOLERANCE = 1e-6
 
@@ -40,6 +42,8 @@ def make_python(
     path: str | None, *, folder: str | None = None, sent: bytes | None = None, correct: float = 1.0
 ) -> Verifier:
     """A user's function `f(response_text, answer, metadata)`, or one of TRL or verl.
+
+    Parameters that can only be given by name get what has their name.
 
     Args:
         path: as `package.module:function` or `folder/file.py:function`; see `function_of`.
@@ -50,16 +54,51 @@ def make_python(
     """
     function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"
-    if any(map(inspect.iscoroutinefunction, (function, type(function).__call__))):
+    if _makes_coroutines(function):
         raise UserError(f"{what} is a coroutine function: write one that waits for it")
-    called = as_called_elsewhere(function, what)
-    if called is None:
-        check_arguments(function, what, "response_text", "answer", "metadata")
+    called = as_called_elsewhere(function, what) or _as_own(function, what)
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        return judgement_of((called or function)(response_text, answer, metadata), correct=correct)
+        return judgement_of(called(response_text, answer, metadata), correct=correct)
 
     return python
+
+
+def _makes_coroutines(function: Any) -> bool:
+    """Whether a call makes what has to be awaited: of a partial, an object and a method, too."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return any(
+        is_one(each)
+        for each in (function, type(function).__call__)
+        for is_one in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+    )
+
+
+def _as_own(function: Callable[..., Any], what: str) -> Called:
+    """Call it with response text, answer and metadata in this order, or by these names.
+
+    Raises: UserError: it takes them neither way.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # built in: it has no signature to ask
+        return function
+    names = [name for name in _ARGUMENTS if name not in getattr(function, "keywords", ())]
+    only = inspect.Parameter.KEYWORD_ONLY
+    by_name = [name for name in names if name in parameters and parameters[name].kind is only]
+    for named in ((), by_name, names):
+        placed = [name for name in names if name not in named]
+        if takes_arguments(function, *placed, **dict.fromkeys(named)):
+            break
+    else:
+        check_arguments(function, what, *_ARGUMENTS)
+
+    def called(*given: Any) -> Any:
+        values = dict(zip(_ARGUMENTS, given, strict=True))
+        return function(*(values[n] for n in placed), **{n: values[n] for n in named})
+
+    return called
 
 
 def judgement_of(result: Any, *, correct: float) -> Judgement:
@@ -105,7 +144,7 @@ class VerifierCode(UserCode):
     function: str | None = None
     function_folder: str | None = None
     function_bytes: bytes | None = None
-    """A function of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
+    """A function that the trainer's own program has in hand (`vapo.system.handed_functions`)."""
     percent: str = "either"
     """How `math` takes a percentage."""
     correct: float = 1.0

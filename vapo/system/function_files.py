@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.system.user_functions import hint
+from vapo.system.user_functions import HANDED, hint, import_function
 
 _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""
@@ -29,6 +29,9 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> None:
     Raises: UserError: no such module or file, or no such name in it; names what is most alike.
     """
     where, _, name = path.rpartition(":")
+    if where == HANDED:
+        import_function(path, key=key)
+        return
     what = f"{key}: cannot import {path}"
     folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
     file = (_file if where.endswith(".py") else _module_file)(where, folders, what)

@@ -1,37 +1,112 @@
-"""A function of the notebook or script itself, on its way to the processes that it starts.
+"""A function of a Python program, on its way to the processes that the program starts.
 
-A worker is a new Python process (not a fork), so it cannot import what only exists in the
-`__main__` of the process that started it. cloudpickle takes such a function apart by value: its
-code, and what it uses of that notebook. The bytes go through the private socket that the
-process has with its own child and are read nowhere else; nothing is loaded that came from outside.
+A worker is a new Python process (not a fork), so it cannot import what only exists in the program
+that started it: a function of its `__main__`, a lambda, a partial, an object that can be called.
+cloudpickle takes these apart by value: their code, and what they use of that program. The bytes go
+through the private socket that the process has with its own child and are read nowhere else;
+nothing is loaded that came from outside.
 """
 
 from __future__ import annotations
 
+import functools
+import re
+import sys
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.user_functions import MAIN, import_function
+from vapo.system.user_functions import HANDED, MAIN, handed, import_function
+
+_BY_VALUE = (f"{MAIN}:", f"{HANDED}:")
+_REWARD = "rewards.function"
+_MAX_NAME = 80
+
+
+def function_path(function: Callable[..., Any], *, key: str) -> str:
+    """The text by which a config's `key` names what a Python program has in hand.
+
+    What a module has under its name becomes `module:name`, of the notebook or script itself
+    `__main__:name`. Anything else is kept here, as `__handed__:` and a name that says what it is.
+
+    Raises:
+        UserError: it cannot be sent to another process, or it is a class where a function is
+            asked for.
+    """
+    if isinstance(function, type) and key.endswith(_REWARD):
+        raise UserError(
+            f"{key}: {function!r:.80} is a class, not a Python function: write a function with "
+            "`def` that makes an object of it, or give such an object"
+        )
+    return _importable_path(function) or f"{HANDED}:{_name_in_hand(function, key)}"
+
+
+def _importable_path(function: Callable[..., Any]) -> str | None:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    named: Any = sys.modules.get(str(module))
+    if named is None or not isinstance(name, str):
+        return None
+    for part in name.split("."):
+        named = getattr(named, part, None)
+    is_same = named is function or (isinstance(named, MethodType) and named == function)
+    return f"{module}:{name}" if is_same else None
+
+
+def _name_in_hand(function: Callable[..., Any], key: str) -> str:
+    """Keep it under a name of its own; what is made of the same code and values has the same."""
+    own = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
+    name, number = own, 1
+    while name in handed and handed[name] is not function:
+        if _bytes(handed[name], name, key) == _bytes(function, name, key):
+            break
+        number += 1
+        name = f"{own}_{number}"
+    _bytes(function, name, key)
+    handed[name] = function
+    return name
+
+
+def _described(function: Any) -> str:
+    """`score(threshold=0.5)` for a partial, `Judge.score` for a method, `Judge` for an object."""
+    if isinstance(function, functools.partial):
+        named = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
+        return f"{_described(function.func)}({','.join([*map(_shown, function.args), *named])})"
+    if isinstance(function, MethodType):
+        owner = function.__self__
+        kind = owner if isinstance(owner, type) else type(owner)
+        return f"{kind.__name__}.{function.__name__}"
+    name = getattr(function, "__qualname__", None)
+    name = name if isinstance(name, str) else type(function).__qualname__
+    return name.rpartition("<locals>.")[2].replace("<lambda>", "lambda")
+
+
+def _shown(value: Any) -> str:
+    is_short = isinstance(value, bool | int | float | str) and len(repr(value)) <= 20
+    return str(value) if is_short else type(value).__name__
 
 
 def bytes_of(path: str | None, *, key: str) -> bytes | None:
-    """The function at `__main__:name` for a child process; None where a path can be imported there.
+    """The function at `__main__:name` or `__handed__:name` for a child process; None where the
+    child can import the path.
 
     Raises:
         UserError: there is no such function, or it uses something that cannot leave this process,
             such as an open file or a model.
     """
-    if not (path or "").startswith(f"{MAIN}:"):
+    if path is None or not path.startswith(_BY_VALUE):
         return None
+    return _bytes(import_function(path, key=key), path, key)
+
+
+def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
     import cloudpickle
 
-    function = import_function(path, key=key)
     try:
         sent: bytes = cloudpickle.dumps(function)
     except Exception as error:  # whatever the function refers to may raise
         raise UserError(
-            f"{key} {path} cannot be sent to the worker processes ({type(error).__name__}: "
+            f"{key} {name} cannot be sent to the worker processes ({type(error).__name__}: "
             f"{error!s:.200}): put it into a file, and name that as folder/file.py:function"
         ) from None
     return sent
@@ -43,7 +118,7 @@ def function_of(
     """In the child: the function that its parent sent, else the one at the path.
 
     Args:
-        sent: where the parent has it in its own `__main__`.
+        sent: where the parent has it in its own program.
 
     Raises: UserError: as `import_function`; or something that it uses cannot be imported here.
     """

@@ -24,6 +24,12 @@ from typing import Any
 from vapo.errors import UserError
 
 MAIN = "__main__"
+HANDED = "__handed__"
+"""In the place of a module: what a Python program has in hand, and no module has under its name."""
+
+handed: dict[str, Callable[..., Any]] = {}
+"""What this process was handed, by name (`vapo.system.handed_functions.function_path`)."""
+
 _MAX_LISTED = 20
 _added: list[str] = []
 """Folders that were put at the end of `sys.path` here, so that they are not Python's own."""
@@ -44,6 +50,8 @@ def import_function(path: str | None, *, key: str, folder: str | None = None) ->
         raise UserError(
             f"{key} is {path!r}: give it as package.module:function or folder/file.py:function"
         )
+    if where == HANDED:
+        return _handed_function(name, key)
     what = f"{key}: cannot import {path}"
     is_file = where.endswith(".py")
     module = (_import_file if is_file else _import_module)(where, what, _folders(folder))
@@ -58,31 +66,13 @@ def import_function(path: str | None, *, key: str, folder: str | None = None) ->
     return called
 
 
-def function_path(function: Callable[..., Any], *, key: str) -> str:
-    """The text by which a config's `key` names a function that a Python program has in hand.
-
-    A function of the notebook or script itself becomes `__main__:name`: see `handed_functions`.
-
-    Raises:
-        UserError: it is a class, a built-in or another callable object; or it has no name at the
-            top level of its module, as a lambda.
-    """
-    if not isinstance(function, FunctionType):
-        what = "a class" if isinstance(function, type) else f"a {type(function).__name__}"
+def _handed_function(name: str, key: str) -> Callable[..., Any]:
+    if name not in handed:
         raise UserError(
-            f"{key}: {function!r:.80} is {what}, not a Python function: write a function with "
-            "`def` that calls it, and give that"
+            f"{key}: {HANDED}:{name} was handed over by a Python program, and this process is not "
+            "it: run it from there once more, or give a function of a file"
         )
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
-    found: Any = sys.modules.get(str(module))
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if not name or found is not function:
-        raise UserError(
-            f"{key}: {function!r:.80} cannot be found by its name: define it with `def` at the top "
-            "level of the notebook, script or module"
-        )
-    return f"{module}:{name}"
+    return handed[name]
 
 
 def python_path() -> list[str]:
@@ -254,6 +244,15 @@ def check_arguments(function: Callable[..., Any], what: str, /, *args: str, **kw
     except TypeError as error:
         names = ", ".join([*args, *(f"{name}=..." for name in kwargs)])
         raise UserError(f"{what} cannot be called with ({names}): {error}") from None
+
+
+def takes_arguments(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
+    """Whether a function with a signature takes such arguments, without a call."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
