@@ -17,13 +17,14 @@ from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserErro
 from vapo.system.files import why_disk_is_full
 from vapo.system.installation import __version__
 from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
+from vapo.system.python_child import safe_path_in_children
 from vapo.system.shown_text import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Only errors that are not the user's have tracebacks."""
     try:
-        with ending_signals(stop_in_good_order):
+        with ending_signals(stop_in_good_order), safe_path_in_children():
             _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:

@@ -152,3 +152,63 @@ def test_a_public_name_stands_in_one_file() -> None:
     assert {path.partition("/")[0] for path in files.pop("run")} == {"commands"}
     several = {name: len(found) for name, found in files.items() if len(found) > 1}
     assert several == IN_SEVERAL_FILES, {name: files[name] for name in several}
+
+
+# How a Python process may come about: each of these would look into the current folder first.
+STARTS_PYTHON = {
+    "sys.executable": ("import sys\nsys.executable", "from sys import executable"),
+    "-m or -c": ("command = [python, '-m', 'x']", "run(('python3', '-c', 'import b'))"),
+    "multiprocessing": (
+        "from multiprocessing import Process",
+        "import multiprocessing",
+        "from concurrent.futures import ProcessPoolExecutor",
+        "import concurrent.futures.process",
+        "from torch.multiprocessing import spawn",
+        "import torch.multiprocessing as mp",
+    ),
+    "a command line as text": ("os.system('python -m x')", "import os\nos.popen(text)"),
+}
+SPAWNS = ("multiprocessing", "torch.multiprocessing", "concurrent.futures.process")
+NO_PROCESS = ("multiprocessing.connection", "multiprocessing.reduction")
+
+
+def starts_python(tree: ast.AST) -> list[str]:
+    """The ways in which a file starts a Python process by itself."""
+    return list(dict.fromkeys(way for node in ast.walk(tree) for way in ways_to_start(node)))
+
+
+def ways_to_start(node: ast.AST) -> Iterator[str]:
+    names: list[str] = []
+    if isinstance(node, ast.Attribute):
+        names = [ast.unparse(node)]
+    elif isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+        names = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, (ast.List, ast.Tuple)):
+        words = {item.value for item in node.elts if isinstance(item, ast.Constant)}
+        if {"-m", "-c"} & words and "-P" not in words:
+            yield "-m or -c"
+    for name in names:
+        if name == "sys.executable":
+            yield "sys.executable"
+        elif name in ("os.system", "os.popen"):
+            yield "a command line as text"
+        elif name.endswith(".ProcessPoolExecutor") or (
+            name.startswith(SPAWNS) and not name.startswith(NO_PROCESS)
+        ):
+            yield "multiprocessing"
+
+
+def test_one_file_starts_python() -> None:
+    """`vapo.system.python_child`: a process that starts in another way reads the user's files."""
+    others = [path for path in SOURCES if path != PACKAGE / "system/python_child.py"]
+    found = {str(path): starts_python(ast.parse(path.read_text())) for path in others}
+    assert {path: ways for path, ways in found.items() if ways} == {}
+
+
+@pytest.mark.parametrize(
+    ("way", "line"), [(way, line) for way, lines in STARTS_PYTHON.items() for line in lines]
+)
+def test_the_search_finds_each_way_to_start_python(way: str, line: str) -> None:
+    assert starts_python(ast.parse(line)) == [way]

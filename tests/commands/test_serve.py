@@ -27,11 +27,12 @@ def printed(capsys: Any, *options: str) -> dict[str, str | None]:
     assert main(["serve", *SERVED, "--print_command", *options]) == 0
     words = shlex.split(capsys.readouterr().out)
     start = words.index(sys.executable)
-    assert words[start : start + 3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    module = "vllm.entrypoints.openai.api_server"
+    assert words[start : start + 4] == [sys.executable, "-P", "-m", module]
     found: dict[str, str | None] = {}
     for word in words[:start]:
         name, _, found[name] = word.partition("=")
-    rest = words[start + 3 :]
+    rest = words[start + 4 :]
     for word, after in zip(rest, [*rest[1:], "--"], strict=True):
         if word.startswith("--"):
             found[word] = None if after.startswith("--") else after

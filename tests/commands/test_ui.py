@@ -49,8 +49,8 @@ def free_port():
 
 def test_the_server_of_the_folders_database(store):
     command = ui.server_command(locate_store(str(store)), "127.0.0.1", 5001)
-    assert command[:4] == [sys.executable, "-m", "mlflow", "server"]
-    options = dict(zip(command[4::2], command[5::2], strict=True))
+    assert command[:5] == [sys.executable, "-P", "-m", "mlflow", "server"]
+    options = dict(zip(command[5::2], command[6::2], strict=True))
     assert options == {
         "--backend-store-uri": f"sqlite:///{store}/mlflow.db",
         "--default-artifact-root": f"file://{store}/artifacts",

@@ -45,10 +45,10 @@ class ForkedRuns:
         self, command: Sequence[str], *, stdout: IO[bytes], env: Mapping[str, str], **_: Any
     ) -> ForkedRun:
         """`command` in a process of its own."""
-        assert list(command[:3]) == [sys.executable, "-m", "vapo"]
+        assert list(command[:4]) == [sys.executable, "-P", "-m", "vapo"]
         self.started += 1
         seconds = self.folder / f"{self.started}.seconds"
-        log, arguments = Path(stdout.name), list(command[3:])
+        log, arguments = Path(stdout.name), list(command[4:])
         return ForkedRun(forked.start(log, env, timed, arguments, seconds))
 
     def cpu_seconds(self) -> float:

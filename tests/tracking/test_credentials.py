@@ -117,7 +117,7 @@ def test_the_ui_has_a_databases_password_in_its_environment_only(
         port = probe.getsockname()[1]
     ui.run(DATABASE, "127.0.0.1", port)
     ((command, environment),) = calls
-    assert command[:4] == [sys.executable, "-m", "mlflow", "server"]
+    assert command[:5] == [sys.executable, "-P", "-m", "mlflow", "server"]
     assert not [word for word in command if "pa55word" in word or "store-uri" in word]
     assert environment["MLFLOW_BACKEND_STORE_URI"] == DATABASE
     out = capsys.readouterr().out

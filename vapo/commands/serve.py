@@ -16,6 +16,7 @@ from vapo.rollouts.engines.vllm.colocated import check_options
 from vapo.rollouts.engines.vllm_server.command import serve_command, serve_environment
 from vapo.system.libraries import pick_device
 from vapo.system.ports import check_port
+from vapo.system.python_child import python_environment
 from vapo.system.shown_text import say
 
 
@@ -62,4 +63,4 @@ def run(config: FitConfig, *, host: str, port: int, print_command: bool = False)
         "tokenizer, and needs none.",
         file=sys.stderr,
     )
-    os.execve(command[0], command, {**os.environ, **variables})
+    os.execve(command[0], command, {**python_environment(), **variables})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from vapo.errors import UserError
 from vapo.system.ports import check_port
+from vapo.system.python_child import python_command, python_environment
 from vapo.system.shown_text import say
 from vapo.tracking.links import SCORE, curves_page, experiments_page, run_page, runs_page
 from vapo.tracking.metric_names import stored_names
@@ -63,7 +63,7 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
     say(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     say("\n".join(f"  {page}" for page in pages))
     # One worker serves one reader; more would only take the training's cores.
-    environment = {**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    environment = {**python_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     if store.database is None:
         environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
     if code := _serve(server_command(store, host, port), environment):
@@ -99,7 +99,7 @@ def server_command(store: Store, host: str, port: int) -> list[str]:
     Everyone on the host can read a process's arguments, so a database's URI is not among them:
     a variable has it.
     """
-    command = [sys.executable, "-m", "mlflow", "server"]
+    command = python_command("mlflow", "server")
     if store.database is not None:
         command += ["--backend-store-uri", store.uri]
     if store.artifact_location:

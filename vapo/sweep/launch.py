@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +15,11 @@ import yaml
 from vapo.config.scalars import other_number
 from vapo.errors import UserError
 from vapo.system.installation import install_command
+from vapo.system.python_child import (
+    python_command,
+    python_environment,
+    safe_path_in_children,
+)
 from vapo.tracking.provenance import output_of
 
 _STOP_S = 15.0
@@ -33,7 +37,7 @@ class Handle(Protocol):
 
 def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
     """`vapo fit` in this Python."""
-    command = [sys.executable, "-m", "vapo", "fit", "--config", str(config)]
+    command = python_command("vapo", "fit", "--config", str(config))
     return command if checkpoint is None else [*command, "--ckpt_path", str(checkpoint)]
 
 
@@ -89,7 +93,7 @@ class LocalLauncher:
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
         """Threads by slot; GPUs round robin, `devices` for each run."""
-        environment = dict(os.environ)
+        environment = python_environment()
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
         if self.gpus:
             chosen = [self.gpus[(slot * devices + k) % len(self.gpus)] for k in range(devices)]
@@ -145,7 +149,9 @@ class SlurmLauncher:
 
     def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
         self.executor.update_parameters(name=name)
-        return SlurmHandle(self.executor.submit(run_logged, list(command), str(log)), log)
+        with safe_path_in_children():  # the job is a Python process, too
+            job = self.executor.submit(run_logged, list(command), str(log))
+        return SlurmHandle(job, log)
 
 
 def read_parameter(key: str, text: str) -> Any:

@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 import time
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
@@ -17,6 +16,7 @@ from typing import Any
 from vapo.errors import UserError
 from vapo.system.credentials import variables_without_credentials
 from vapo.system.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
+from vapo.system.python_child import environment_of_user_code, python_command
 from vapo.system.user_functions import python_path
 
 START_TIMEOUT_S = 120.0
@@ -152,7 +152,8 @@ class HostProcess:
         self._channel, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status, self._is_ready = None, False
-        environment = variables_without_credentials(self._code.passed) | {
+        variables = variables_without_credentials(self._code.passed)
+        environment = environment_of_user_code(variables) | {
             "PYTHONPATH": os.pathsep.join(python_path()),
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
@@ -164,7 +165,7 @@ class HostProcess:
         printed = subprocess.DEVNULL if self._output is None else self._output
         descriptors = [theirs.fileno(), control]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "vapo.system.host", *map(str, descriptors)],
+            python_command("vapo.system.host", *map(str, descriptors)),
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,

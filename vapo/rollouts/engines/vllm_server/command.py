@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -15,6 +14,7 @@ from vapo.config.engines import VllmServerEngine
 from vapo.rollouts.engines.selection import engine_dtype, engine_size
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import engine_arguments
+from vapo.system.python_child import python_command
 
 FOLDER_BACKEND = "vapo_folder"
 
@@ -53,8 +53,8 @@ def serve_command(
         "host": host,
         "port": port,
     }
-    module = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    return [*module, *(word for name, value in arguments.items() for word in _flag(name, value))]
+    flags = [word for name, value in arguments.items() for word in _flag(name, value)]
+    return python_command("vllm.entrypoints.openai.api_server", *flags)
 
 
 def _flag(name: str, value: Any) -> list[str]:

@@ -1,0 +1,46 @@
+"""How further Python processes are started, so that none looks into the current folder first.
+
+With `python -m` and `python -c` the current folder comes before Python's own library. A file of
+the user's that is called random.py or mlflow.py would be executed in the place of the library. The
+option -P keeps the folder out, and the variable PYTHONSAFEPATH does the same for the processes that
+a library starts: MLflow's server, the ranks of Lightning, the workers of vLLM. A user's own
+functions are found without it: `vapo.system.user_functions` looks into the current folder last.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+SAFE_PATH = "PYTHONSAFEPATH"
+_SET_BY_VAPO = "vapo"
+"""Python takes any text for yes. This one tells our own setting from the user's."""
+
+
+def python_command(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module in this Python, without the current folder in its path."""
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The variables for such a process, which keep the folder out of those that it starts, too."""
+    return {SAFE_PATH: _SET_BY_VAPO, **environ}
+
+
+def environment_of_user_code(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables as the user has set them: a program that a user's code starts is as usual."""
+    return {k: v for k, v in environ.items() if (k, v) != (SAFE_PATH, _SET_BY_VAPO)}
+
+
+@contextmanager
+def safe_path_in_children() -> Iterator[None]:
+    """A block in which every Python process that this one starts leaves the current folder out."""
+    is_ours = SAFE_PATH not in os.environ
+    os.environ.setdefault(SAFE_PATH, _SET_BY_VAPO)
+    try:
+        yield
+    finally:
+        if is_ours:
+            os.environ.pop(SAFE_PATH, None)
