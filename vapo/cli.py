@@ -7,29 +7,36 @@ import importlib
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import TracebackType
 from typing import Any
 
 from vapo.commands.command_line import Command, did_you_mean
 from vapo.commands.command_table import COMMANDS
 from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserError, check_utf8
+from vapo.redaction.redactor import hide_environment, redacted
 from vapo.system.files import why_disk_is_full
 from vapo.system.installation import __version__
 from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
+from vapo.system.process_memory import overwrite_secrets
 from vapo.system.python_child import safe_path_in_children
 from vapo.system.shown_text import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Only errors that are not the user's have tracebacks."""
+    hide_environment()
+    overwrite_secrets()
+    sys.excepthook = _show_traceback
     try:
         with ending_signals(stop_in_good_order), safe_path_in_children():
             _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:
         if str(error):
-            say(f"vapo: {error}", file=sys.stderr)
+            say(f"vapo: {redacted(str(error))}", file=sys.stderr)
         return error.exit_code
     except StopRequested as signalled:
         if is_main_process():
@@ -38,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return signalled.exit_code
     except StoppedRun as stop:
         if is_main_process():
-            say(f"vapo: the run stopped: {stop}", file=sys.stderr)
+            say(f"vapo: the run stopped: {redacted(str(stop))}", file=sys.stderr)
         return stop.exit_code
     except KeyboardInterrupt:
         say("vapo: interrupted", file=sys.stderr)
@@ -52,6 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"vapo: {reason}; make room, or choose a folder on another disk", file=sys.stderr)
         return InterruptedRunError.exit_code
     return 0
+
+
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, at: TracebackType | None
+) -> None:
+    """As Python does, without secrets: a library's error may quote the request that failed."""
+    sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, at))))
 
 
 def _dispatch(argv: list[str]) -> None:

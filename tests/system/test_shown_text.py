@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from vapo.config.credentials import is_credential
-from vapo.system.credentials import hidden_texts
-from vapo.system.shown_text import beginning, hide, redacted, say, visible
+from vapo.redaction.redactor import hide, redacted
+from vapo.system.credentials import secret_texts, secret_texts_of_code
+from vapo.system.shown_text import beginning, say, visible
 
 
 @pytest.fixture(autouse=True)
@@ -17,52 +17,40 @@ def nothing_stays_hidden() -> Iterator[None]:
     hide(())
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("refused: se'cret/%1", "refused: ${oc.env:KEY}"),
-        ('KeyError: "se\'cret/%1"', 'KeyError: "${oc.env:KEY}"'),
-        ("/login?x=se%27cret%2F%251&y", "/login?x=${oc.env:KEY}&y"),
-        ("not a xse'cret/%1", "not a xse'cret/%1"),
-        ("http://me:pa/ss?#@word@host:80/x", "http://***@host:80/x"),
-        ("a postgresql+psycopg://me@host/db, b", "a postgresql+psycopg://***@host/db, b"),
-        ("http://host:80/user@other", "http://***@other"),
-        ("http://host/?a=1&api_key=xyz&b=2", "http://host/?a=1&api_key=***&b=2"),
-        ("http://host/a?mail=x@y", "http://host/a?mail=x@y"),
-    ],
-)
-def test_credentials_are_taken_out(text: str, shown: str) -> None:
-    hide([("se'cret/%1", "${oc.env:KEY}")])
-    assert redacted(text) == shown
-
-
 def test_a_cut_text_has_no_part_of_a_secret() -> None:
     hide([("secret-of-many-characters", "***")])
     assert beginning("x" * 190 + " secret-of-many-characters", 200) == "x" * 190 + " ***"
 
 
-def test_the_hidden_are_credentials_by_name_and_passwords_by_place(
+def test_lines_of_ours_have_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is no secret by its name stays: the address or folder that a command prints is used."""
+    hide([("secret-word", "${oc.env:KEY}")], in_errors=[("/data/models", "${oc.env:FOLDER}")])
+    say("me:secret-word in /data/models?key=5")
+    assert capsys.readouterr().out == "me:${oc.env:KEY} in /data/models?key=5\n"
+    assert (
+        redacted("secret-word in /data/models?key=5") == "${oc.env:KEY} in ${oc.env:FOLDER}?key=***"
+    )
+
+
+def test_secrets_are_those_of_variables_and_of_a_config_s_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("VAPO_TEST_API_KEY", "first-secret")
     monkeypatch.setenv("VAPO_TEST_PROXY", "http://me:second@proxy:80")
     monkeypatch.setenv("VAPO_TEST_PLAIN", "no-secret")
-    found = dict(hidden_texts(None, {"a": [{"url": "https://you:third@host"}]}))
-    assert found["first-secret"] == "${oc.env:VAPO_TEST_API_KEY}"
-    assert found["second"] == found["third"] == "***"
-    assert "no-secret" not in found
+    texts = dict(secret_texts({"a": [{"url": "https://you:third@host"}]}))
+    assert texts["first-secret"] == "${oc.env:VAPO_TEST_API_KEY}"
+    assert texts["second"] == texts["third"] == "***"
+    assert "no-secret" not in texts
 
 
-@pytest.mark.parametrize(
-    "name", ["HF_TOKEN", "WANDB_API_KEY", "OPENAI_API_KEY", "DB_PWD", "MLFLOW_TRACKING_URI"]
-)
-def test_names_of_credentials(name: str) -> None:
-    assert is_credential(name)
-
-
-@pytest.mark.parametrize("name", ["PWD", "OLDPWD", "TOKENIZERS_PARALLELISM", "PATH", "KEYMAP"])
-def test_other_names(name: str) -> None:
-    assert not is_credential(name)
+def test_a_user_s_code_has_no_list_of_what_is_withheld_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VAPO_TEST_API_KEY", "first-secret")
+    monkeypatch.setenv("VAPO_TEST_PASSED", "given-secret")
+    texts = secret_texts_of_code(["VAPO_TEST_PASSED"], {"url": "https://you:third@host"})
+    assert dict(texts) == {"given-secret": "${oc.env:VAPO_TEST_PASSED}", "third": "***"}
 
 
 def test_a_terminal_gets_escapes(capsys: pytest.CaptureFixture[str]) -> None:

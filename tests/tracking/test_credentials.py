@@ -94,10 +94,16 @@ def test_a_servers_uri_that_cannot_be_read_is_an_error_that_does_not_quote_it(ur
         f"cannot connect to {DATABASE}: no",
         'Could not parse "pa55word" in it',
         "me:pa55word@127.0.0.1 is away",
+        "401: you sent Basic bWU6cGE1NXdvcmQ=",
+        "401: {'Authorization': 'Basic bWU6cGE1NXdvcmQ='}",
+        "401: bWU6cGE1NXdvcmQ= is not known",
+        "at /login?user=me&next=%2Fdb%3Fpassword%3Dpa55word",
     ],
 )
 def test_errors_are_shown_without_the_password(text: str) -> None:
-    assert "pa55word" not in locate_store(DATABASE).redact(text)
+    shown = locate_store(DATABASE).redact(text)
+    assert "pa55word" not in shown
+    assert "cGE1NXdvcmQ" not in shown
 
 
 def test_the_ui_has_a_databases_password_in_its_environment_only(
@@ -126,7 +132,7 @@ def test_the_ui_has_a_databases_password_in_its_environment_only(
 
 
 def test_verifiers_have_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in (*NAMES, "MLFLOW_TRACKING_TOKEN", "VLLM_API_KEY"):
+    for name in (*NAMES, "MLFLOW_TRACKING_TOKEN", "VLLM_API_KEY", "PGPASSWORD", "DB_PASS"):
         monkeypatch.setenv(name, "pa55word")
     host = HostProcess(VerifierCode(kind="math"))
     try:

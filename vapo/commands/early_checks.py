@@ -36,10 +36,10 @@ from vapo.config.unread_changes import check_changes_are_read
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
+from vapo.redaction.redactor import hide, redacted
 from vapo.runs.resuming import check_resumable, look_for_checkpoint
-from vapo.system.credentials import hidden_texts
+from vapo.system.credentials import secret_texts
 from vapo.system.files import why_not_writable
-from vapo.system.shown_text import hide, redacted
 
 Options = Mapping[str, Any]
 """A command's own options, by name."""
@@ -53,7 +53,7 @@ def checked(command: str, config: Any, options: Options) -> Iterator[None]:
 
     Raises: UserError: whatever is wrong; StoppedRun: what the command raises.
     """
-    hide(hidden_texts(config.from_environment, values_of(config)))
+    hide(secret_texts(values_of(config)), in_errors=config.from_environment.texts)
     try:
         check_early(command, config, options)
         yield

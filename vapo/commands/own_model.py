@@ -30,9 +30,10 @@ from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.columns import take
 from vapo.prompts.guessed_columns import answer_column, prompt_column
 from vapo.prompts.records import read_records
+from vapo.redaction.redactor import redacted
 from vapo.system.installation import root
 from vapo.system.row_values import number_text
-from vapo.system.shown_text import redacted, visible
+from vapo.system.shown_text import visible
 
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64

@@ -1,4 +1,4 @@
-"""Where credentials are: in variables of the environment, by their names, and inside of URIs."""
+"""Where the credentials of a URI are, and the URI without them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,10 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-TRACKING_URI = "MLFLOW_TRACKING_URI"
-TRACKING_USER = "MLFLOW_TRACKING_USERNAME"
-TRACKING_PASSWORD = "MLFLOW_TRACKING_PASSWORD"
-
-_WHOLE = (TRACKING_URI, TRACKING_USER, "AZURE_STORAGE_CONNECTION_STRING", "DATABASE_URL")
-_WORDS = {"TOKEN", "PASSWORD", "PASSWD", "PASSPHRASE", "APIKEY"}
-_WORDS |= {"SECRET", "SECRETS", "CREDENTIAL", "CREDENTIALS"}
-_WORDS_AFTER_ANOTHER = {"KEY", "PWD", "PAT"}
-"""`PWD` alone is the current folder; `WANDB_API_KEY` and `DB_PWD` are secrets."""
-
-
-def is_credential(name: str) -> bool:
-    """Whether a variable of this name holds a credential, or a part of one.
-
-    >>> [is_credential(name) for name in ("HF_TOKEN", "AWS_ACCESS_KEY_ID", "MYSQL_PWD")]
-    [True, True, True]
-    >>> [is_credential(name) for name in ("TOKENIZERS_PARALLELISM", "PWD", "OLDPWD", "KEYBOARD")]
-    [False, False, False, False]
-    """
-    words = name.upper().split("_")
-    return (
-        name.upper() in _WHOLE
-        or not _WORDS.isdisjoint(words)
-        or not _WORDS_AFTER_ANOTHER.isdisjoint(words[1:])
-    )
-
+from vapo.redaction.secret_rule import is_secret_parameter
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S+)")
 _DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle")
-_SECRET_NAME = re.compile(
-    r"password|passwd|passphrase|pwd|secret|token|credential|signature|api_?key|private_?key",
-    re.IGNORECASE,
-)
-_SECRET_PARAMETERS = ("user", "username", "uid", "auth", "sig", "key", "odbc_connect")
 
 
 @dataclass(frozen=True)
@@ -54,11 +24,6 @@ class SplitUri:
     @property
     def has_credentials(self) -> bool:
         return self.user is not None or self.has_secret_parameters
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable or a parameter of this name holds a secret: TOKEN, DB_PASSWORD."""
-    return _SECRET_NAME.search(name) is not None
 
 
 def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
@@ -116,9 +81,9 @@ def _without_secret_parameters(rest: str, reference: str | None) -> tuple[str, b
     kept: list[str] = []
     for index in range(0, len(pieces), 2):
         name, _, value = pieces[index].partition("=")
-        name = unquote(name).lower()
-        is_secret = is_secret_name(name) or name in _SECRET_PARAMETERS
-        if is_secret and not (reference and re.fullmatch(f"(?:{reference})+", value)):
+        if is_secret_parameter(name) and not (
+            reference and re.fullmatch(f"(?:{reference})+", value)
+        ):
             continue
         kept.append((pieces[index - 1] if kept else "") + pieces[index])
     shown = "".join(kept)

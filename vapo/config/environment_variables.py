@@ -19,14 +19,15 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.resolvers import oc
 
-from vapo.config.credentials import is_secret_name, without_credentials
+from vapo.config.credentials import without_credentials
 from vapo.config.sources import SOURCES
+from vapo.redaction.redactor import Redactor
+from vapo.redaction.secret_rule import is_secret_name
 
 FIELD = "from_environment"
 MARK = "\ue000{}\ue001"
 MARKED = re.compile("\ue000(\\d+)\ue001")
 REFERENCE = "\ue000\\d+\ue001"
-_MIN_REDACTED = 4
 _VARIABLE = re.compile(r"oc\.env\s*:\s*['\"]?([A-Za-z_]\w*)")
 
 Place = tuple[str | int, ...]
@@ -81,8 +82,12 @@ class FromEnvironment:
 
     def redact(self, text: str) -> str:
         """The text with the variables' names where it shows what is in them."""
-        names = {name for value in self.values.values() for name in value.names}
-        return redact_variables(text, names)
+        return Redactor(self.texts)(text)
+
+    @property
+    def texts(self) -> list[tuple[str, str]]:
+        """What the variables hold, each with what is shown in its place."""
+        return texts_of({name for value in self.values.values() for name in value.names})
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -109,12 +114,12 @@ def variables_in(value: Any) -> set[str]:
 
 def redact_variables(text: str, names: Iterable[str]) -> str:
     """The text with the variables' names where it shows what is in them."""
-    for name in names:
-        secret = os.environ.get(name, "")
-        if len(secret) >= _MIN_REDACTED:
-            alone = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
-            text = f"${{oc.env:{name}}}".join(re.split(alone, text))
-    return text
+    return Redactor(texts_of(names))(text)
+
+
+def texts_of(names: Iterable[str]) -> list[tuple[str, str]]:
+    """What these variables hold, each with what is shown in its place."""
+    return [(os.environ[name], f"${{oc.env:{name}}}") for name in names if name in os.environ]
 
 
 def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:

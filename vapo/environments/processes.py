@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vapo.config.environment_variables import FromEnvironment
 from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, environment_name
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments, EpisodeKey, Reply
 from vapo.environments.episode_code import KEY, EpisodeCode
-from vapo.system.credentials import check_passed, hidden_texts
+from vapo.system.credentials import check_passed, secret_texts_of_code
 from vapo.system.handed_functions import bytes_of
 from vapo.system.process import derive_seed
 from vapo.system.process_protocol import Order, UserCode
@@ -132,7 +133,11 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
         function_bytes=bytes_of(function, key=KEY),
         shows_errors=output is not None,
         passed=tuple(block.variables),
-        hidden=hidden_texts(config.from_environment, block.args),
+        hidden=secret_texts_of_code(
+            block.variables,
+            block.args,
+            FromEnvironment(config.from_environment.under("environment")),
+        ),
     )
     return ProcessEnvironments(
         code, capacity=block.max_processes, timeout_s=block.timeout_s, output=output

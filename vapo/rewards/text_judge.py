@@ -22,7 +22,7 @@ from vapo.rewards.verifiers import (
     exact,
     make_regex,
 )
-from vapo.system.credentials import check_passed, hidden_texts
+from vapo.system.credentials import check_passed, secret_texts_of_code
 from vapo.system.handed_functions import bytes_of
 from vapo.system.process_protocol import Order, UserCode
 from vapo.system.user_processes import Answer, UserProcesses
@@ -275,7 +275,7 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         correct=rewards.correct,
         shows_errors=output is not None,
         passed=passed,
-        hidden=hidden_texts(),
+        hidden=secret_texts_of_code(passed),
     )
     pool = WorkerPool(
         code,

@@ -1,24 +1,22 @@
 """The credentials in this process's environment: whom they are withheld from, how they are hidden.
 
-Processes that run a user's code, verifiers and environments, get no variable whose name says that
-it holds a credential, unless the config names it for them.
+Processes that run a user's code, verifiers and environments, get no variable that holds a secret
+(`vapo.redaction.secret_rule`), unless the config names it for them.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vapo.config.credentials import is_credential, split_uri
-from vapo.config.environment_variables import FromEnvironment
+from vapo.config.environment_variables import FromEnvironment, texts_of
 from vapo.errors import UserError
+from vapo.redaction.redactor import texts_of_environment
+from vapo.redaction.secret_rule import secret_variables, secrets_within
 
 Hidden = tuple[tuple[str, str], ...]
-"""Texts and what is shown in their place: `vapo.system.shown_text.hide`."""
-
-_MIN_CHARS = 4
-"""A shorter value is found in words that have nothing to do with it."""
+"""Texts and what is shown in their place: `vapo.redaction.redactor.hide`."""
 
 
 def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
@@ -27,8 +25,8 @@ def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
     Args:
         passed: those that it gets although they hold credentials.
     """
-    environ = os.environ
-    return {k: v for k, v in environ.items() if k in passed or not is_credential(k)}
+    withheld = secret_variables().keys() - set(passed)
+    return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
 def check_passed(names: Sequence[str], *, key: str) -> None:
@@ -41,31 +39,39 @@ def check_passed(names: Sequence[str], *, key: str) -> None:
         )
 
 
-def hidden_texts(given: FromEnvironment | None = None, values: Any = None) -> Hidden:
-    """What must not be shown: credentials among the variables, and what a config was given.
+def secret_texts(values: Any = None) -> Hidden:
+    """What this process must not show: secrets of its variables, and those in a config's values."""
+    texts = texts_of_environment()
+    for text in _texts_in(values):
+        for secret in secrets_within(text):
+            texts.setdefault(secret, "***")
+    return tuple(texts.items())
+
+
+def secret_texts_of_code(
+    passed: Sequence[str], args: Any = None, given: FromEnvironment | None = None
+) -> Hidden:
+    """What the failures of a user's code must not show, of what the code is given.
+
+    What is withheld from it is not here: it could read the list.
 
     Args:
-        given: the values of `${oc.env:...}`, each of which is hidden.
-        values: further values, in which passwords of URLs are looked for.
+        passed: the variables that it gets.
+        args: what it is called with.
+        given: which of the arguments the environment gives.
     """
-    names = set() if given is None else {n for v in given.values.values() for n in v.names}
-    found = {}
-    for name, value in os.environ.items():
-        if name in names or is_credential(name):
-            found[value] = f"${{oc.env:{name}}}"
-        found |= dict.fromkeys(_passwords(value), "***")
-    found |= dict.fromkeys(_passwords(values), "***")
-    return tuple((text, shown) for text, shown in found.items() if len(text) >= _MIN_CHARS)
+    texts = dict(texts_of(passed))
+    texts |= {} if given is None else dict(given.texts)
+    for text in _texts_in(args):
+        texts |= dict.fromkeys(set(secrets_within(text)) - texts.keys(), "***")
+    return tuple(texts.items())
 
 
-def _passwords(value: Any) -> Iterator[str]:
+def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
-        for item in value.values():
-            yield from _passwords(item)
-    elif isinstance(value, (list, tuple)):
+        value = value.values()
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Iterable):
         for item in value:
-            yield from _passwords(item)
-    elif isinstance(value, str) and "://" in value:
-        password = split_uri(value).password
-        if password is not None:
-            yield password
+            yield from _texts_in(item)

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from vapo.errors import UserError
+from vapo.redaction.redactor import hide
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
     MESSAGE,
@@ -34,7 +35,6 @@ from vapo.system.process_protocol import (
     print_error,
     write_reply,
 )
-from vapo.system.shown_text import hide
 from vapo.system.supervision import (
     adopt_orphans,
     die_with_parent,

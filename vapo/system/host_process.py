@@ -15,6 +15,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.credentials import variables_without_credentials
+from vapo.system.process_memory import overwrite_secrets
 from vapo.system.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
 from vapo.system.python_child import environment_of_user_code, python_command
 from vapo.system.user_functions import python_path
@@ -149,6 +150,7 @@ class HostProcess:
 
     def _start(self) -> None:
         """Start `python -m vapo.system.host`, whose first act is to fork its supervisor."""
+        overwrite_secrets()  # it is started by a notebook or script, too
         self._channel, theirs = socket.socketpair()
         control, self._control = os.pipe()
         self._status, self._is_ready = None, False

@@ -21,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from vapo.redaction.redactor import without_hidden
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import (
     TextStream,
@@ -119,7 +120,7 @@ class Display:
         if self._render is None:
             say(text, file=self._stream)
         else:
-            self._console.print(visible(text), markup=False)
+            self._console.print(visible(without_hidden(text)), markup=False)
 
 
 Advance = Callable[[float], None]

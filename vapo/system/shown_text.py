@@ -1,27 +1,20 @@
 """Text of a user, an environment or a model, as it may be shown, and numbers as texts.
 
-`redacted` takes credentials out, `visible` what a terminal would act on. Light to import: the
-processes that run a user's code do.
+`beginning` shortens a text and leaves no part of a secret, `visible` takes out what a terminal
+would act on. Light to import: the processes that run a user's code do.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
-from urllib.parse import quote
 
-_USER_PART = re.compile(r"://(?:[^\s/?#@:]*:[^\s@]*|[^\s/?#@]*)@(?:[^\s/?#@]*@)*")
-_PARAMETER = re.compile(
-    r"([?&;][\w-]*(?:token|passw|secret|signature|credential|api_?key)[\w-]*=)[^\s&;#'\"]+",
-    re.IGNORECASE,
-)
+from vapo.redaction.redactor import redacted, without_hidden
+
 _MOST_READ = 10_000
-_hidden: list[tuple[str, str]] = []
 
 
 @runtime_checkable
@@ -33,31 +26,6 @@ class TextStream(Protocol):
     def flush(self) -> None: ...
 
     def isatty(self) -> bool: ...
-
-
-def hide(texts: Iterable[tuple[str, str]]) -> None:
-    """From now on `redacted` replaces these texts: each with what is shown in its place.
-
-    What was given before is forgotten: a process hides what its own config and environment hold.
-    """
-    found: dict[str, str] = {}
-    for secret, shown in texts:
-        for form in (secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1]):
-            found.setdefault(form, shown)
-    _hidden[:] = sorted(found.items(), key=lambda item: -len(item[0]))  # a part of another: later
-
-
-def redacted(text: str) -> str:
-    """The text without hidden texts, and without the credentials of URLs.
-
-    >>> redacted("no answer from http://me:pa55word@host:80/x")
-    'no answer from http://***@host:80/x'
-    """
-    for secret, shown in _hidden:
-        if secret in text:
-            alone = rf"(?<![A-Za-z0-9]){re.escape(secret)}(?![A-Za-z0-9])"
-            text = shown.join(re.split(alone, text))
-    return _PARAMETER.sub(r"\1***", _USER_PART.sub("://***@", text))
 
 
 def beginning(text: str, max_chars: int) -> str:
@@ -81,8 +49,9 @@ def _escaped(c: str) -> str:
 
 
 def say(*texts: object, end: str = "\n", file: TextStream | None = None) -> None:
-    """Print a line, or several, with nothing in them that a terminal acts on."""
-    print(visible(" ".join(map(str, texts))), end=end, file=file or sys.stdout, flush=True)
+    """Print a line, or several, without secrets and without what a terminal acts on."""
+    text = visible(without_hidden(" ".join(map(str, texts))))
+    print(text, end=end, file=file or sys.stdout, flush=True)
 
 
 def can_redraw(stream: TextStream) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from vapo.config.credentials import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.errors import UserError
+from vapo.redaction.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.system.files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.sink import active_run

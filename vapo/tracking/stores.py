@@ -12,16 +12,17 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
-from vapo.config.credentials import (
+from vapo.config.credentials import SplitUri, split_uri
+from vapo.errors import UserError
+from vapo.redaction.redactor import Redactor, redacted
+from vapo.redaction.secret_rule import (
     TRACKING_PASSWORD,
     TRACKING_URI,
     TRACKING_USER,
-    SplitUri,
-    split_uri,
+    secrets_within,
 )
-from vapo.errors import UserError
 from vapo.system.files import why_not_writable
 
 if TYPE_CHECKING:
@@ -106,16 +107,11 @@ class Store:
         return MlflowClient(self.client_uri)
 
     def redact(self, text: str) -> str:
-        """The text without the URI's credentials, which errors like to repeat."""
-        parts = self.parts
-        if not parts.has_credentials:
-            return text
-        text = text.replace(self.uri, parts.bare)
+        """The text without credentials, of the URI and others, which errors like to repeat."""
+        text = text.replace(self.uri, self.shown_uri)
         user_part, at, _ = self.uri.partition("://")[2].rpartition("@")
         text = text.replace(user_part + at, "") if at else text
-        for secret in {parts.password, quote(parts.password or "", safe="")} - {None, ""}:
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(str(secret))}(?![A-Za-z0-9])", "***", text)
-        return text
+        return redacted(Redactor((secret, "***") for secret in secrets_within(self.uri))(text))
 
 
 def locate_store(uri: str) -> Store:
