@@ -19,7 +19,12 @@ from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserErro
 from vapo.redaction.redactor import hide_environment, redacted
 from vapo.system.files import why_disk_is_full
 from vapo.system.installation import __version__
-from vapo.system.process import ending_signals, is_main_process, stop_in_good_order
+from vapo.system.process import (
+    ending_signals,
+    is_main_process,
+    stop_in_good_order,
+    stop_with_starter,
+)
 from vapo.system.process_memory import overwrite_secrets
 from vapo.system.python_child import safe_path_in_children
 from vapo.system.shown_text import say
@@ -32,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sys.excepthook = _show_traceback
     try:
         with ending_signals(stop_in_good_order), safe_path_in_children():
+            stop_with_starter()
             _dispatch(list(sys.argv[1:] if argv is None else argv))
         sys.stdout.flush()
     except UserError as error:

@@ -2,6 +2,7 @@ import os
 import signal
 import socket
 import sys
+import sysconfig
 import threading
 import time
 from pathlib import Path
@@ -57,7 +58,9 @@ def test_the_server_of_the_folders_database(store):
         "--host": "127.0.0.1",
         "--port": "5001",
         "--workers": "1",
-        "--uvicorn-opts": "--log-level=warning",
+        "--uvicorn-opts": f"--log-level=warning --app-dir={sysconfig.get_path('stdlib')}",
+        "--allowed-hosts": "localhost:5001,127.0.0.1:5001,[::1]:5001",
+        "--cors-allowed-origins": "http://localhost:5001,http://127.0.0.1:5001,http://[::1]:5001",
     }
 
 

@@ -34,7 +34,10 @@ class NoProcess:
     def poll(self) -> int | None:
         return None
 
-    def stop(self) -> None:
+    def interrupt(self) -> None:
+        raise AssertionError("nothing is stopped here")
+
+    def kill(self) -> None:
         raise AssertionError("nothing is stopped here")
 
 

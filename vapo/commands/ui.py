@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
+import sysconfig
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from vapo.commands.ui_hosts import allowed_hosts, allowed_origins
 from vapo.errors import UserError
 from vapo.system.ports import check_port
 from vapo.system.python_child import python_command, python_environment
@@ -16,6 +19,8 @@ from vapo.tracking.links import SCORE, curves_page, experiments_page, run_page, 
 from vapo.tracking.metric_names import stored_names
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
+
+_WARNING = "starlette.middleware.wsgi is deprecated"
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
@@ -62,11 +67,7 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
     check_port(host, port, fix=f"choose another port, as --port {other}", in_use=served)
     say(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     say("\n".join(f"  {page}" for page in pages))
-    # One worker serves one reader; more would only take the training's cores.
-    environment = {**python_environment(), "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    if store.database is None:
-        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
-    if code := _serve(server_command(store, host, port), environment):
+    if code := _serve(server_command(store, host, port), server_environment(store)):
         raise UserError(f"MLflow's server ended with exit code {code}; what it said is above")
 
 
@@ -93,17 +94,34 @@ def _serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
             signal.signal(number, handler)
 
 
-def server_command(store: Store, host: str, port: int) -> list[str]:
-    """MLflow's server in this Python's environment.
+def server_environment(store: Store) -> dict[str, str]:
+    """MLflow's own variables for its server.
 
-    Everyone on the host can read a process's arguments, so a database's URI is not among them:
-    a variable has it.
+    Everyone on the host can read a process's arguments, so a database's URI is not among them.
     """
+    environment = python_environment()
+    # one worker serves one reader; more would only take the training's cores
+    environment["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"] = "false"
+    environment["MLFLOW_REGISTRY_STORE_URI"] = store.uri  # else it says that it takes the store's
+    if store.database is None:
+        environment["MLFLOW_BACKEND_STORE_URI"] = store.uri
+    ignored = f"ignore:{_WARNING}"
+    environment["PYTHONWARNINGS"] = ",".join(
+        filter(None, [environment.get("PYTHONWARNINGS"), ignored])
+    )
+    return environment
+
+
+def server_command(store: Store, host: str, port: int) -> list[str]:
+    """MLflow's server in this Python's environment; see `server_environment`."""
     command = python_command("mlflow", "server")
     if store.database is not None:
         command += ["--backend-store-uri", store.uri]
     if store.artifact_location:
         command += ["--default-artifact-root", store.artifact_location]
-    # no line for every request, and none of how the server ends
-    quiet = ["--uvicorn-opts", "--log-level=warning"]
-    return [*command, "--host", host, "--port", str(port), "--workers", "1", *quiet]
+    # No line for every request, and none of how the server ends. Uvicorn looks for the server's
+    # module in its app-dir first, which is the current folder unless another one is given.
+    options = f"--log-level=warning --app-dir={shlex.quote(sysconfig.get_path('stdlib'))}"
+    command += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", options]
+    command += ["--allowed-hosts", ",".join(allowed_hosts(host, port))]
+    return [*command, "--cors-allowed-origins", ",".join(allowed_origins(host, port))]

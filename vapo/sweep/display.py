@@ -21,8 +21,8 @@ from rich.text import Text
 
 from vapo.config import FitConfig, resolve
 from vapo.sweep.folders import Outcome, TaskFolder
-from vapo.sweep.launch import Handle
 from vapo.sweep.plan import Task
+from vapo.sweep.stopping import Stoppable
 from vapo.system.progress import Display
 from vapo.system.shown_text import TextStream, can_redraw, format_seconds, visible
 from vapo.tracking.journal import JOURNAL_NAME, read_from
@@ -42,7 +42,7 @@ class Running:
 
     task: Task
     folder: TaskFolder
-    handle: Handle
+    handle: Stoppable
     was_resumed: bool = False
     started: float = field(default_factory=time.monotonic)
     started_at: float = field(default_factory=time.time)

@@ -125,7 +125,8 @@ def locked(sweep_dir: Path) -> Iterator[int]:
         if not try_lock(lock, with_children=True):
             raise UserError(
                 f"another sweep, or a run that it left behind, is at work in {sweep_dir}: wait "
-                "for it or stop it, or give another --sweep_dir"
+                "for it or stop it (a run whose sweep was killed stops at its next safe point), or "
+                "give another --sweep_dir"
             )
         yield lock.fileno()
 

@@ -6,15 +6,18 @@ import os
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
 from vapo.config.scalars import other_number
 from vapo.errors import UserError
+from vapo.sweep.stopping import Stoppable
 from vapo.system.installation import install_command
+from vapo.system.process import STARTER
 from vapo.system.python_child import (
     python_command,
     python_environment,
@@ -22,17 +25,7 @@ from vapo.system.python_child import (
 )
 from vapo.tracking.provenance import output_of
 
-_STOP_S = 15.0
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-class Handle(Protocol):
-    """A started run."""
-
-    def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
-
-    def stop(self) -> None: ...
 
 
 def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
@@ -49,19 +42,22 @@ class LocalHandle:
     def poll(self) -> int | None:
         return self.process.poll()
 
-    def stop(self) -> None:
-        """As Ctrl-C, so that the run ends its MLflow run; then the whole group, by force."""
+    def interrupt(self) -> None:
+        """As Ctrl-C, so that the run ends its MLflow run."""
         self.process.send_signal(signal.SIGINT)
-        try:
-            self.process.wait(_STOP_S)
-        except subprocess.TimeoutExpired:
+
+    def kill(self) -> None:
+        """The whole process group, by force."""
+        with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait()
+        self.process.wait()
 
 
 @dataclass
 class LocalLauncher:
     """`jobs` runs at a time on this host, each with its share of the cores and its own GPUs.
+
+    A run stops at its next safe point when this process ends, however it ends.
 
     `keep_open`: a file descriptor that the runs inherit (the sweep's lock).
     """
@@ -75,7 +71,7 @@ class LocalLauncher:
     def __post_init__(self) -> None:
         self.num_threads = max(1, num_cores() // self.jobs)
 
-    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
+    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Stoppable:
         self._started = [handle for handle in self._started if handle.poll() is None]
         slot = min(set(range(self.jobs)) - {handle.slot for handle in self._started})
         with log.open("ab") as output:
@@ -93,7 +89,7 @@ class LocalLauncher:
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
         """Threads by slot; GPUs round robin, `devices` for each run."""
-        environment = python_environment()
+        environment = python_environment() | {STARTER: str(os.getpid())}
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
         if self.gpus:
             chosen = [self.gpus[(slot * devices + k) % len(self.gpus)] for k in range(devices)]
@@ -117,8 +113,11 @@ class SlurmHandle:
                 self.returncode = 1
         return self.returncode
 
-    def stop(self) -> None:
+    def interrupt(self) -> None:
         self.job.cancel()
+
+    def kill(self) -> None:
+        """The cluster ends a job that was cancelled, by force after a time of its own."""
 
 
 class SlurmLauncher:
@@ -147,7 +146,7 @@ class SlurmLauncher:
         except (RuntimeError, ValueError, TypeError, NameError) as error:
             raise UserError(f"--launcher slurm: submitit says: {error}") from None
 
-    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Handle:
+    def start(self, name: str, command: Sequence[str], log: Path, *, devices: int) -> Stoppable:
         self.executor.update_parameters(name=name)
         with safe_path_in_children():  # the job is a Python process, too
             job = self.executor.submit(run_logged, list(command), str(log))
@@ -167,9 +166,14 @@ def read_parameter(key: str, text: str) -> Any:
 
 
 def run_logged(command: list[str], log: str) -> int:
-    """Runs inside the job: the process, its output at the end of `log`; returns its exit code."""
+    """Runs inside the job: the process, its output at the end of `log`; returns its exit code.
+
+    The run stops where its job's process is killed alone.
+    """
+    environment = os.environ | {STARTER: str(os.getpid())}
     with open(log, "ab") as output:
-        return subprocess.run(command, stdout=output, stderr=subprocess.STDOUT).returncode
+        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    return done.returncode
 
 
 Launcher = LocalLauncher | SlurmLauncher

@@ -13,6 +13,7 @@ from vapo.sweep.display import Running, SweepDisplay, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
+from vapo.sweep.stopping import SweepSignals
 from vapo.system.shown_text import format_seconds
 
 _POLL_S = 0.2
@@ -35,6 +36,7 @@ class Work:
     display: SweepDisplay = field(default_factory=SweepDisplay)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     running: list[Running] = field(default_factory=list)
+    signals: SweepSignals = field(default_factory=SweepSignals)
 
     def run(self) -> dict[str, Outcome]:
         """Outcome by identity. A signal that ends it stops the running processes first."""
@@ -42,18 +44,18 @@ class Work:
             if (outcome := TaskFolder(self.sweep_dir, task).finished()) is not None:
                 self._settle(task, outcome)
         waiting = [task for task in self.tasks if task.identity not in self.outcomes]
-        try:
-            with self.display:
-                while waiting or self.running:
-                    self._start_ready(waiting)
-                    self._collect()
-                    self.display.update(self.running, self._counts(), self._seconds_left())
-                    if self.running:
-                        time.sleep(_POLL_S)
-        except BaseException:
-            for run in self.running:
-                run.handle.stop()
-            raise
+        with self.signals.taken():
+            try:
+                with self.display:
+                    while waiting or self.running:
+                        self._start_ready(waiting)
+                        self._collect()
+                        self.display.update(self.running, self._counts(), self._seconds_left())
+                        if self.running:
+                            time.sleep(_POLL_S)
+            except BaseException:
+                self.signals.stop([run.handle for run in self.running])
+                raise
         return self.outcomes
 
     def _start_ready(self, waiting: list[Task]) -> None:
@@ -85,8 +87,9 @@ class Work:
             config = set_key(config, "trainer.num_threads", self.launcher.num_threads)
         folder.config.write_text(to_yaml(self.prepare(task, config)))
         command, devices = fit_command(folder.config, checkpoint), config.trainer.devices
-        handle = self.launcher.start(task.name, command, folder.log, devices=devices)
-        self.running.append(Running(task, folder, handle, was_resumed=checkpoint is not None))
+        with self.signals.held():
+            handle = self.launcher.start(task.name, command, folder.log, devices=devices)
+            self.running.append(Running(task, folder, handle, was_resumed=checkpoint is not None))
         how = "resumes from a checkpoint" if checkpoint else "started"
         self.display.line(f"        {task.name} {how}")
 

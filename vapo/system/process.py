@@ -4,14 +4,49 @@ from __future__ import annotations
 
 import hashlib
 import os
+import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 from vapo.errors import StopRequested
+
+STARTER = "VAPO_STARTED_BY"
+"""The variable that names the process, by its number, without which this one has no purpose."""
+
+_POLL_S = 0.5
+
+
+def stop_with_starter() -> None:
+    """From now on, ask this process to stop (SIGTERM) once the one that started it has ended.
+
+    That may have been killed, and then it stops nobody. A process that is started from here is not
+    asked as well: this one stops it.
+    """
+    starter = os.environ.pop(STARTER, None)
+    if starter is not None:
+        threading.Thread(target=_stop_after, args=(int(starter),), daemon=True).start()
+
+
+def _stop_after(starter: int) -> None:
+    try:
+        ended = os.pidfd_open(starter)  # readable once it has ended
+    except ProcessLookupError:
+        pass
+    except (OSError, AttributeError):  # this system has no such descriptors
+        parent = os.getppid()
+        while os.getppid() == parent:
+            time.sleep(_POLL_S)
+    else:
+        select.select([ended], [], [])
+    text = "vapo: the process that started this one has ended; stopping\n"
+    with suppress(OSError):  # of the terminal's, which went with it
+        os.write(2, text.encode())
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
