@@ -85,7 +85,7 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
 @pytest.mark.parametrize("secret", [PLAIN, SHORT, SECRET], ids=["plain", "short", "special"])
-def test_every_spelling_is_hidden(spell, secret: str) -> None:  # type: ignore[no-untyped-def]
+def test_every_spelling_is_hidden(spell, secret: str) -> None:
     hide([(secret, "***")])
     shown = redacted(f"refused: {spell(secret)}, see line 3")
     quotes = r"(?:\\|['\"b]|&(?:quot|#x27);|%2[267]|%26%23x27%3B)*"

@@ -17,7 +17,7 @@ import pytest
 from tests.sweep.conftest import grid, plan
 from vapo.errors import StopRequested
 from vapo.sweep import work
-from vapo.sweep.launch import LocalLauncher
+from vapo.sweep.launch import LocalHandle, LocalLauncher
 from vapo.sweep.stopping import STOP_S, SweepSignals
 from vapo.system import process
 from vapo.system.process import ending_signals, stop_in_good_order
@@ -36,15 +36,16 @@ time.sleep(60)
 """
 
 
-def started(folder: Path, launcher: LocalLauncher, *manners: str) -> list[subprocess.Popen[bytes]]:
+def started(folder: Path, *manners: str) -> list[LocalHandle]:
     """Runs that obey the first signal or none, once they can be asked."""
-    processes = []
+    launcher, handles = LocalLauncher(len(manners)), list[LocalHandle]()
     for number, manner in enumerate(manners):
         command = [sys.executable, "-c", WAITS, str(folder / str(number)), manner]
         handle = launcher.start("x", command, folder / "log.txt", devices=1)
-        processes.append(handle.process)  # type: ignore[attr-defined]
-        wait_for(lambda number=number: (folder / f"{number}.up").exists())
-    return processes
+        assert isinstance(handle, LocalHandle)
+        wait_for((folder / f"{number}.up").exists)
+        handles.append(handle)
+    return handles
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
@@ -87,16 +88,17 @@ def test_a_second_signal_leaves_no_run(
 
 
 def test_all_runs_are_asked_before_one_is_waited_for(tmp_path: Path) -> None:
-    launcher, signals = LocalLauncher(3), SweepSignals()
-    processes = started(tmp_path, launcher, "refuses", "obeys", "obeys")
-    handles = list(launcher._started)
-    ends = threading.Thread(
-        target=lambda: (wait_for(lambda: processes[2].poll() is not None), processes[0].kill())
-    )
+    handles = started(tmp_path, "refuses", "obeys", "obeys")
+
+    def kill_the_first_after_the_last() -> None:
+        handles[2].process.wait()
+        handles[0].process.kill()
+
+    ends = threading.Thread(target=kill_the_first_after_the_last)
     ends.start()
-    signals.stop(handles)
+    SweepSignals().stop(handles)
     ends.join()
-    assert [process.poll() for process in processes] == [-signal.SIGKILL, 7, 7]
+    assert [handle.poll() for handle in handles] == [-signal.SIGKILL, 7, 7]
     assert len(list(tmp_path.glob("*.asked"))) == 3
 
 
