@@ -37,7 +37,7 @@ from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.redaction.redactor import hide, redacted
-from vapo.runs.resuming import check_resumable, look_for_checkpoint
+from vapo.runs.resuming import check_resumable, readable_checkpoint
 from vapo.system.credentials import secret_texts
 from vapo.system.files import why_not_writable
 
@@ -77,9 +77,9 @@ def _fit(config: FitConfig, options: Options) -> None:
     check_changes_are_read(config)
     check_run(config)
     if (ckpt_path := options["ckpt_path"]) is not None:
-        found = look_for_checkpoint(config.output_dir, ckpt_path)
-        if (found / "manifest.json").is_file():  # a link to a damaged one gives way to another
-            check_resumable(found.resolve(), config)
+        checkpoint = readable_checkpoint(config.output_dir, ckpt_path)
+        if checkpoint is not None:
+            check_resumable(checkpoint, config)
     check_learning_rates(config)
 
 
@@ -104,7 +104,7 @@ def _validate(config: FitConfig, options: Options) -> None:
     if options["value_page"] is not None or value_truth is not None:
         check_critic_folders(config)
     if options["ckpt_path"] is not None:
-        look_for_checkpoint(config.output_dir, options["ckpt_path"])
+        readable_checkpoint(config.output_dir, options["ckpt_path"])
 
 
 def _filter(config: FitConfig, options: Options) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -21,6 +22,7 @@ from vapo.system.distributed import rank, world_size
 from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
+_FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")
 _FORMAT = 6  # of the file; rollouts in another one are sampled again
 # of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
 _TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
@@ -117,8 +119,9 @@ class KeptRollouts:
 
     def forget(self, *, before: int) -> None:
         """Remove all processes' files of the iterations below `before`."""
-        for path in self.folder.glob("iteration_*_rank_*.safetensors"):
-            if int(path.name.split("_")[1]) < before:
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():
+            match = _FILE.fullmatch(path.name)  # what a user keeps beside them stays
+            if match is not None and int(match[1]) < before:
                 path.unlink(missing_ok=True)
 
     def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> SampledRollouts | None:

@@ -6,6 +6,7 @@ a thread while the next iteration runs (`BackgroundSaves`): training waits for a
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,9 +23,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from vapo.errors import InterruptedRunError
-from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file
+from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file, is_own
+from vapo.runs.resuming import tell
 from vapo.system.distributed import all_ranks, gather_objects, leave_together, rank
-from vapo.system.files import replace_folder, sync
+from vapo.system.files import put_aside, replace_folder, sync
 
 _SPARE_BYTES = 1 << 20
 _LARGE_BYTES = 2**30  # of a checkpoint: from here on one is kept beside the best
@@ -77,6 +79,8 @@ def write_checkpoint(
 
     def put_in_place() -> None:
         manifest.write(aside)
+        if os.path.lexists(final) and not is_own(final):
+            tell(f"{final} is no checkpoint of this run: it is kept as {put_aside(final).name}")
         replace_folder(aside, final)
 
     together(put_in_place, what, after=_AFTER, first_only=True, group=group)

@@ -4,12 +4,17 @@ checksum. Imports no torch.
 checkpoints/iteration_000005/
     manifest.json     written last: a folder without one is not a checkpoint
     state.pt          weights, optimizers, schedules, counters; or the shards of each process
+
+A user may keep other things beside them: copies, archives, links to another disk. Only what
+`checkpoints_in` lists is counted or removed.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -24,12 +29,14 @@ from vapo.system.process import is_main_process
 MANIFEST_NAME = "manifest.json"
 STATE_NAME = "state.pt"
 SHARDS_NAME = "meta.pt"  # Lightning's
-FOLDERS = "iteration_[0-9]*"
 FORMAT = 1  # of folder and contents; another one is not read
+_NAME = re.compile(r"iteration_([0-9]{6,})")
+_MAX_MANIFEST_BYTES = 2**26
+_MOST_LINKS = 40  # as the system follows them
 
 
 class DamagedCheckpointError(UserError):
-    """Not what was written: says which file, and how it differs."""
+    """The checkpoint is not what this version writes: says which file, and how it differs."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ def describe_file(path: Path) -> tuple[int, str]:
 def read_manifest(folder: Path) -> Manifest:
     """The manifest alone; the files are not looked at.
 
-    Raises: DamagedCheckpointError; UserError for one of another version.
+    Raises: DamagedCheckpointError, also for one of another version.
     """
     path = folder / MANIFEST_NAME
     if not path.is_file():
@@ -78,21 +85,25 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedCheckpointError(
             f"{folder} is not a whole checkpoint of this version: it has no {MANIFEST_NAME}{hint}"
         )
-    try:
-        contents = json.loads(path.read_bytes())
-        digest = contents.pop("sha256")
-        is_ours = digest == _digest(contents)
-    except (ValueError, KeyError, AttributeError, TypeError):
-        is_ours = False
-    if not is_ours:
+    contents = _contents(path)
+    if contents is None or contents.pop("sha256", None) != _digest(contents):
         raise DamagedCheckpointError(f"{path} is damaged: it does not match its own checksum")
-    if contents["format"] != FORMAT:
-        raise UserError(
-            f"{folder} was written by vapo {contents['vapo_version']} in format "
-            f"{contents['format']}; this is vapo {__version__}, which reads format {FORMAT}"
+    if contents.get("format") != FORMAT:
+        raise DamagedCheckpointError(
+            f"{folder} was written by vapo {contents.get('vapo_version')} in format "
+            f"{contents.get('format')}; this is vapo {__version__}, which reads format {FORMAT}"
         )
-    contents["files"] = {name: tuple(entry) for name, entry in contents["files"].items()}
-    return Manifest(**contents)
+    try:
+        files = {
+            name: (int(size), str(digest)) for name, (size, digest) in contents["files"].items()
+        }
+        manifest = Manifest(**{**contents, "files": files})
+        is_whole = isinstance(manifest.iteration, int) and isinstance(manifest.parameters, dict)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        is_whole = False
+    if not is_whole or any(Path(name).name != name for name in files):
+        raise DamagedCheckpointError(f"{path} is not a manifest that vapo has written")
+    return manifest
 
 
 def verify(folder: Path) -> Manifest:
@@ -119,6 +130,17 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
+def _contents(manifest: Path) -> dict[str, Any] | None:
+    """What a manifest's file says; None where it is no JSON object."""
+    try:
+        with manifest.open("rb") as file:
+            text = file.read(_MAX_MANIFEST_BYTES + 1)
+        contents = json.loads(text) if len(text) <= _MAX_MANIFEST_BYTES else None
+    except (ValueError, RecursionError):
+        return None
+    return contents if isinstance(contents, dict) else None
+
+
 def _digest(contents: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(contents, sort_keys=True).encode()).hexdigest()
 
@@ -127,9 +149,68 @@ def checkpoint_name(iteration: int) -> str:
     return f"iteration_{iteration:06d}"
 
 
-def iteration_in(name: str) -> int:
-    """The inverse of `checkpoint_name`."""
-    return int(name.removeprefix("iteration_"))
+def iteration_in(name: str) -> int | None:
+    """The inverse of `checkpoint_name`; None for a name that it does not give."""
+    match = _NAME.fullmatch(name)
+    if match is None or checkpoint_name(int(match[1])) != name:
+        return None
+    return int(match[1])
+
+
+def named_in(folder: Path) -> dict[int, Path]:
+    """Whatever has a checkpoint's name in a folder, by iteration, the oldest first."""
+    paths = folder.iterdir() if folder.is_dir() else ()
+    numbered = {number: path for path in paths if (number := iteration_in(path.name)) is not None}
+    return dict(sorted(numbered.items()))
+
+
+def checkpoints_in(folder: Path) -> dict[int, Path]:
+    """The checkpoints that the run has written into its folder, by iteration, the oldest first."""
+    return {number: path for number, path in named_in(folder).items() if is_own(path)}
+
+
+def is_own(path: Path) -> bool:
+    """Whether the run has written this checkpoint at this place: only such a one may be removed.
+
+    It is a real folder with a manifest of the iteration that its name says. So a copy, which has
+    the manifest of another iteration, and a link to another disk are the user's. A folder whose
+    manifest was damaged is the run's if its state lies in it.
+    """
+    manifest = path / MANIFEST_NAME
+    if path.is_symlink() or not path.is_dir() or manifest.is_symlink() or not manifest.is_file():
+        return False
+    contents = _contents(manifest)
+    if contents is None:
+        return any((path / name).is_file() for name in (STATE_NAME, SHARDS_NAME))
+    return "sha256" in contents and contents.get("iteration") == iteration_in(path.name)
+
+
+def checkpoint_behind(path: Path) -> Path:
+    """The checkpoint that a path means, in the run's folder: `last.ckpt` names one beside it.
+
+    A user's own link to a checkpoint may lie anywhere. Where a checkpoint was moved to another
+    disk and a link is left in its place, the run's folder is the one that has the link.
+
+    Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links are a circle.
+    """
+    if ".." in path.parts:
+        path = path.parent.resolve() / path.name
+    for _ in range(_MOST_LINKS):
+        if not path.is_symlink():
+            return path
+        target = Path(os.readlink(path))
+        is_in_run = path.parent.name == "checkpoints"
+        if is_in_run and iteration_in(path.name) is not None:
+            return path
+        if is_in_run and target.name != str(target):
+            raise DamagedCheckpointError(
+                f"{path} leads to {target}, out of its folder: give the path of the checkpoint "
+                "itself"
+            )
+        path = path.parent / target
+        if ".." in target.parts:
+            path = path.parent.resolve() / path.name
+    raise DamagedCheckpointError(f"{path} is a link that leads to itself")
 
 
 def is_sharded(checkpoint: Path) -> bool:
@@ -148,10 +229,16 @@ def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
 
     Raises: UserError when there are checkpoints and none is sound.
     """
-    target = link.resolve()
-    older = sorted((p for p in link.parent.glob(FOLDERS) if p.name < target.name), reverse=True)
-    candidates = [*([target] if target.exists() else []), *older]
     reasons = []
+    try:
+        target = checkpoint_behind(link)
+    except DamagedCheckpointError as error:
+        target = link
+        reasons.append(str(error))
+    newest = iteration_in(target.name)
+    written = checkpoints_in(link.parent)
+    older = [written[n] for n in reversed(written) if newest is None or n < newest]
+    candidates = [*([target] if target.exists() and not reasons else []), *older]
     for candidate in candidates:
         try:
             check(candidate)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -16,7 +17,15 @@ from vapo.config.nearest_path import nearest_path
 from vapo.config.paths import is_run_folder
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
-from vapo.runs.manifests import FOLDERS, check, is_sharded, read_manifest, sound_checkpoint
+from vapo.runs.manifests import (
+    DamagedCheckpointError,
+    check,
+    checkpoint_behind,
+    checkpoints_in,
+    is_sharded,
+    read_manifest,
+    sound_checkpoint,
+)
 from vapo.runs.run_dirs import LAST, Resume, RunDir, identity_of, newest_first, read_record
 from vapo.runs.summary import CONFIG_NAME
 from vapo.system.process import is_main_process
@@ -135,35 +144,52 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
     path = look_for_checkpoint(output_dir, ckpt_path)
     checkpoint = sound_checkpoint(path, warn) if _may_give_way(path) else None
     if checkpoint is None:
-        checkpoint = path.resolve()
+        checkpoint = checkpoint_behind(path)
         check(checkpoint)
     if checkpoint != Path(ckpt_path).expanduser().absolute():
         warn(f"--ckpt_path {ckpt_path}: {checkpoint}")
     return checkpoint
 
 
-def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
-    """The path that `find_checkpoint` means, of which only the manifest is read: takes no time.
+def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
+    """The checkpoint that `--ckpt_path` means, of which only the manifest is read: takes no time.
+
+    None where it is damaged and another one is taken, which `find_checkpoint` says once all files
+    are read.
 
     Raises: UserError when there is none, or it is not a whole checkpoint.
+    """
+    path = look_for_checkpoint(output_dir, ckpt_path)
+    try:
+        checkpoint = checkpoint_behind(path)
+        read_manifest(checkpoint)
+    except DamagedCheckpointError:
+        if _may_give_way(path) and checkpoints_in(path.parent):
+            return None
+        raise
+    return checkpoint
+
+
+def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
+    """The path that `--ckpt_path` means, which may be a link.
+
+    Raises: UserError when there is none.
     """
     path = Path(ckpt_path).expanduser().absolute()
     if ckpt_path in ("last", "best"):
         folder, name = Path(output_dir).expanduser().absolute(), f"{ckpt_path}.ckpt"
         for run_dir in newest_first(folder):
             path = run_dir / "checkpoints" / name
-            if path.is_symlink() or (name == LAST and any(path.parent.glob(FOLDERS))):
+            if os.path.lexists(path) or (name == LAST and checkpoints_in(path.parent)):
                 break
         else:
             raise UserError(
                 f"--ckpt_path {ckpt_path}: no run in {folder} has a {name}; start one without "
                 "--ckpt_path, or set output_dir"
             )
-    if _may_give_way(path) and any(path.parent.glob(FOLDERS)):
-        return path
-    if not path.exists():
+    gives_way = _may_give_way(path) and checkpoints_in(path.parent)
+    if not gives_way and not path.exists():
         raise UserError(f"--ckpt_path: no checkpoint {path}{nearest_path(path)}")
-    read_manifest(path.resolve())
     return path
 
 

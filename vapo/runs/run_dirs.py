@@ -27,7 +27,7 @@ from vapo.config.paths import RECORD_NAME
 from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
-from vapo.system.files import try_lock, why_not_writable, write_text
+from vapo.system.files import folder_locked, try_lock, why_not_writable, write_text
 from vapo.system.process import is_main_process
 
 LAST, BEST = "last.ckpt", "best.ckpt"
@@ -83,9 +83,10 @@ class RunDir:
         """Write the config that the run goes on with; earlier ones stay as config_1.yaml, 2, ..."""
         if is_main_process():
             latest = self.path / CONFIG_NAME
-            number = 1 + len(list(self.path.glob("config_*.yaml")))
+            earlier = (self.path / f"config_{number}.yaml" for number in count(1))
+            free = next(path for path in earlier if not os.path.lexists(path))
             if latest.exists():  # nothing that a run needs, and somebody may have removed it
-                write_text(self.path / f"config_{number}.yaml", latest.read_text(encoding="utf-8"))
+                write_text(free, latest.read_text(encoding="utf-8"))
             write_text(latest, to_yaml(config))
 
 
@@ -196,7 +197,8 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         return RunDir(Path(config.output_dir).expanduser().absolute(), identity)
     run_dir = RunDir(make_run_dir(config.output_dir, name), identity)
     run_dir.lock()
-    run_dir.number = 1 + max(map(number_of, newest_first(run_dir.path.parent)), default=0)
-    run_dir.record("begun", None)
+    with folder_locked(run_dir.path.parent):  # of two that begin at once, too, one is the first
+        run_dir.number = 1 + max(map(number_of, newest_first(run_dir.path.parent)), default=0)
+        run_dir.record("begun", None)
     write_text(run_dir.path / CONFIG_NAME, to_yaml(config))
     return run_dir

@@ -9,7 +9,10 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,6 +33,8 @@ def sync(path: Path) -> None:
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
     """`write` a file aside, then put it in the place of `path`."""
     aside = path.with_name(f".{path.name}.new")
+    if aside.is_symlink():  # it would be written where the link leads
+        aside.unlink()
     try:
         write(aside)
         sync(aside)
@@ -60,7 +65,29 @@ def replace_folder(aside: Path, final: Path) -> None:
         final.rename(old)
     aside.rename(final)
     sync(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    with suppress(OSError):  # what is left of it is removed when the run begins again
+        remove(old)
+
+
+def remove(path: Path) -> None:
+    """Remove a folder with all that is in it, or a file; of a link the link alone.
+
+    Raises: OSError.
+    """
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def put_aside(path: Path) -> Path:
+    """Rename what lies in a place that is needed to the first free name, as `NAME.other`."""
+    for number in count(1):
+        aside = path.with_name(f"{path.name}.other{'' if number == 1 else number}")
+        if not os.path.lexists(aside):
+            path.rename(aside)
+            return aside
+    raise AssertionError("there is always a further name")
 
 
 def sha256(path: Path) -> str:
@@ -119,6 +146,42 @@ def check_regular_file(path: Path) -> None:
         kind = "a named pipe" if is_pipe else "a socket" if is_socket else "a device"
         kind = "a folder" if stat.S_ISDIR(mode) else kind
         raise UserError(f"{path} is {kind}: give a regular file")
+
+
+@contextmanager
+def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
+    """Keep every other process out of this block, for this folder, while short work is done in it.
+
+    Raises: UserError: another process has not left it in time; OSError: the folder has no lock.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pass
+    except OSError:  # a network disk locks files alone
+        os.close(descriptor)
+        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    try:
+        deadline = time.monotonic() + wait_s
+        while not _is_locked(descriptor):
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"{folder}: another process has it locked since {wait_s:g} s: end that one, or "
+                    "choose another folder"
+                )
+            time.sleep(0.02)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def why_not_writable(folder: Path) -> str | None:

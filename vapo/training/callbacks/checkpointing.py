@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-import shutil
+import os
+import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -30,11 +32,20 @@ from vapo.runs.checkpoint_saving import (
     write_checkpoint,
 )
 from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options
-from vapo.runs.manifests import FOLDERS, Manifest, checkpoint_name, iteration_in
+from vapo.runs.manifests import (
+    DamagedCheckpointError,
+    Manifest,
+    checkpoint_behind,
+    checkpoint_name,
+    checkpoints_in,
+    iteration_in,
+    named_in,
+    read_manifest,
+)
 from vapo.runs.resuming import tell
 from vapo.runs.run_dirs import BEST, LAST, RunDir
 from vapo.system.distributed import rank
-from vapo.system.files import point_link
+from vapo.system.files import point_link, put_aside, remove
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule
@@ -71,19 +82,21 @@ class Checkpointing(Checkpoint):
     _saves: BackgroundSaves | None = field(default=None, init=False)
     _num_bytes: int = field(default=0, init=False)
     _num_kept: int = field(default=2, init=False)
+    _not_removed: set[Path] = field(default_factory=set, init=False)
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
         """The score of `best.ckpt`, and the iteration that wrote it."""
-        if self.best_name is None:
-            return None, None
-        return self.best_score, iteration_in(self.best_name)
+        iteration = iteration_in(self.best_name or "")
+        return (None, None) if iteration is None else (self.best_score, iteration)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_score": self.best_score, "best_name": self.best_name}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_score, self.best_name = state_dict["best_score"], state_dict["best_name"]
+        if self.best_name is not None and iteration_in(self.best_name) is None:
+            raise UserError(f"the checkpoint's best_name {self.best_name!r:.80} is no checkpoint")
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Tell the other processes where the run's folder is."""
@@ -136,12 +149,13 @@ class Checkpointing(Checkpoint):
     def _prepare(self, module: VapoModule) -> None:
         folder = self.run_dir.checkpoints
         folder.mkdir(exist_ok=True)
-        for left_over in folder.glob(".iteration_*"):
-            shutil.rmtree(left_over, ignore_errors=True)
+        for path in folder.iterdir():
+            if _LEFT_OVER.fullmatch(path.name):
+                self._remove(path)
         (folder / ".written").touch()  # whether it is possible
         (folder / ".written").unlink()
         most = self._num_kept + 2  # the best, and a temporary one
-        num_more = max(most - len(list(folder.glob(FOLDERS))), 1)
+        num_more = max(most - len(checkpoints_in(folder)), 1)
         what = f"{num_more} checkpoints (newest {self._num_kept}, best, the one being written)"
         fix = "checkpoints.keep=1" if self._num_kept > 1 else ""
         checkpoints = DiskUse(what, num_more * self._num_bytes, fix)
@@ -185,7 +199,8 @@ class Checkpointing(Checkpoint):
         self._settle(wait=True)
         last = self.run_dir.checkpoints / LAST
         if self.kept is not None and last.exists() and rank() == 0:
-            self.kept.forget(before=iteration_in(last.resolve().name))
+            with suppress(DamagedCheckpointError):  # the next run finds it, and needs its rollouts
+                self.kept.forget(before=read_manifest(checkpoint_behind(last)).iteration)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)
@@ -198,14 +213,11 @@ class Checkpointing(Checkpoint):
         sharded = module.config.trainer.sharded_checkpoints
         saves = self._saves
         group = None if saves is None else saves.group
-        name = checkpoint_name(manifest.iteration)
-        final = self.run_dir.checkpoints / name
+        final = self.run_dir.checkpoints / checkpoint_name(manifest.iteration)
         trouble = "the checkpoints cannot be put in order"
 
         def put_in_order() -> None:
-            self._tidy(name, best_name)
-            if self.kept is not None:
-                self.kept.forget(before=manifest.iteration)
+            self._tidy(manifest.iteration, best_name)
 
         def write(state: dict[str, Any]) -> Manifest:
             written = write_checkpoint(
@@ -239,19 +251,48 @@ class Checkpointing(Checkpoint):
             value_head=value_head_options(module.config),
         )
 
-    def _tidy(self, name: str, best_name: str | None) -> None:
-        """Update the links, then remove checkpoints that are too old or of an abandoned future."""
+    def _tidy(self, iteration: int, best_name: str | None) -> None:
+        """Update the links, then remove what is too old or of an abandoned future."""
         folder = self.run_dir.checkpoints
-        point_link(folder / LAST, name)
+        self._point(folder / LAST, checkpoint_name(iteration))
         if best_name is not None and (folder / best_name).is_dir():
-            point_link(folder / BEST, best_name)
-        past = sorted(path.name for path in folder.glob(FOLDERS) if path.name <= name)
+            self._point(folder / BEST, best_name)
+        written = checkpoints_in(folder)
+        past = [path.name for number, path in written.items() if number <= iteration]
         kept = {*past[-self._num_kept :], best_name}
-        for path in folder.glob(FOLDERS):
-            if path.name not in kept:
-                shutil.rmtree(path)
+        for number, path in named_in(folder).items():
+            if path.name not in kept and (path.is_symlink() or number in written):
+                self._remove(path)
+        if self.kept is not None:
+            try:
+                self.kept.forget(before=iteration)
+            except OSError as error:
+                self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
+
+    def _point(self, link: Path, name: str) -> None:
+        """Let the link name this checkpoint; a tool that follows links may have made it a copy."""
+        if os.path.lexists(link) and not link.is_symlink():
+            self.note(f"{link} was no link: it is kept as {put_aside(link).name}")
+        point_link(link, name)
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint, or what a killed run left of one; trouble with it is only said.
+
+        It gets another name first: what is half removed is never taken for a checkpoint.
+        """
+        try:
+            if path.is_symlink():
+                self.note(f"{path} is removed, and what it leads to stays: {path.readlink()}")
+            elif not path.name.startswith("."):
+                path = path.rename(path.with_name(f".{path.name}.old"))
+            remove(path)
+        except OSError as error:
+            if path not in self._not_removed:
+                self._not_removed.add(path)
+                self.note(f"checkpoints: cannot remove {path}: {error_reason(error)}")
 
 
+_LEFT_OVER = re.compile(r"\.iteration_[0-9]{6,}\.(new|old)")
 _PLAIN = (
     type(None),
     bool,
