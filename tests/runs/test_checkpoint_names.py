@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -248,10 +249,8 @@ def test_two_runs_that_begin_at_once_have_two_numbers(
 
     def slow(folder: Path) -> list[Path]:
         found = newest_first(folder)
-        try:
+        with suppress(threading.BrokenBarrierError):
             both.wait(0.3)  # without a lock both have read before one has written
-        except threading.BrokenBarrierError:
-            pass
         return found
 
     monkeypatch.setattr(run_dirs, "newest_first", slow)

@@ -26,9 +26,10 @@ from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible
-from vapo.runs.manifests import path_for_lightning, read_manifest
+from vapo.runs.manifests import is_sharded, path_for_lightning, read_manifest
 from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tell
 from vapo.runs.run_dirs import RunDir, open_run_dir
+from vapo.runs.shard_index import check_shards
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
 from vapo.sweep.identity import code_version
@@ -72,6 +73,8 @@ def run(
     else:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
+        if is_sharded(checkpoint):
+            check_shards(checkpoint)
     name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
         closing(open_run_dir(config, name, resume=resume)) as run_dir,
@@ -143,7 +146,7 @@ def train(
         try:
             with closing(parts.datamodule), callbacks.peers.ends_clearly(run_dir):
                 # Lightning restores weights, optimizers, schedules and callbacks from `path`
-                trainer.fit(module, parts.datamodule, ckpt_path=path)
+                trainer.fit(module, parts.datamodule, ckpt_path=path, weights_only=True)
                 leave_together()
             scores = callbacks.evaluation
             if line := score_line(scores.first, scores.latest, config.evaluation.k):

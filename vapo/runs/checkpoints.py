@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import FileSystemReader, load
+from torch.distributed.checkpoint import load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vapo.config import FitConfig
@@ -24,6 +24,7 @@ from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
 from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, is_sharded, verify
+from vapo.runs.shard_index import ShardReader
 
 _SHOWN = 3
 _MEMBERS = "critic.members."
@@ -32,8 +33,8 @@ _MEMBERS = "critic.members."
 def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     """A checkpoint's contents; one of a sharded run without optimizers.
 
-    Files hold tensors and plain values only, never pickled objects. The index of shards is
-    a pickle that torch reads itself: open only checkpoints of your own runs.
+    Files hold tensors and plain values only, never pickled objects; the index of shards is read
+    by `shard_index`.
 
     Raises: UserError when the checkpoint is missing, damaged or not one of ours.
     """
@@ -47,6 +48,8 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
         contents = torch.load(file, map_location="cpu", weights_only=True)
         if sharded:
             contents["state_dict"] = _read_shards(path)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
     if not isinstance(contents, dict) or not {"config", "state_dict"} <= contents.keys():
@@ -56,7 +59,7 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     """The weights of all shards put together."""
-    reader, prefix = FileSystemReader(folder), "state_dict."
+    reader, prefix = ShardReader(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
         for name, entry in reader.read_metadata().state_dict_metadata.items()

@@ -112,6 +112,8 @@ def verify(folder: Path) -> Manifest:
     Raises: DamagedCheckpointError naming the file.
     """
     manifest = read_manifest(folder)
+    if manifest.files.keys().isdisjoint((STATE_NAME, SHARDS_NAME)):
+        raise DamagedCheckpointError(f"{folder / MANIFEST_NAME} lists no {STATE_NAME}")
     for name, (size, _) in manifest.files.items():
         path = folder / name
         if not path.is_file():
