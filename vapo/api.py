@@ -76,9 +76,11 @@ class Run:
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
         """The run's MLflow record: key of docs/metrics.md -> (optimizer step, value)."""
+        from vapo.tracking.known_stores import check_known
         from vapo.tracking.metric_names import recorded_metrics
         from vapo.tracking.stores import locate_store
 
+        check_known(self._tracking_uri, named_by=self.folder, how="MLFLOW_TRACKING_URI=")
         return recorded_metrics(locate_store(self._tracking_uri), self.summary["mlflow_run_id"])
 
     def value_pages(self) -> list[Path]:

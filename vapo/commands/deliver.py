@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
@@ -11,10 +12,14 @@ from vapo.config.credentials import without_credentials
 from vapo.errors import UserError
 from vapo.system.shown_text import say
 from vapo.tracking.delivery import Delivery
-from vapo.tracking.journal import JOURNAL_NAME, Journal, JournalInUseError, read_target
+from vapo.tracking.journal import Journal, JournalInUseError
+from vapo.tracking.journal_folders import JOURNAL_NAME, read_target
+from vapo.tracking.known_stores import check_known, remember_store
 from vapo.tracking.opening import client_of
 from vapo.tracking.sink import MlflowSink
 from vapo.tracking.stores import locate_store
+
+_JOURNAL = re.compile(r"tracking(-[0-9A-Za-z_-]{12})?")
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
@@ -24,9 +29,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
     """
     folders, num_left = list[Path](), 0
     for run_dir in map(Path.absolute, run_dirs):
-        found = sorted(path.parent for path in run_dir.glob(f"tracking*/{JOURNAL_NAME}"))
-        if (run_dir / JOURNAL_NAME).is_file():  # it is a journal itself
-            found = [run_dir]
+        found = [run_dir] if (run_dir / JOURNAL_NAME).is_file() else journals_in(run_dir)
         if not found:
             what = "has no records waiting" if run_dir.is_dir() else "is no folder"
             raise UserError(
@@ -46,6 +49,19 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
         raise UserError(f"{num_left} records were not delivered; run `vapo deliver` again later")
 
 
+def journals_in(run_dir: Path) -> list[Path]:
+    """The journals of a run's folder: the run's own, and those that another run has set aside.
+
+    Raises: UserError: one of them is a link.
+    """
+    paths = run_dir.iterdir() if run_dir.is_dir() else ()
+    found = sorted(path for path in paths if _JOURNAL.fullmatch(path.name))
+    for path in found:
+        if path.is_symlink():
+            raise UserError(f"{path} is a link to {path.readlink()}: give the folder of that run")
+    return [path for path in found if (path / JOURNAL_NAME).is_file()]
+
+
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
     """How many records are left."""
     target = read_target(folder)
@@ -54,6 +70,8 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
             f"{folder}: no readable target.json, so the run of these records is unknown"
         )
     uri, run_id = tracking_uri or target["tracking_uri"], target["mlflow_run_id"]
+    if not only_list and tracking_uri is None and journal:
+        check_known(uri, named_by=folder, how="--tracking_uri ")
     kinds = Counter(record.kind if record else "damaged" for record in journal.waiting())
     what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     what = f"{len(journal)} records ({what})" if journal else "nothing"
@@ -63,7 +81,9 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     if not journal:
         return 0
     store = locate_store(uri)
-    sink = MlflowSink(client_of(store, run_id), run_id)
+    client = client_of(store, run_id)
+    remember_store(store)
+    sink = MlflowSink(client, run_id)
     delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")

@@ -24,6 +24,7 @@ from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.engine_args import check_installed
 from vapo.runs.run_dirs import check_output_dir
 from vapo.system.function_files import check_function
+from vapo.tracking.known_stores import check_known
 from vapo.tracking.stores import check_writable, locate_store
 
 DATA_KEY = "components.value_pretraining.data"
@@ -93,4 +94,11 @@ def check_functions(config: Config) -> None:
 
 
 def check_store(config: Config) -> None:
-    check_writable(locate_store(config.tracking.uri))
+    """The store can be written; the config of a run's folder alone does not choose where records
+    and credentials are sent, because the folder may come from somebody else."""
+    store, run_folder = locate_store(config.tracking.uri), config.sources.run_with_store
+    if run_folder is not None:
+        folder = Path(run_folder)
+        if store.database is None or folder in store.database.parents:
+            check_known(config.tracking.uri, named_by=folder, how="tracking.uri=")
+    check_writable(store)

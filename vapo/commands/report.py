@@ -12,6 +12,7 @@ from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table
 from vapo.system.shown_text import say
+from vapo.tracking.known_stores import check_known
 from vapo.tracking.records import NOTE_TAG
 from vapo.tracking.stores import locate_store
 
@@ -37,6 +38,8 @@ def run(
     """
     found = None if sweep_dir is None else read_sweep_folder(sweep_dir, tracking_uri)
     output_dir = output_dir or (Path("runs/report") if found is None else found.path / "report")
+    if found and tracking_uri is None:
+        check_known(found.tracking_uri, named_by=found.path, how="--tracking_uri ")
     reader = open_reader(found.tracking_uri if found else tracking_uri or "mlruns")
     if found:
         parent = f"{found.path / SWEEP_RECORD}: parent run"

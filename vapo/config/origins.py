@@ -11,6 +11,7 @@ from omegaconf import MISSING
 from vapo.config.layers import ROW, Layer, null_excess, show
 from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
+from vapo.config.run_folders import holds_a_run
 from vapo.config.sources import Change, Sources
 from vapo.config.written import flatten_written, written_source
 from vapo.errors import UserError
@@ -67,7 +68,17 @@ def made_from(
         tuple(layer.name for layer in files),
         tuple(c for layer, before in changed for c in _changes(config, layer, before, entries)),
         tuple(written_rates(layers)),
+        _run_with_store(layers),
     )
+
+
+def _run_with_store(layers: Sequence[Layer]) -> str | None:
+    """The folder of the last layer that names `tracking.uri`, if that is a run's folder."""
+    naming = [layer for layer in layers if layer.value("tracking.uri") is not None]
+    last = naming[-1] if naming else None
+    if last is None or last.is_overrides or last.folder is None or not holds_a_run(last.folder):
+        return None
+    return last.folder
 
 
 def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> Iterator[Change]:

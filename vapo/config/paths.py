@@ -7,15 +7,13 @@ from the current folder, as all other paths are: so a config is the same run's o
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from vapo.config.environment_variables import escape
 from vapo.config.layers import Layer, is_interpolation
 from vapo.config.origins import Origins
+from vapo.config.run_folders import is_run_folder
 from vapo.config.trees import Tree, at
 
-RECORD_NAME = "run.json"
-"""In the folder of each run; the config.yaml beside it is the run's own."""
 _NAMES = {"path", "init", "reward_model_path", "model_path", "policy_path"}
 _KEYS = {"components.value_pretraining.data"}
 _NO_PATHS = {"critic.init": ("reward_model", "policy")}
@@ -38,11 +36,6 @@ def place_paths(tree: Tree, origins: Origins) -> None:
             continue
         if (found := _beside(layer, value)) is not None:
             around[name] = escape(found)
-
-
-def is_run_folder(folder: str | Path) -> bool:
-    """Whether a run has its record here."""
-    return os.path.exists(os.path.join(folder, RECORD_NAME))
 
 
 def _beside(layer: Layer, path: str) -> str | None:

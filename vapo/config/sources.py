@@ -51,6 +51,8 @@ class Sources:
     files: tuple[str, ...] = ()
     changes: tuple[Change, ...] = ()
     rates: tuple[WrittenRate, ...] = ()
+    run_with_store: str | None = None
+    """The folder of the run whose own config names `tracking.uri`; None where the user does."""
 
     def differences(self) -> str:
         """One line: the keys whose values are not those of the files; without bookkeeping."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint import load
+from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from vapo.config import FitConfig
@@ -24,7 +24,7 @@ from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
 from vapo.networks.value_head import ValueHead, head_of
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, is_sharded, verify
-from vapo.runs.shard_index import ShardReader
+from vapo.runs.shard_index import read_index
 
 _SHOWN = 3
 _MEMBERS = "critic.members."
@@ -59,13 +59,13 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
     """The weights of all shards put together."""
-    reader, prefix = ShardReader(folder), "state_dict."
+    index, prefix = read_index(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
-        for name, entry in reader.read_metadata().state_dict_metadata.items()
+        for name, entry in index.state_dict_metadata.items()
         if name.startswith(prefix) and isinstance(entry, TensorStorageMetadata)
     }
-    load(weights, storage_reader=reader, no_dist=True)
+    load(weights, storage_reader=FileSystemReader(folder), no_dist=True)
     return {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
 
 

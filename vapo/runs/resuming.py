@@ -14,7 +14,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import identity_values
 from vapo.config.layers import read_text
 from vapo.config.nearest_path import nearest_path
-from vapo.config.paths import is_run_folder
+from vapo.config.run_folders import is_run_folder
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
 from vapo.runs.manifests import (

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -23,14 +24,16 @@ from typing import IO, Any, Literal
 
 from vapo.config import FitConfig
 from vapo.config.checkpoints import config_identity
-from vapo.config.paths import RECORD_NAME
+from vapo.config.run_folders import RECORD_NAME, is_run_folder
 from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
 from vapo.system.files import folder_locked, try_lock, why_not_writable, write_text
 from vapo.system.process import is_main_process
+from vapo.tracking.records import is_run_id
 
 LAST, BEST = "last.ckpt", "best.ckpt"
+_MAX_RECORD_BYTES = 2**20
 
 State = Literal["begun", "running", "stopped", "finished"]
 """`begun`: the folder is there, and the run is not yet recorded."""
@@ -125,9 +128,11 @@ def number_of(run_dir: Path) -> int:
 
 def read_record(run_dir: Path) -> dict[str, Any]:
     """run.json, or nothing where it cannot be read."""
+    path = run_dir / RECORD_NAME
     try:
-        contents = json.loads((run_dir / RECORD_NAME).read_text())
-    except (OSError, ValueError):
+        with path.open("rb") if path.is_file() else nullcontext() as file:
+            contents = json.loads(file.read(_MAX_RECORD_BYTES)) if file is not None else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return contents if isinstance(contents, dict) else {}
 
@@ -175,6 +180,29 @@ def _cannot_make(base: Path, reason: str | None) -> UserError:
     )
 
 
+def _check_own_places(run_dir: Path) -> None:
+    """Check that what a resumed run writes stays in its folder, which may come from somebody else.
+
+    Its checkpoints may lie on another disk, but not in the folder of another run.
+
+    Raises: UserError naming the link.
+    """
+    for name in (".lock", "tracking", "rollouts", "pretrained_critic", "csv", "wandb"):
+        path = run_dir / name
+        if path.is_symlink() or (name == ".lock" and path.exists() and not path.is_file()):
+            raise UserError(
+                f"{path} is a link or no file, and a run writes into its own folder alone: put "
+                "there what it leads to, or remove it"
+            )
+    checkpoints = run_dir / "checkpoints"
+    other = checkpoints.resolve().parent
+    if checkpoints.is_symlink() and is_run_folder(other):
+        raise UserError(
+            f"{checkpoints} is a link to the checkpoints of {other}, which is another run: resume "
+            "that one, or put a copy of its checkpoints there"
+        )
+
+
 def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunDir:
     """A new folder, or that of the resumed run; locked by the first process.
 
@@ -183,9 +211,12 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     identity = identity_of(config)
     if resume is not None:
         path = resume.run_dir
+        _check_own_places(path)
         record = read_record(path)
         is_same = record.get("identity") == identity
-        run_dir = RunDir(path, identity, record.get("mlflow_run_id"), number_of(path), is_same)
+        run_id = record.get("mlflow_run_id")
+        run_id = run_id if is_run_id(run_id) else None
+        run_dir = RunDir(path, identity, run_id, number_of(path), is_same)
         try:
             run_dir.lock()
             if is_main_process():

@@ -1,14 +1,14 @@
 """The index of a sharded checkpoint, read so that nothing in the checkpoint can run code.
 
 The index is a pickle, and so is each plain value beside the tensors. torch reads both as they
-stand: a pickle may name any function, which is then called. Here an index may name torch's own
-classes of an index alone, and a plain value may consist of what `weights_only` allows.
+stand: a pickle may name any function, which is then called. So the operations of an index are
+read first, as data: it may name torch's own classes of an index alone. A plain value may consist
+of what `weights_only` allows.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
 import pickletools
 from pathlib import Path
 from typing import Any
@@ -35,18 +35,14 @@ _ALLOWED = {
     ("torch", "Size"),
     ("pathlib", "PosixPath"),
 }
+_OPERATIONS = """
+    PROTO FRAME STOP MARK MEMOIZE BINGET LONG_BINGET STACK_GLOBAL REDUCE NEWOBJ BUILD
+    SHORT_BINUNICODE BINUNICODE BINUNICODE8 NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+    BINFLOAT EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT SETITEM
+    SETITEMS EMPTY_SET ADDITEMS
+"""
 _MAX_INDEX_BYTES = 2**28
 _MAX_VALUE_BYTES = 2**24
-
-
-class ShardReader(FileSystemReader):
-    """torch's reader of shards, with an index that was read as above."""
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        index = read_index(Path(self.path))
-        if index.storage_meta is not None:
-            index.storage_meta.load_id = self.load_id
-        return index
 
 
 def check_shards(checkpoint: Path) -> None:
@@ -80,10 +76,8 @@ def read_index(checkpoint: Path) -> Metadata:
             text = file.read(_MAX_INDEX_BYTES + 1)
         if len(text) > _MAX_INDEX_BYTES:
             raise ValueError(f"it is larger than {_MAX_INDEX_BYTES} bytes")
-        for operation, argument, _ in pickletools.genops(text):
-            if operation.name.endswith("PUT") and int(argument) > len(text):
-                raise ValueError("a number in it asks for more memory than any index needs")
-        index = _IndexUnpickler(io.BytesIO(text)).load()
+        _check_operations(text)
+        index = FileSystemReader(checkpoint).read_metadata()
         if not isinstance(index, Metadata):
             raise TypeError(f"it is a {type(index).__name__}")
         for stored in index.storage_data.values():
@@ -105,13 +99,38 @@ def _check_place(checkpoint: Path, stored: Any) -> None:
         raise ValueError(f"it names {name!r:.200}, which is no file of shards in its folder")
 
 
-class _IndexUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
-        if (module, name) not in _ALLOWED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index needs")
-        return super().find_class(module, name)
+def _check_operations(text: bytes) -> None:
+    """Read the operations of a pickle without doing one.
+
+    A name is two texts that are put down one right after the other, so they are known here. The
+    memo has texts that are put down again.
+
+    Raises: ValueError: an operation or a name that no index has, or the pickle is cut off.
+    """
+    allowed, memo = frozenset(_OPERATIONS.split()), list[str | None]()
+    put_down: list[str | None] = []  # the latest, None for anything but a text
+    for operation, argument, _ in pickletools.genops(text):
+        name = operation.name
+        if name not in allowed:
+            raise ValueError(f"it has the operation {name}, which no index needs")
+        if name == "MEMOIZE":
+            memo.append(put_down[-1] if put_down else None)
+        elif name == "STACK_GLOBAL":
+            _check_name(*put_down[-2:])
+            put_down = [None]
+        elif "UNICODE" in name:
+            put_down = [*put_down[-1:], str(argument)]
+        elif name in ("BINGET", "LONG_BINGET"):
+            put_down = [*put_down[-1:], memo[int(argument or 0)]]
+        elif name not in ("PROTO", "FRAME"):
+            put_down = [None]
+
+
+def _check_name(module: str | None = None, name: str | None = None) -> None:
+    """Raises: ValueError."""
+    is_dtype = module == "torch" and isinstance(getattr(torch, str(name), None), torch.dtype)
+    if not is_dtype and (module, name) not in _ALLOWED:
+        raise ValueError(f"it names {module}.{name}, which no index needs")
 
 
 def _refused(path: Path, reason: str) -> UserError:

@@ -26,7 +26,7 @@ from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.files import try_lock, write_text
 from vapo.system.shown_text import format_seconds
-from vapo.tracking.journal import read_target
+from vapo.tracking.journal_folders import read_target
 
 SWEEP_RECORD = "sweep.json"
 _LOG_LINES = 15

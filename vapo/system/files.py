@@ -148,6 +148,63 @@ def check_regular_file(path: Path) -> None:
         raise UserError(f"{path} is {kind}: give a regular file")
 
 
+_FLAGS = {
+    "rb": os.O_RDONLY,
+    "ab": os.O_RDWR | os.O_CREAT | os.O_APPEND,
+    "wb": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+}
+
+
+def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> IO[bytes]:
+    """Open a file that lies in a folder, or in a folder of it: what lies behind a link does not.
+
+    Raises: OSError, also where something else than a file has the name; a FIFO is not waited for.
+    """
+    inside = _open_folder(folder, name)
+    try:
+        flags = _FLAGS[mode] | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(Path(name).name, flags, 0o666, dir_fd=inside)
+    finally:
+        os.close(inside)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise FileNotFoundError(errno.ENOENT, "it is no file", str(folder / name))
+    return os.fdopen(descriptor, mode, buffering)
+
+
+def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
+    """The content of a file of a folder; None where there is none, or a larger one.
+
+    Raises: OSError if it is there, and cannot be read now.
+    """
+    try:
+        with open_inside(folder, name, "rb") as file:
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                return None
+            return file.read(max_bytes)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
+            return None
+        raise
+
+
+def remove_inside(folder: Path, name: str) -> None:
+    """Remove a file of a folder if it is there; of a link the link alone. Raises: OSError."""
+    with suppress(FileNotFoundError):
+        inside = _open_folder(folder, name)
+        try:
+            os.unlink(Path(name).name, dir_fd=inside)
+        finally:
+            os.close(inside)
+
+
+def _open_folder(folder: Path, name: str) -> int:
+    """The folder, which may itself be named by a link, or the one in it that has the file."""
+    subfolder, _, _ = name.rpartition("/")
+    no_link = os.O_NOFOLLOW if subfolder else 0
+    return os.open(folder / subfolder, os.O_RDONLY | os.O_DIRECTORY | no_link)
+
+
 @contextmanager
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
     """Keep every other process out of this block, for this folder, while short work is done in it.

@@ -7,27 +7,41 @@ FOLDER/
     sent.json       how much of the journal was sent; a crash may leave it behind, never ahead
     refused.jsonl   records that the store refused, with its reasons
     lock            held by the run, or by `vapo deliver`
+
+A run's folder may come from somebody else. So nothing outside of it is read, sent, written or
+removed, whatever its lines and links say.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections import deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 from uuid import uuid4
 
 from vapo.errors import UserError
-from vapo.system.files import sync, try_lock, write_whole
-from vapo.tracking.records import Kind, Record
+from vapo.system.files import open_inside, read_inside, remove_inside, try_lock, write_whole
+from vapo.tracking.journal_folders import (
+    FOLDER,
+    JOURNAL_NAME,
+    NAMES,
+    SENT_NAME,
+    TARGET_NAME,
+    cannot_write_journal,
+    check_own_files,
+)
+from vapo.tracking.records import Record
 
-JOURNAL_NAME = "journal.jsonl"
-_TARGET = "target.json"
+_PAYLOAD = re.compile(rf"{FOLDER}/[0-9a-f]{{32}}")
+_MAX_PAYLOAD_BYTES = 2**30
+_MAX_LINE_BYTES = 2**26
 
 
 class JournalInUseError(UserError):
@@ -54,7 +68,8 @@ class Journal:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = (folder / "lock").open("w")
+            check_own_files(folder)
+            self._lock = open_inside(folder, "lock", "ab")
             if not try_lock(self._lock, with_children=True):
                 raise JournalInUseError(
                     f"{folder} is in use: its run, or a `vapo deliver`, is still running"
@@ -112,10 +127,8 @@ class Journal:
         """
         for record in map(_parse, self._written):
             if record and record.kind == "file":
-                try:
-                    record = replace(record, payload=self._path(record.payload).read_bytes())
-                except FileNotFoundError:
-                    record = None
+                content = read_inside(self._path(""), record.payload, _MAX_PAYLOAD_BYTES)
+                record = None if content is None else replace(record, payload=content)
             yield record
         yield from self._unwritten
 
@@ -127,7 +140,7 @@ class Journal:
         lines = list(islice(self._written, num))
         is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
-            with self._path("refused.jsonl").open("ab") as refused:
+            with open_inside(self._path(""), "refused.jsonl", "ab") as refused:
                 for line in lines:
                     entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
                     refused.write(json.dumps(entry).encode() + b"\n")
@@ -139,7 +152,7 @@ class Journal:
             self._mark(self._sent_bytes + sum(map(len, lines)))
             for record in map(_parse, lines if refused_for is None else []):
                 if record and record.kind == "file":
-                    self._path(record.payload).unlink(missing_ok=True)
+                    remove_inside(self._path(""), record.payload)
 
     def start_over(self, without: Container[str]) -> None:
         """Let every record be sent again, to another run: all but the kinds `without`, and
@@ -161,16 +174,33 @@ class Journal:
         """Note whose records these are. Raises: OSError."""
         if self.folder is not None:
             target = {"tracking_uri": tracking_uri, "mlflow_run_id": run_id}
-            (self.folder / _TARGET).write_text(json.dumps(target) + "\n")
+            with open_inside(self.folder, TARGET_NAME, "wb") as file:
+                file.write(json.dumps(target).encode() + b"\n")
 
     def sync(self) -> None:
         """Force everything that was written to the disk."""
         if self.folder is None:
             return
         with suppress(OSError):
-            for path in (self.folder / "files").glob("*"):
-                sync(path)
+            for name in os.listdir(self.folder / FOLDER) if (self.folder / FOLDER).is_dir() else ():
+                if _PAYLOAD.fullmatch(f"{FOLDER}/{name}"):
+                    with open_inside(self.folder, f"{FOLDER}/{name}", "rb") as file:
+                        os.fsync(file.fileno())
             os.fsync(self._file.fileno())
+
+    def discard(self) -> None:
+        """Remove what the closed journal has written; what else lies in its folder stays there."""
+        if self.folder is None:
+            return
+        with suppress(OSError):  # what cannot be removed is left
+            for record in filter(None, map(_parse, _lines(self.folder))):
+                if record.kind == "file":
+                    remove_inside(self.folder, record.payload)
+            for name in NAMES:
+                remove_inside(self.folder, name)
+            for path in (self.folder / FOLDER, self.folder):
+                if path.is_dir() and not any(path.iterdir()):
+                    path.rmdir()
 
     def close(self) -> None:
         if self.folder is not None:
@@ -180,40 +210,42 @@ class Journal:
 
     def _open(self) -> None:
         """Read the lines that were not sent, and open the file for appending."""
-        self._file = self._path(JOURNAL_NAME).open("ab", buffering=0)
+        self._file = open_inside(self._path(""), JOURNAL_NAME, "ab", buffering=0)
         self._end = sum(map(len, _lines(self._path(""))))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
         self._sent_bytes = 0
         with suppress(OSError, ValueError, KeyError, TypeError):
-            marked = int(json.loads(self._path("sent.json").read_text())["bytes"])
-            self._sent_bytes = marked if marked <= self._end else 0
+            text = read_inside(self._path(""), SENT_NAME, _MAX_LINE_BYTES)
+            marked = int(json.loads(text or b"{}")["bytes"])
+            self._sent_bytes = marked if 0 <= marked <= self._end else 0
         self._written = deque(_lines(self._path(""), self._sent_bytes))
 
     def _mark(self, sent_bytes: int) -> None:
         self._sent_bytes = sent_bytes
-        aside = self._path(".sent.json")  # not forced to disk: the run's thread may be waiting
-        aside.write_text(json.dumps({"bytes": sent_bytes}))
-        aside.replace(self._path("sent.json"))
+        # not forced to disk: the run's thread may be waiting
+        with open_inside(self._path(""), ".sent.json", "wb") as aside:
+            aside.write(json.dumps({"bytes": sent_bytes}).encode())
+        self._path(".sent.json").replace(self._path(SENT_NAME))
 
     def _write(self, record: Record) -> bytes:
         """Write an artifact's content, then the line; after an error neither of them is there."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
         is_file = record.kind == "file"
-        payload = f"files/{uuid4().hex}" if is_file else record.payload
+        payload = f"{FOLDER}/{uuid4().hex}" if is_file else record.payload
         value = {"kind": record.kind, "payload": payload, "name": record.name}
         line = json.dumps(value).encode() + b"\n"
         try:
             if is_file:
-                path = self._path(payload)
-                path.parent.mkdir(exist_ok=True)  # not the journal's folder: it may be deleted
-                path.write_bytes(record.payload)
+                self._path(FOLDER).mkdir(exist_ok=True)  # not the journal's: it may be deleted
+                with open_inside(self._path(""), payload, "wb") as file:
+                    file.write(record.payload)
             if self._file.write(line) != len(line):
                 raise OSError("no room for a whole line")
         except OSError:
             os.ftruncate(self._file.fileno(), self._end)
             if is_file:
-                path.unlink(missing_ok=True)
+                remove_inside(self._path(""), payload)
             raise
         self._end += len(line)
         return line
@@ -225,9 +257,16 @@ class Journal:
 
 def _lines(folder: Path, start: int = 0) -> Iterator[bytes]:
     """The whole lines of a journal after byte `start`: one that is being written is left out."""
-    with (folder / JOURNAL_NAME).open("rb") as file:
+    with open_inside(folder, JOURNAL_NAME, "rb") as file:
         file.seek(start)
-        yield from (line for line in file if line.endswith(b"\n"))
+        while line := file.readline(_MAX_LINE_BYTES):
+            if len(line) == _MAX_LINE_BYTES:
+                raise UserError(
+                    f"{folder / JOURNAL_NAME} has a line longer than {_MAX_LINE_BYTES} bytes, "
+                    "which no run writes: remove the line"
+                )
+            if line.endswith(b"\n"):
+                yield line
 
 
 def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
@@ -244,37 +283,54 @@ def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
     return list(filter(None, map(_parse, lines))), start + sum(map(len, lines))
 
 
-def read_target(folder: Path) -> dict[str, Any] | None:
-    """What `Journal.bind` noted: `tracking_uri` and `mlflow_run_id`; None if nothing readable."""
-    try:
-        target = json.loads((folder / _TARGET).read_text())
-    except (OSError, ValueError):
-        return None
-    return target if isinstance(target, dict) and "tracking_uri" in target else None
-
-
-def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], None]) -> None:
-    """Rename the folder if another run's journal is in it, so that its records are kept."""
-    target = read_target(folder)
-    if target is None or target.get("mlflow_run_id") == run_id:
-        return
-    other = folder.with_name(f"{folder.name}-{str(target.get('mlflow_run_id'))[:12]}")
-    if not other.exists():
-        folder.rename(other)
-        note(f"tracking: the records of an earlier run in {folder} are now in {other}")
-
-
-def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
-    return UserError(
-        f"cannot write the run's records in {folder}: {error.strerror}; make room, or choose "
-        "another output_dir or export_dir"
-    )
-
-
 def _parse(line: bytes) -> Record | None:
     """None for a damaged line; the payload of a file is its path in the journal's folder."""
     try:
         record = Record(**json.loads(line))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return None
-    return record if record.kind in get_args(Kind) else None
+    if record.kind == "file":
+        named = isinstance(record.payload, str) and _PAYLOAD.fullmatch(record.payload)
+        return record if named and isinstance(record.name, str) else None
+    return record if _is_well_formed(record) else None
+
+
+def _is_well_formed(record: Record) -> bool:
+    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
+    payload = record.payload
+    if record.kind == "metrics":
+        return isinstance(payload, list) and all(map(_is_metric, payload))
+    if record.kind in ("params", "tags"):
+        items = payload.items() if isinstance(payload, dict) else [(None, None)]
+        return all(isinstance(text, str) for item in items for text in item)
+    if record.kind == "note":
+        return isinstance(payload, str)
+    if record.kind == "inputs":
+        return isinstance(payload, list) and all(map(_is_input, payload))
+    return (
+        record.kind == "status"
+        and isinstance(payload, list)
+        and len(payload) == 2
+        and isinstance(payload[0], str)
+        and _is_time(payload[1])
+    )
+
+
+def _is_metric(item: Any) -> bool:
+    if not isinstance(item, list) or len(item) != 4:
+        return False
+    key, value, at_ms, step = item
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(key, str) and is_number and _is_time(at_ms) and _is_time(step)
+
+
+def _is_input(item: Any) -> bool:
+    if not isinstance(item, list) or len(item) != 5:
+        return False
+    *texts, num_rows, source = item
+    return isinstance(num_rows, int) and all(isinstance(x, str) for x in (*texts, source))
+
+
+def _is_time(value: Any) -> bool:
+    """A count that a store has room for: a time in ms, a step."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

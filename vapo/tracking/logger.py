@@ -6,7 +6,6 @@ import atexit
 import io
 import math
 import re
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +17,8 @@ from vapo.errors import UserError
 from vapo.system.process import is_main_process
 from vapo.tracking.also import Also, check_also
 from vapo.tracking.delivery import Delivery, DeliveryReport
-from vapo.tracking.journal import Journal, cannot_write_journal, set_aside_others
+from vapo.tracking.journal import Journal
+from vapo.tracking.journal_folders import cannot_write_journal, set_aside_others
 from vapo.tracking.metric_names import present_name
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
@@ -277,8 +277,8 @@ class RunLogger(Logger):
     def discard_journal(self) -> None:
         """Remove the journal of a run that is never resumed, if the store has all its records."""
         report = self._report
-        if report and self._journal.folder and not report.undelivered and not report.refused:
-            shutil.rmtree(self._journal.folder, ignore_errors=True)
+        if report and not report.undelivered and not report.refused:
+            self._journal.discard()
 
     def describe(self) -> str:
         """Where the run is recorded, for the summary."""

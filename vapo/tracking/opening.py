@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import glob
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from vapo.errors import UserError
 from vapo.redaction.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.system.files import write_whole
 from vapo.tracking.delivery import one_line
+from vapo.tracking.known_stores import remember_store
 from vapo.tracking.sink import active_run
 from vapo.tracking.stores import Store, cannot_write_store
 
@@ -52,6 +52,8 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
             note(f"creating the tracking store {store.database} (some seconds, once)")
         with _answering(store) as client:
             from mlflow.exceptions import MlflowException
+
+            remember_store(store)
 
             found = client.get_experiment_by_name(experiment)
             if found is None:
@@ -95,8 +97,8 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
         if (database := store.database) and not database.exists():
             from mlflow.db import upgrade
 
-            for left in database.parent.glob(f".{glob.escape(database.name)}.new*"):
-                left.unlink()  # of a process that was killed
+            for suffix in ("", "-journal", "-wal", "-shm"):  # of a process that was killed
+                database.with_name(f".{database.name}.new{suffix}").unlink(missing_ok=True)
             # aside: MLflow never opens a store again whose making was cut short
             with _changes_are_not_waited_for():
                 write_whole(database, lambda aside: upgrade.callback(f"sqlite:///{aside}"))

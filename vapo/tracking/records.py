@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -44,6 +45,11 @@ class Record:
     name: str = ""
 
 
+def is_run_id(value: object) -> bool:
+    """Whether this may be the id of an MLflow run: it is put into addresses and names of files."""
+    return isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z_-]{1,64}", value) is not None
+
+
 def with_score(note: str, score_line: str) -> str:
     """The description `note` with this line first, in place of an earlier score."""
     first, _, rest = note.partition("\n\n")
@@ -69,7 +75,11 @@ def with_table(listed: str, name: str) -> str:
     It is bounded: the oldest tables drop out of it, and stay readable as artifacts.
     """
     entry = {"path": name, "type": "table"}
-    tables = [*(table for table in json.loads(listed) if table != entry), entry]
+    try:
+        earlier = json.loads(listed)
+    except (ValueError, RecursionError):  # somebody has written into the tag
+        earlier = []
+    tables = [*(table for table in earlier if table != entry), entry]
     while len(json.dumps(tables)) > _MAX_TAG_CHARS:
         del tables[0]
     return json.dumps(tables)

@@ -1,0 +1,73 @@
+"""The stores that this user has named, in a file of the home folder as ssh has one of hosts.
+
+A run's folder may come from somebody else, and it names a store. To use a store is to send it what
+the environment has of credentials, and to write artifacts where it says. So a store that only a
+run's folder names is not used, unless the user names it too: in MLFLOW_TRACKING_URI, in an option
+or a config of this command, or in one of an earlier command, which this file remembers.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from vapo.config.credentials import TRACKING_URI, split_uri
+from vapo.errors import UserError
+from vapo.tracking.stores import Store, locate_store
+
+_MAX_BYTES = 2**22
+
+
+def remember_store(store: Store) -> None:
+    """Note a store that the user has named. Where that is not possible, it is asked for again."""
+    if is_known(store):
+        return
+    with suppress(OSError, RuntimeError):  # no home folder, or one that may not be written
+        path = _path()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{_name(store)}\n")
+
+
+def is_known(store: Store) -> bool:
+    """Whether the user has named this store: in the environment, or for an earlier command."""
+    name = _name(store)
+    with suppress(UserError):
+        variable = os.environ.get(TRACKING_URI, "")
+        if variable and _name(locate_store(split_uri(variable).bare)) == name:
+            return True
+    try:
+        with _path().open(encoding="utf-8", errors="replace") as file:
+            return name in file.read(_MAX_BYTES).splitlines()
+    except (OSError, RuntimeError):
+        return False
+
+
+def check_known(uri: str, *, named_by: Path, how: str) -> None:
+    """Check a store that only a folder or a file of a run names.
+
+    Args:
+        how: what the user writes to name the store, up to its address.
+
+    Raises: UserError: the user has not named it.
+    """
+    store = locate_store(uri)
+    if is_known(store):
+        return
+    shown = store.shown_uri
+    raise UserError(
+        f"{named_by} names the store {shown}, which no command of yours has used so far; records "
+        "and credentials are sent only to a store that you name yourself. If this is the right "
+        f"one, add {how}{shown}, or set {TRACKING_URI}; else add the one that you want"
+    )
+
+
+def _name(store: Store) -> str:
+    return " ".join(store.shown_uri.rstrip("/").split())
+
+
+def _path() -> Path:
+    """Raises: RuntimeError: there is no home folder."""
+    folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
+    return Path(folder) / "vapo" / "stores"
