@@ -1,4 +1,4 @@
-"""`vapo fit` ends itself: by a watcher, and by a critic whose numbers are not finite."""
+"""`vapo fit` ends itself: by a watcher, and by an actor or a critic that is not finite."""
 
 from __future__ import annotations
 
@@ -60,6 +60,26 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert again == run
     assert summary(run)["status"] == "FINISHED"
     assert int(read_checkpoint(run / "checkpoints/last.ckpt")["state_dict"]["iteration"]) == 5
+
+
+def test_an_actor_whose_logits_are_not_finite_stops_the_run(tmp_path: Path) -> None:
+    """There is nothing to sample from; after an update, too, that made a weight infinite."""
+    actor = tmp_path / "actor"
+    shutil.copytree(ROOT / "models/state_tracking/policy", actor)
+    weights = load_file(actor / "model.safetensors")
+    weights["model.norm.weight"][:] = 3e38  # finite, as loading demands; its products are not
+    save_file(weights, actor / "model.safetensors", {"format": "pt"})
+    run, out, err = stopped_fit(tmp_path, f"actor.path={actor}")
+    assert "vapo: the run stopped: the policy's logits after prompt " in err
+    assert "are not finite: its weights have diverged (look at actor/grad_norm) or overflow" in err
+    assert "there is no checkpoint from before it" in err
+    contents = summary(run)
+    assert contents["status"] == "FAILED"
+    assert contents["stopped"].startswith("the policy's logits after prompt ")
+    assert "\nstopped       the policy's logits" in out
+    _, recorded_run = recorded(tmp_path, run)
+    assert recorded_run.info.status == "FAILED"
+    assert recorded_run.data.tags["stopped"] == contents["stopped"]
 
 
 def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:

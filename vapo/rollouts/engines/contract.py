@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import RolloutConfig
-from vapo.errors import UserError
+from vapo.errors import StoppedRun, UserError
 from vapo.system.process import derive_seed
 
 # All weights of the actor, as (name, full tensor) pairs of its state dict. Every rank must call it
@@ -179,8 +179,11 @@ class Sampler(Protocol):
         """Free the engine."""
 
 
-class NonFiniteLogitsError(RuntimeError):
-    """The policy's logits are NaN or infinite: its weights have diverged or overflow."""
+class NonFiniteLogitsError(StoppedRun):
+    """The policy's logits are NaN or infinite: its weights have diverged or overflow.
+
+    Nothing can be sampled from it, so the run ends itself. One rank alone may find it.
+    """
 
     def __init__(self, prompt_id: str) -> None:
         super().__init__(
