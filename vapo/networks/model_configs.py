@@ -8,23 +8,27 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoConfig, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
+from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
+from vapo.networks.config_files import CONFIG_FILE, check_config_file
 from vapo.networks.model_folders import folder_with_config, local_folder
 from vapo.networks.probe import ProbeModelConfig, of_the_probe
 from vapo.networks.value_head import has_classifier
 
 logger = logging.getLogger(__name__)
 
-_LOADING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError)
+_SPEAKING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+"""Errors whose text says what is wrong; others say it together with their name."""
 # Names under which architectures rescale or bend the logits after `lm_head`, and the value
 # that changes nothing.
 _LOGIT_TRANSFORMS = {
@@ -36,9 +40,21 @@ _LOGIT_TRANSFORMS = {
 
 
 def read_model_config(path: str) -> PreTrainedConfig:
-    folder_with_config(path)
+    """The config of a model's folder or hub id, with dropout 0.
+
+    Raises: UserError: there is none, or its config.json has something that no model has.
+    """
+    folder = folder_with_config(path)
     with refusals(path, "config.json"):
+        if folder is None:
+            check_config_file(Path(cached_file(path, CONFIG_FILE) or ""))
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        parts = (config, config.get_text_config(), config.get_text_config(decoder=True))
+    if not all(isinstance(part, PreTrainedConfig) for part in parts):
+        raise UserError(
+            f"{path}/{CONFIG_FILE}: {type(config).__name__} has no part that describes a model of "
+            "text, as the file has (text_config, decoder or generator): take it out"
+        )
     _remove_configured_dropout(path, config)
     return config
 
@@ -120,11 +136,15 @@ def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig)
 
 @contextmanager
 def refusals(path: str, what: str) -> Iterator[None]:
-    """Turn every failure to load into one line of error."""
+    """Turn every failure of a library to load what a model's folder has into one line of error."""
     try:
         yield
-    except _LOADING_ERRORS as error:
+    except UserError:
+        raise
+    except Exception as error:  # a config's numbers reach any line of a model's code
         reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        if not isinstance(error, _SPEAKING_ERRORS):
+            reason = f"{type(error).__name__}: {reason}"
         hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"
         if "safetensors" in reason or "model.bin" in reason:
             hint += "; weights must be safetensors, as model.save_pretrained writes them"

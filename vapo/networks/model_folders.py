@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from functools import lru_cache
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
 from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.networks.config_files import CONFIG_FILE, Shapes, check_config_file
 from vapo.system.hub import read_cache_if_unreachable
 
 _NO_OWNERS = ("models", "runs", "mlruns")
@@ -33,6 +35,15 @@ _TOKENIZER_FILES = (
     "sentencepiece.bpe.model",
     "tekken.json",
 )
+_BESIDE_TOKENIZERS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+_MAX_TOKENIZER_BYTES = 100_000_000
 
 
 def local_folder(path: str) -> Path | None:
@@ -49,12 +60,17 @@ def local_folder(path: str) -> Path | None:
 
 
 def folder_with_config(path: str) -> Path | None:
-    """The same, with a config.json in it. Raises: UserError: there is none."""
+    """The same, with a config.json in it, whose numbers a model can have.
+
+    Raises: UserError: there is none, or a number in it is not that of a model with these weights.
+    """
     folder = local_folder(path)
     if folder is None:
         read_cache_if_unreachable()
-    elif not (folder / "config.json").is_file():
+    elif not (folder / CONFIG_FILE).is_file():
         raise UserError(f"{path}: no config.json, so this is not a Hugging Face model folder")
+    else:
+        check_config_file(folder / CONFIG_FILE, _shapes_in(folder))
     return folder
 
 
@@ -70,12 +86,25 @@ def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
     folder = folder_with_config(path)
     if folder is None:
         return
-    if has_tokenizer and not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    if has_tokenizer:
+        _check_tokenizer_files(folder)
+    _check_weight_files(folder)
+
+
+def _check_tokenizer_files(folder: Path) -> None:
+    """Raises: UserError: there is none, or one that would take minutes and gigabytes to read."""
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
-            f"{path}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
+            f"{folder}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "
             "save one into it with tokenizer.save_pretrained"
         )
-    _check_weight_files(folder)
+    for name in (*_TOKENIZER_FILES, *_BESIDE_TOKENIZERS):
+        file = folder / name
+        if file.is_file() and (size := file.stat().st_size) > _MAX_TOKENIZER_BYTES:
+            raise UserError(
+                f"{file} has {size / 1e6:.0f} MB, and at most {_MAX_TOKENIZER_BYTES / 1e6:.0f} are "
+                "read (tokenizers of 260,000 tokens have 35): it is damaged, or no tokenizer"
+            )
 
 
 def check_critic_folder(path: str) -> Path:
@@ -122,6 +151,26 @@ def _check_weight_files(folder: Path) -> None:
                 f"{file} is damaged or cut short ({error}); copy it again, or save it again with "
                 "model.save_pretrained"
             ) from None
+
+
+def _shapes_in(folder: Path) -> Shapes:
+    """The shapes of the folder's weights; of damaged ones, which the loader names, none."""
+    try:
+        states = [(str(file), file.stat()) for file in weight_files(folder)]
+        return _shapes(tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
+    except (UserError, SafetensorError, OSError):
+        return {}
+
+
+@lru_cache(maxsize=32)
+def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
+    """The shapes in weight files, which are known by size and time."""
+    shapes = {}
+    for file, _, _ in files:
+        with safe_open(file, framework="numpy") as weights:
+            for name in weights.keys():  # noqa: SIM118 (it is no dict)
+                shapes[name] = tuple(weights.get_slice(name).get_shape())
+    return shapes
 
 
 def weight_files(folder: Path) -> list[Path]:
