@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,20 @@ def test_sft_learns_and_is_seeded_and_the_reward_model_starts_from_it(tmp_path: 
     assert result.returncode == 0, result.stderr[-3000:]
     backbone = load_file(folder / "model.safetensors")
     assert backbone["score.weight"].abs().sum() > 0, "the head starts at 0 and is trained"
+
+
+@pytest.mark.slow
+def test_a_generation_config_does_not_lose_a_training(tmp_path: Path) -> None:
+    """Transformers loads such a file and refuses to save it."""
+    start = tmp_path / "start"
+    shutil.copytree(ROOT / "models/state_tracking/policy", start)
+    content = b'{"eos_token_id": 1, "temperature": 0.6, "top_p": 0.9}'
+    (start / "generation_config.json").write_bytes(content)
+    folder = sft(tmp_path, "trained", f"model_path={start}", "num_steps=1", "batch_size=4")
+    assert (folder / "generation_config.json").read_bytes() == content
+    before, after = (load_file(f / "model.safetensors") for f in (start, folder))
+    assert before.keys() == after.keys()
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in start.iterdir())
 
 
 def test_demonstrations_are_required(tmp_path: Path) -> None:

@@ -200,7 +200,9 @@ def test_pickled_weights(tmp_path: Path) -> None:
 def test_a_folder_is_not_overwritten(tmp_path: Path, capsys) -> None:
     folder = save_tiny_folder(tmp_path / "in")
     assert main(["import", str(folder), str(folder)]) == 2
-    assert "exists: give a new folder" in capsys.readouterr().err
+    assert (
+        f"{folder} is the folder {folder}, which is read: give another" in capsys.readouterr().err
+    )
 
 
 def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:

@@ -133,10 +133,16 @@ def test_fit_refuses_a_critic_that_reads_other_tokens_before_anything_is_made(
     ],
 )
 def test_a_gpu_that_is_not_there(
-    command: str, config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    command: str,
+    config: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(ROOT)
-    assert main([command, "--config", f"conf/{config}.yaml", "trainer.accelerator=gpu"]) == 2
+    new = [] if command == "fit" else [f"export_dir={tmp_path / 'new'}"]
+    options = ["--config", f"conf/{config}.yaml", "trainer.accelerator=gpu", *new]
+    assert main([command, *options]) == 2
     assert "trainer.accelerator is gpu, but torch sees none" in capsys.readouterr().err
 
 

@@ -36,10 +36,10 @@ from vapo.config.unread_changes import check_changes_are_read
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
+from vapo.networks.written_folders import check_new_folder
 from vapo.redaction.redactor import hide, redacted
 from vapo.runs.resuming import check_resumable, readable_checkpoint
 from vapo.system.credentials import secret_texts
-from vapo.system.files import why_not_writable
 
 Options = Mapping[str, Any]
 """A command's own options, by name."""
@@ -204,8 +204,8 @@ def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None
         with about(key):
             check_model_folder(path, has_tokenizer=True)
     check_sources(config)
-    if reason := why_not_writable(Path(config.export_dir).expanduser().absolute()):
-        raise UserError(f"export_dir: cannot write in {config.export_dir}: {reason}")
+    read, journal = [path] if path is not None else [], ("tracking",)
+    check_new_folder(config.export_dir, key="export_dir", sources=read, may_have=journal)
     check_store(config)
 
 

@@ -10,9 +10,11 @@ from typing import Any, Literal
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
-from vapo.networks.critic_folders import critic_path
+from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.export import save_folder
+from vapo.networks.generation_files import generation_file
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
+from vapo.networks.written_folders import check_new_folder, whole_folder
 from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.system.shown_text import say
@@ -24,10 +26,10 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
 
     Raises: UserError: there is something in the folder already.
     """
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UserError(f"{output_dir} is not empty: give a new folder")
+    check_new_folder(output_dir, sources=[str(checkpoint)])
     contents = read_checkpoint(checkpoint)
     config = from_yaml(FitConfig, contents["config"], source=str(checkpoint))
+    check_new_folder(output_dir, sources=_model_folders(config))
     head = config.critic.head_function
     if network == "critic" and head is not None:
         raise UserError(
@@ -36,12 +38,32 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
             f"{checkpoint} --value_page page.html` shows its values; in Python, "
             "vapo.runs.checkpoints.network_state has its weights"
         )
+    with whole_folder(output_dir) as aside:
+        _write(contents, config, network, aside)
+    if network == "actor" and (said := no_better_than_start(contents)):
+        say(f"vapo: {said}", file=sys.stderr)
+    say(output_dir)
+
+
+def _model_folders(config: FitConfig) -> list[str]:
+    """The folders that the run's models come from."""
+    return [config.actor.path, *([critic_start(config)] if config.algorithm.has_critic else [])]
+
+
+def _write(
+    contents: Mapping[str, Any],
+    config: FitConfig,
+    network: Literal["actor", "critic"],
+    output_dir: Path,
+) -> None:
+    """Write the network, or one folder for each of several critics."""
     count = config.critic.count if network == "critic" else 1
     for member in range(count):
-        state = network_state(contents, network, member=member)
+        state, generation = network_state(contents, network, member=member), None
         if network == "actor":
             options = {"dtype": config.actor.dtype, "attn_implementation": "auto"}
             model = load_causal_lm(config.actor.path, **options)
+            generation = generation_file(config.actor.path)
         else:
             path, dtype = critic_path(config, member), config.critic.dtype
             model = load_value_model(
@@ -51,10 +73,8 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
                 model.config.actor_fingerprint = fingerprint(config.actor.path)
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
-        save_folder(model, dict(model.state_dict()), load_tokenizer(config.actor.path), folder)
-    if network == "actor" and (said := no_better_than_start(contents)):
-        say(f"vapo: {said}", file=sys.stderr)
-    say(output_dir)
+        tokenizer = load_tokenizer(config.actor.path)
+        save_folder(model, dict(model.state_dict()), tokenizer, folder, generation=generation)
 
 
 def no_better_than_start(contents: Mapping[str, Any]) -> str | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from pathlib import Path
 
 from vapo.errors import UserError
@@ -15,6 +13,7 @@ from vapo.networks.importing import (
     read_source,
     write_folder,
 )
+from vapo.networks.written_folders import check_new_folder, whole_folder
 from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
 
@@ -22,21 +21,15 @@ from vapo.system.shown_text import say
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:
     """Read, write aside, check what was written, and only then put it in its place."""
     quiet_libraries()
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise UserError(f"{output_dir} exists: give a new folder, or remove it first")
-    read = read_source(find_source(source), dtype)
-    aside = output_dir.with_name(f".{output_dir.name}.{os.getpid()}")
-    try:
+    found = find_source(source)
+    check_new_folder(output_dir, sources=[found.path] if found.gguf_file is None else [])
+    read = read_source(found, dtype)
+    with whole_folder(output_dir) as aside:
         write_folder(read, aside)
         try:
             check_folder(read, aside)
         except UserError as error:
             raise UserError(f"{source}: not written: {error}") from error
-        if output_dir.is_dir():
-            output_dir.rmdir()
-        aside.rename(output_dir)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     say(f"{model_description(read)}\n{output_dir}")
 
 

@@ -18,7 +18,7 @@ from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Critic, CriticOutput
-from vapo.networks.export import save_folder
+from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
@@ -66,6 +66,8 @@ def run(config: RewardModelConfig) -> None:
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
+    check_saving(critic.model, tokenizer, config.policy_path)
+    export_dir = Path(config.export_dir).expanduser()
     with recorded_run(config, sampling, "reward-model", prompts, critic) as recording:
         progress, scorer, logger = recording
         with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
@@ -111,11 +113,11 @@ def run(config: RewardModelConfig) -> None:
         )
         report = value_report(critic, heldout, pad_id)
         logger.log_metrics(report, step=config.num_steps)
-        save_folder(critic.model, dict(critic.model.state_dict()), tokenizer, config.export_dir)
+        save_folder(critic.model, dict(critic.model.state_dict()), tokenizer, export_dir)
         recorded = logger.describe()
     for key, value in report.items():
         say(f"{key}: {value:.3f}")
-    say(f"{recorded}\n{Path(config.export_dir)}")
+    say(f"{recorded}\n{export_dir}")
 
 
 def with_unfinished(

@@ -20,8 +20,9 @@ from vapo.errors import UserError
 from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.actor_critic import Actor
 from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids, name_end_tokens
-from vapo.networks.export import save_folder
+from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
+from vapo.networks.generation_files import generation_file, with_end_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
 from vapo.networks.saved_tokenizers import end_token_ids
@@ -52,6 +53,7 @@ def run(config: SftConfig) -> None:
     sampling = settled_sampling(config, config.export_dir, config.evaluation)
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
+    generation = None
     if config.model_path is None:
         new = make_tokenizer(config.new_model.alphabet)
         model: PreTrainedModel = make_model(config.new_model, new)
@@ -59,11 +61,15 @@ def run(config: SftConfig) -> None:
     else:
         model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
         tokenizer = load_tokenizer(config.model_path)
+        check_saving(model, tokenizer, config.model_path)
+        generation = generation_file(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
     ends = end_tokens(tokenizer, model.generation_config, is_chat=config.data.chat_template)
     if ends.taught not in end_token_ids(model.generation_config, tokenizer):
-        name_end_tokens(model, tokenizer, ends)  # or the policy would go on behind what it learned
+        # or the policy would go on behind what it learned
+        listed = name_end_tokens(model, tokenizer, ends)
+        generation = generation and with_end_tokens(generation, listed)
     examples = examples_of(prompts.train, config, sampling, tokenizer, ends)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(prompts, examples, config, positions)
@@ -82,7 +88,7 @@ def run(config: SftConfig) -> None:
         num_steps=config.num_steps,
         decay_fraction=config.decay_fraction,
     )
-    export_dir = Path(config.export_dir)
+    export_dir = Path(config.export_dir).expanduser()
     with recorded_run(config, sampling, "sft", prompts, model) as (progress, scorer, logger):
         train_supervised(
             module,
@@ -93,7 +99,8 @@ def run(config: SftConfig) -> None:
             accelerator=config.trainer.accelerator,
             precision=config.trainer.precision,
         )
-        save_folder(model, dict(model.state_dict()), tokenizer, export_dir)
+        state = dict(model.state_dict())
+        save_folder(model, state, tokenizer, export_dir, generation=generation)
         with playing(sampling, access_to(model, device), tokenizer, scorer) as player:
             result = evaluate(
                 prompts.heldout,

@@ -236,7 +236,7 @@ class SftConfig:
     seed: int = option(0, "seeds weights, data order", ge=0)
     model_path: str | None = option(None, "start from this folder; null: `new_model`")
     new_model: NewModelConfig = section(NewModelConfig, "the model to build")
-    export_dir: str = option(MISSING, "where the Hugging Face folder is written")
+    export_dir: str = option(MISSING, "a new folder, for the Hugging Face model")
     data: DataConfig = section(DataConfig, "prompts with demonstrations")
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")
     num_steps: int = option(3000, "optimizer steps", ge=1)
@@ -265,7 +265,7 @@ class RewardModelConfig:
 
     seed: int = option(0, "seeds sampling, data order", ge=0)
     policy_path: str = option(MISSING, "the policy whose responses are scored; also the init")
-    export_dir: str = option(MISSING, "where the Hugging Face folder is written")
+    export_dir: str = option(MISSING, "a new folder, for the Hugging Face model")
     data: DataConfig = section(DataConfig, "prompts")
     group_size: int = option(4, "responses sampled per prompt", ge=1)
     optimizer: OptimizerConfig = section(OptimizerConfig, "AdamW")

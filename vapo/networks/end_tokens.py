@@ -12,7 +12,8 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.networks.model_configs import quiet, read_model_config, refusals
+from vapo.networks.generation_files import read_generation_config
+from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
 
@@ -53,27 +54,23 @@ def folder_end_tokens(
 
     Raises: UserError: the folder has no model, or its chat template refuses an assistant's message.
     """
-    config = read_model_config(path)
-    with refusals(path, "generation config"), quiet():
-        try:
-            generation = GenerationConfig.from_pretrained(path, trust_remote_code=False)
-        except OSError:  # it has none, as it may: transformers then takes the model's config
-            generation = GenerationConfig.from_model_config(config)
+    generation = read_generation_config(path, read_model_config(path))
     return end_tokens(tokenizer, generation, is_chat=is_chat)
 
 
 def name_end_tokens(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: EndTokens
-) -> None:
+) -> list[int]:
     """Name all end tokens in the model's generation config, the tokenizer's own first.
 
-    Whoever loads the model then ends a response where this policy does.
+    Whoever loads the model then ends a response where this policy does. Returns them.
     """
     config = model.generation_config or GenerationConfig()
     first = int(tokenizer.eos_token_id)
     others = sorted(ends.ids - {first})
     config.eos_token_id = [first, *others] if others else first
     model.generation_config = config
+    return [first, *others]
 
 
 def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:

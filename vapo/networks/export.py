@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
+from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, members_of
+from vapo.networks.generation_files import GENERATION_FILE
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.lora import whole_weights
+from vapo.networks.model_configs import quiet
+from vapo.networks.tied_embeddings import set_tied
+from vapo.networks.written_folders import whole_folder
 from vapo.system.distributed import rank
 
 
@@ -20,16 +28,56 @@ def save_folder(
     state: dict[str, Tensor],
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
+    *,
+    generation: bytes | None = None,
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them.
+    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them: all, or,
+    where that fails, nothing.
 
-    The weights get the config's file permissions; safetensors writes them for the owner alone.
+    The weights get the config's file permissions; safetensors writes them for the owner alone. The
+    config says that the embeddings are tied only if they are one matrix.
+
+    Args:
+        generation: the source's generation_config.json, which is written as it is; None: the
+            model's own.
     """
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(folder, state_dict=state)
-    tokenizer.save_pretrained(folder)
-    for weights in Path(folder).glob("*.safetensors"):
-        shutil.copymode(Path(folder) / "config.json", weights)
+    if _has_two_matrices(model, state):
+        set_tied(model.config, False)
+    with whole_folder(Path(folder)) as aside:
+        with quiet():
+            model.save_pretrained(aside, state_dict=state)
+        tokenizer.save_pretrained(aside)
+        if generation is not None:
+            (aside / GENERATION_FILE).write_bytes(generation)
+        for weights in aside.glob("*.safetensors"):
+            shutil.copymode(aside / "config.json", weights)
+
+
+def check_saving(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+    """Save all but the weights of a model of the folder `path`, where nobody sees it.
+
+    Asked before a training whose result is to be saved.
+
+    Raises: UserError: the config or the tokenizer cannot be saved.
+    """
+    with TemporaryDirectory() as aside:
+        parts: dict[str, Any] = {"config.json": model.config, "tokenizer": tokenizer}
+        for name, part in parts.items():
+            try:
+                part.save_pretrained(aside)
+            except Exception as error:  # each class has its own
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise UserError(
+                    f"{path}: its {name} can be loaded, but not saved again: {reason:.400}"
+                ) from error
+
+
+def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
+    """Whether the output layer's weights are not those of the embedding."""
+    layers = (model.get_input_embeddings(), model.get_output_embeddings())
+    names = [f"{name}.weight" for name, module in model.named_modules() if module in layers]
+    weights = [state[name] for name in names if name in state]
+    return layers[1] is not None and len(weights) == 2 and not torch.equal(*weights)
 
 
 def save_network(

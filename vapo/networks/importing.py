@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, Literal
@@ -20,9 +20,11 @@ from transformers import (
 from vapo.errors import UserError
 from vapo.networks.end_tokens import end_tokens, name_end_tokens
 from vapo.networks.export import save_folder
+from vapo.networks.generation_files import generation_file, with_end_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.model_configs import check_supported, quiet, read_model_config, refusals
+from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.system.installation import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -47,10 +49,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Imported:
-    """A loaded model and its tokenizer."""
+    """A loaded model and its tokenizer, and its generation_config.json, if it has one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
+    generation: bytes | None = None
 
 
 def find_source(source: str) -> Source:
@@ -101,12 +104,15 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
         if dtype == "auto":
             dtype = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
         model = load_causal_lm(source.path, dtype=dtype, attn_implementation="auto")
-        read = Imported(model, load_tokenizer(source.path))
+        read = Imported(model, load_tokenizer(source.path), generation_file(source.path))
     else:
         read = _read_gguf(source, "float32" if dtype == "auto" else dtype)
+    named = end_token_ids(read.model.generation_config, read.tokenizer)
     ends = end_tokens(read.tokenizer, read.model.generation_config)
-    name_end_tokens(read.model, read.tokenizer, ends)
-    return read
+    listed = name_end_tokens(read.model, read.tokenizer, ends)
+    if read.generation is None or ends.ids == named:
+        return read
+    return replace(read, generation=with_end_tokens(read.generation, listed))
 
 
 def _read_gguf(source: Source, dtype: str) -> Imported:
@@ -142,7 +148,7 @@ def write_folder(read: Imported, folder: Path) -> None:
     )
     plain.generation_config = read.model.generation_config
     state: dict[str, Tensor] = {n: t.contiguous() for n, t in read.model.state_dict().items()}
-    save_folder(plain, state, read.tokenizer, folder)
+    save_folder(plain, state, read.tokenizer, folder, generation=read.generation)
 
 
 def check_folder(read: Imported, folder: Path) -> None:

@@ -21,6 +21,7 @@ from transformers import (
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, new_adapters
+from vapo.networks.generation_files import read_generation_config
 from vapo.networks.head_layers import begin_head, begin_logprob_score, class_with_head
 from vapo.networks.model_configs import (
     check_supported,
@@ -32,6 +33,7 @@ from vapo.networks.model_configs import (
 from vapo.networks.model_folders import check_model_folder
 from vapo.networks.probe import ProbeModelConfig, new_probe
 from vapo.networks.saved_tokenizers import read_tokenizer
+from vapo.networks.tied_embeddings import untie_as_saved
 from vapo.networks.value_head import (
     LOGPROB_SCORE,
     ValueHead,
@@ -92,6 +94,7 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
     if architecture and not architecture.endswith(("ForCausalLM", "LMHeadModel")):
         raise UserError(f"{path}: {architecture} is not a causal language model")
     check_supported(path, config)
+    untie_as_saved(path, config)
     model, missing = load_weights(AutoModelForCausalLM, path, config, dtype, attn_implementation)
     _check_complete(path, missing)
     head = model.get_output_embeddings()
@@ -173,10 +176,12 @@ def load_weights(
     options: dict[str, Any] = {}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
+    generation = read_generation_config(path, config)
     with refusals(path, "weights"), quiet():
         model, info = auto_class.from_pretrained(
             path,
             config=config,
+            generation_config=generation,
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             use_safetensors=True,

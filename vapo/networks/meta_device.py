@@ -25,6 +25,7 @@ from vapo.networks.model_configs import (
     read_value_config,
     refusals,
 )
+from vapo.networks.tied_embeddings import untie_as_saved
 from vapo.networks.value_head import head_in, plan_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
@@ -38,6 +39,7 @@ def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) 
     config = read_model_config(path)
     if kind == "causal_lm":
         check_supported(path, config)
+        untie_as_saved(path, config)
     else:
         write_head(config, plan_head(config, path, None).head)
     return model_of_config(
@@ -74,15 +76,15 @@ def model_of_config(
     A value model has the head that `write_head` put into the config, else a scalar one.
     """
     auto: Any = AutoModelForCausalLM
-    head = head_in(config)
-    if kind == "value_model":
+    head = head_in(config) if kind == "value_model" else None
+    if head is not None:
         auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs
     options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
     if attn_implementation != "auto":
         options["attn_implementation"] = attn_implementation
     with refusals(path, "model"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
-        if kind == "value_model":
+        if head is not None:
             put_head(model, head)
     remove_dropout(model)
     return model

@@ -60,7 +60,7 @@ def recorded_run(
         sampling: the part of the config that sampling needs (`sampling_config`).
         network: what is trained.
     """
-    export_dir = Path(config.export_dir)
+    export_dir = Path(config.export_dir).expanduser()
     require_room(export_dir, network)
     with (
         Progress() as progress,

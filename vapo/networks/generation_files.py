@@ -1,0 +1,111 @@
+"""A model's `generation_config.json`, of which the end tokens alone are read.
+
+How responses are sampled is the run's config's to say. So nothing else in the file decides whether
+a model can be loaded or saved, and a saved model gets the file as its source has it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig, PreTrainedConfig
+from transformers.utils import cached_file
+
+from vapo.errors import UserError
+from vapo.networks.config_files import MAX_BYTES
+from vapo.networks.model_folders import local_folder
+
+logger = logging.getLogger(__name__)
+
+GENERATION_FILE = "generation_config.json"
+_KEY = "eos_token_id"
+
+
+def generation_file(path: str) -> bytes | None:
+    """The content of the file in a model's folder or in a hub id's cache; None: there is none.
+
+    Raises: UserError: the file is larger than any such file is, or cannot be read.
+    """
+    folder = local_folder(path)
+    if folder is not None:
+        file = folder / GENERATION_FILE
+    else:
+        try:
+            file = Path(cached_file(path, GENERATION_FILE) or "")
+        except OSError:  # the hub has none, as it may
+            return None
+    if not file.is_file():
+        return None
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from None
+    if len(content) > MAX_BYTES:
+        raise UserError(f"{file} is larger than {MAX_BYTES} bytes: no generation config is")
+    return content
+
+
+def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationConfig:
+    """The end tokens of the model's file; without one, those of its config.json.
+
+    A file that is no JSON object is named in a warning.
+
+    Raises: UserError: an end token that is no token id of this model.
+    """
+    content = generation_file(path)
+    if content is None:
+        given, file = getattr(config, _KEY, None), "config.json"
+    else:
+        settings, file = settings_in(content), GENERATION_FILE
+        if settings is None:
+            logger.warning(
+                "%s/%s is no JSON object, so it names no end token: responses end with the "
+                "tokenizer's alone",
+                *(path, GENERATION_FILE),
+            )
+            settings = {}
+        given = settings.get(_KEY)
+    num_ids = getattr(config.get_text_config(), "vocab_size", None)
+    ids = _token_ids(given, num_ids, f"{path}/{file}")
+    return GenerationConfig(eos_token_id=ids[0] if len(ids) == 1 else ids or None)
+
+
+def settings_in(content: bytes) -> dict[str, Any] | None:
+    """What the file sets, by name; None where it is no JSON object."""
+    try:
+        settings = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
+def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
+    """The file with these end tokens; byte for byte as it is where it is no JSON object."""
+    settings = settings_in(content)
+    if settings is None:
+        return content
+    settings[_KEY] = ids[0] if len(ids) == 1 else list(ids)
+    return f"{json.dumps(settings, indent=2)}\n".encode()
+
+
+def _token_ids(given: Any, num_ids: int | None, file: str) -> list[int]:
+    """Raises: UserError: it is neither null, nor a token id, nor a list of them."""
+    listed = given if isinstance(given, list) else [] if given is None else [given]
+    ids = []
+    for entry in listed:
+        is_text = isinstance(entry, str) and entry.isascii() and entry.isdigit() and len(entry) < 20
+        number = int(entry) if is_text else entry
+        is_id = isinstance(number, int) and not isinstance(number, bool) and number >= 0
+        if not is_id or number >= (num_ids or 2**31):
+            last = "" if num_ids is None else f" (0 to {num_ids - 1})"
+            raise UserError(
+                f"{file}: {_KEY} {entry!r:.60} is no token id of this model{last}: write a token "
+                "id, a list of them, or null for the tokenizer's end token alone"
+            )
+        ids.append(int(number))
+    return ids
