@@ -60,7 +60,7 @@ def score_of(model: PreTrainedModel) -> Score:
     @torch.no_grad()
     def score(pairs):
         inputs = token_inputs(pairs, pad_id=0)
-        rows = inputs.scatter(actor(inputs, temperature=1.0)[0]).tolist()
+        rows = inputs.scatter(actor(inputs, temperature=1.0).logprobs).tolist()
         return [row[: len(response)] for row, (_, response) in zip(rows, pairs, strict=True)]
 
     return score

@@ -89,7 +89,7 @@ def update(
         inputs = token_inputs(rows, pad_id=0, layout="packed" if len(rows) > 1 else "padded").to(
             device
         )
-        logprobs = inputs.scatter(actor(inputs, temperature=1.0)[0])
+        logprobs = inputs.scatter(actor(inputs, temperature=1.0).logprobs)
         values = inputs.scatter(critic(inputs).values)
         mask = inputs.response_mask
         rewards = torch.zeros_like(values)

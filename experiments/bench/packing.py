@@ -84,8 +84,8 @@ def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.d
         for chunk in chunks:
             inputs = chunk.to(device)
             if isinstance(network, Actor):
-                logprobs, entropy, _ = network(inputs, temperature=1.0)
-                loss = (logprobs - 0.01 * entropy).sum()
+                output = network(inputs, temperature=1.0)
+                loss = (output.logprobs - 0.01 * output.entropy).sum()
             else:
                 loss = (network(inputs).values - 1.0).square().sum()
             loss.backward()

@@ -59,8 +59,8 @@ def update(actor: Actor, chunks: list[TokenInputs], precision: str) -> float:
         device = inputs.input_ids.device.type
         mixed = torch.autocast(device, torch.bfloat16) if precision == "bf16" else nullcontext()
         with mixed:
-            logprobs, entropy = actor(inputs, temperature=1.0)
-            loss = (logprobs - 0.01 * entropy).sum()
+            output = actor(inputs, temperature=1.0)
+            loss = (output.logprobs - 0.01 * output.entropy).sum()
         loss.backward()
     norm = float(torch.nn.utils.get_total_norm([p.grad for p in actor.parameters()]))
     actor.zero_grad(set_to_none=True)

@@ -44,7 +44,7 @@ def config(tmp_path: Path, *overrides: str, tied: bool = False, runs: str = "run
 
 def logprobs(model: Any) -> torch.Tensor:
     with torch.no_grad():
-        values: torch.Tensor = Actor(model)(INPUTS, temperature=1.0)[0]
+        values: torch.Tensor = Actor(model)(INPUTS, temperature=1.0).logprobs
     return values
 
 

@@ -372,14 +372,14 @@ def test_with_adapters_too(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     for layout in ("padded", "shared_prompts"):
         assert choose_layout(layout, [actor.model]) == layout
         inputs = token_inputs(PAIRS, pad_id=0, layout=layout)
-        logprobs, entropy, _ = actor(inputs, temperature=1.0)
+        output = actor(inputs, temperature=1.0)
         actor.zero_grad()
-        (weights * torch.stack([logprobs, entropy])).sum().backward()
+        (weights * torch.stack([output.logprobs, output.entropy])).sum().backward()
         gradients = [p.grad for p in actor.parameters() if p.requires_grad]
         flat = torch.cat([g.flatten() for g in gradients if g is not None])
         with torch.no_grad():
             frozen = reference(inputs, temperature=1.0).logprobs
-        found[layout] = [logprobs, entropy, flat, frozen]
+        found[layout] = [output.logprobs, output.entropy, flat, frozen]
     for padded, shared in zip(*found.values(), strict=True):
         assert relative(shared, padded) < 1e-5
     assert relative(found["padded"][3], found["padded"][0]) > 0.1

@@ -43,8 +43,8 @@ def layer_calls(tmp_path: Path, checkpointing: bool) -> int:
     calls: list[int] = []
     mlp = actor.get_submodule("model.model.layers.0.mlp")
     mlp.register_forward_pre_hook(lambda *_: calls.append(1))
-    logprobs, entropy, _ = actor(INPUTS, temperature=1.0)
-    (logprobs.sum() + entropy.sum()).backward()
+    output = actor(INPUTS, temperature=1.0)
+    (output.logprobs.sum() + output.entropy.sum()).backward()
     return len(calls)
 
 

@@ -42,7 +42,7 @@ def lora_config(tmp_path: Path, *overrides: str, tied: bool = True) -> FitConfig
 
 def logprobs(actor: Actor) -> torch.Tensor:
     with torch.no_grad():
-        values: torch.Tensor = actor(INPUTS, temperature=1.0)[0]
+        values: torch.Tensor = actor(INPUTS, temperature=1.0).logprobs
     return values
 
 
@@ -54,7 +54,7 @@ def trained(config: FitConfig, num_steps: int = 3) -> Actor:
     optimizer = make_optimizer(actor, options)
     for _ in range(num_steps):
         optimizer.zero_grad()
-        (-actor(INPUTS, temperature=1.0)[0].sum()).backward()
+        (-actor(INPUTS, temperature=1.0).logprobs.sum()).backward()
         optimizer.step()
     return actor
 

@@ -51,8 +51,8 @@ def test_logprobs_of_shards_have_float32_logits(
     """Of their states and weights, which are bfloat16."""
     policy = str(save_tiny_folder(tmp_path / "policy", sharp_model(tied)))
     actor = make_actor(config_of(tmp_path, policy, *FSDP), one_process)
-    logprobs, _, states = actor(INPUTS, temperature=1.0, layers=[-1])
-    states = states[:, 0].detach()
+    output = actor(INPUTS, temperature=1.0, layers=[-1])
+    logprobs, states = output.logprobs, output.states[:, 0].detach()
     assert states.dtype == torch.bfloat16
     weight = sharp_model(tied).get_output_embeddings().weight.detach().bfloat16()
     exact = logprobs_of(states, weight, INPUTS.targets)

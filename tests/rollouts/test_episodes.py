@@ -435,7 +435,7 @@ def test_a_batch_of_failures_alone_is_a_batch() -> None:
     assert not batch.response_mask.any()
     inputs = rollout_inputs(batch, [0, 1], pad_id=0)
     actor = Actor(tiny_model())
-    assert inputs.scatter(actor(inputs, temperature=1.0)[0]).tolist() == [[0.0], [0.0]]
+    assert inputs.scatter(actor(inputs, temperature=1.0).logprobs).tolist() == [[0.0], [0.0]]
 
 
 def test_states_of_which_a_continuation_was_lost_are_left_out() -> None:

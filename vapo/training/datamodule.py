@@ -197,7 +197,7 @@ def actor_access(module: VapoModule) -> ActorAccess:
 
     def logprobs(inputs: TokenInputs) -> Tensor:
         with module.trainer.precision_plugin.forward_context():
-            return inputs.scatter(module.actor(inputs, temperature=1.0)[0])
+            return inputs.scatter(module.actor(inputs, temperature=1.0).logprobs)
 
     return ActorAccess(
         model=module.actor.model,

@@ -251,8 +251,8 @@ class VapoModule(L.LightningModule):
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
         output = self.actor(inputs, temperature=self.config.rollouts.temperature)
-        logprobs, entropy = map(inputs.scatter, output[:2])
-        return {"logprobs": logprobs, "entropy": entropy}
+        named = {"logprobs": output.logprobs, "entropy": output.entropy}
+        return {name: inputs.scatter(numbers) for name, numbers in named.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None

@@ -56,7 +56,7 @@ def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
         model=model,
         device=device,
         weights=lambda: model.state_dict().items(),
-        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0)[0]),
+        logprobs=lambda inputs: inputs.scatter(actor(inputs, temperature=1.0).logprobs),
     )
 
 

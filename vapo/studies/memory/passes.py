@@ -216,8 +216,9 @@ class FakeNetwork:
         inputs = self._inputs(**lengths)
         if isinstance(self.network, Critic):
             return self._value_loss(inputs)
-        logprobs, entropy, _ = self.network(inputs, temperature=1.0, layers=layers)
-        return logprobs.sum() + entropy.sum() if self.shape.has_entropy_bonus else logprobs.sum()
+        output = self.network(inputs, temperature=1.0, layers=layers)
+        loss: Tensor = output.logprobs.sum()
+        return loss + output.entropy.sum() if self.shape.has_entropy_bonus else loss
 
     def _value_loss(self, inputs: TokenInputs) -> Tensor:
         """Of a categorical head with the targets' distributions beside its logits."""
