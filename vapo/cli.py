@@ -62,7 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # libraries have classes of their own for a full disk
         if (reason := why_disk_is_full(error)) is None:
             raise
-        say(f"vapo: {redacted(reason)}; make room, or choose a folder on another disk", file=sys.stderr)
+        cure = "make room, or choose a folder on another disk"
+        say(f"vapo: {redacted(reason)}; {cure}", file=sys.stderr)
         return InterruptedRunError.exit_code
     return 0
 
