@@ -12,8 +12,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from vapo.config.credentials import TRACKING_URI, split_uri
+from vapo.config.credentials import split_uri
 from vapo.errors import UserError
+from vapo.redaction.secret_rule import TRACKING_URI
 from vapo.tracking.stores import Store, locate_store
 
 _MAX_BYTES = 2**22
