@@ -34,7 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code. Only errors that are not the user's have tracebacks."""
     hide_environment()
     overwrite_secrets()
-    sys.excepthook = _show_traceback
+    if argv is None:  # this process is the command's own
+        sys.excepthook = _show_traceback
     try:
         with ending_signals(stop_in_good_order), safe_path_in_children():
             stop_with_starter()

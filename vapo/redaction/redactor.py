@@ -19,6 +19,7 @@ from urllib.parse import unquote
 
 from vapo.redaction.secret_rule import (
     ASSIGNMENT,
+    ENCODED_USER_PART,
     KNOWN_TOKEN,
     PRIVATE_KEY,
     QUOTED_ITEM,
@@ -37,8 +38,9 @@ _BASE64_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0
 _AMPERSAND, _HASH, _SEMICOLON = "(?:&|%26)", "(?:#|%23)", "(?:;|%3[Bb])"
 _NOTHING_BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
 _HEADER = re.compile(
-    r"(?P<before>(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie2?|[\w-]*api-key|x-[\w-]+)"
-    r"\s*[:=]\s*)(?P<value>[^\s'\"][^\r\n'\"\\]*)",
+    r"(?P<before>(?<![\w-])"
+    r"(?P<name>(?:proxy-)?authorization|(?:set-)?cookie2?|(?:[a-z]+-)?api-key|x-[\w-]+)\s*[:=]\s*)"
+    r"(?P<value>[^\s'\"](?:[^\r\n'\"\\=]|=(?:\"[^\"\r\n]*\")?)*)",  # to the end of its line
     re.IGNORECASE,
 )
 _SCHEME = re.compile(
@@ -194,7 +196,7 @@ def redacted(text: str) -> str:
     >>> redacted("no answer from http://me:pa55word@host:80/x?sig=abc")
     'no answer from http://***@host:80/x?sig=***'
     """
-    text = USER_PART.sub("***@", _of_errors(text))
+    text = ENCODED_USER_PART.sub("***", USER_PART.sub("***@", _of_errors(text)))
     for match in reversed(list(secret_parameters(text))):
         if not _SHOWN.fullmatch(match["value"]):
             text = f"{text[: match.start('value')]}***{text[match.end() :]}"

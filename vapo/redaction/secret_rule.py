@@ -20,7 +20,7 @@ _WITHHELD_ONLY = (TRACKING_URI, TRACKING_USER, "DATABASE_URL")
 
 _WORDS = {"TOKEN", "SECRET", "CREDENTIAL", "CRED", "KEY", "PAT", "SIG", "SIGNATURE", "WEBHOOK"}
 _WORDS |= {"PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PASS", "PW", "PWD", "PSWD"}
-_WORDS |= {"AUTH", "OAUTH", "AUTHORIZATION", "BEARER", "JWT", "COOKIE", "DSN"}
+_WORDS |= {"AUTH", "OAUTH", "AUTHORIZATION", "BEARER", "JWT", "COOKIE", "DSN", "OTP", "HMAC"}
 _WORDS |= {"NETRC", "KUBECONFIG", *(f"{word}S" for word in _WORDS)}
 _WITHIN = re.compile(
     r"PASSWORD|PASSWORT|PASSWD|PASS_?PHRASE|PASS_?CODE|PASS_?FILE|SECRET|CREDENTIAL|SIGNATURE"
@@ -42,6 +42,7 @@ _KEY_FILE = re.compile(r"ssl[_-]?key(?:[_-]?(?:file|path))?")
 USER_PART = re.compile(
     r"(?<=://)(?:[^\s/?#@:]*:(?!//)(?:(?!://)[^\s@])*|[^\s/?#@:]*)@(?:[^\s/?#@]*@)*"
 )
+ENCODED_USER_PART = re.compile(r"(?<=%3A%2F%2F)(?:(?!%40|%2F)[^\s&;#'\"<>])+(?=%40)", re.IGNORECASE)
 _PORT = re.compile(r"\d*(?:[/?#].*)?")  # and no password, although an @ comes after it
 _PARAMETER = re.compile(
     r"(?:(?P<plain>[?&;])|%3F|%26)(?P<name>[\w.~-]+)(?:=|%3D)"
@@ -53,7 +54,7 @@ ASSIGNMENT = re.compile(
     r"(?P<value>'[^']+'|\"[^\"]+\"|[^\s'\";,&)}\]]+)"
 )
 QUOTED_ITEM = re.compile(
-    r"(?P<before>(?P<q>\\{0,8}['\"])(?P<name>[\w-]+)(?P=q)\s*[:,]\s*b?(?P<quote>\\{0,8}['\"]))"
+    r"(?P<before>(?P<q>\\{0,8}['\"])(?P<name>[\w-]+)(?P=q)\s*[:,]\s*[\[(]?b?(?P<quote>\\{0,8}['\"]))"
     r"(?P<value>.+?)(?=(?P=quote))"
 )  # of a dictionary, or a pair of a list, also where their quotes are escaped
 PRIVATE_KEY = re.compile(
