@@ -33,7 +33,7 @@ ROOMS = (
     "__main__",
 )
 USERS = ("studies", "commands", "api", "cli", "__main__")  # they use the core, and it none of them
-MAX_ARROWS = 89
+MAX_ARROWS = 89  # three of them to `redaction`, below which there is none
 
 
 def file_imports() -> dict[str, set[str]]:

@@ -34,7 +34,7 @@ MIN_CHARS = 4
 
 _STRONG_CHARS = 8
 _ESCAPING = re.compile(r"[%&\\+]")
-_BASE64_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_=%")
+_BASE64_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_%")
 _AMPERSAND, _HASH, _SEMICOLON = "(?:&|%26)", "(?:#|%23)", "(?:;|%3[Bb])"
 _NOTHING_BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
 _HEADER = re.compile(
@@ -75,24 +75,28 @@ class _Secret:
 
     def __init__(self, text: str, shown: str) -> None:
         self.text, self.shown = text, shown
-        self.is_strong = len(text) >= _STRONG_CHARS and not (
-            text.isalpha() and (text.islower() or text.isupper())
-        )
+        kinds = {"lower": str.islower, "upper": str.isupper, "digit": str.isdigit}
+        kinds_of = {next((k for k, is_one in kinds.items() if is_one(c)), "") for c in text}
+        self.is_strong = len(text) >= _STRONG_CHARS and len(kinds_of) > 1
 
     def removed_from(self, text: str, *, may_escape: bool) -> str:
         if may_escape:
             text = self.shown.join(self._escaped.split(text))
         elif self.text in text:
             text = self.shown.join(self._plain.split(text))
-        for match in reversed(list(self._encoded.finditer(text))):
+        pieces, place = list[str](), 0
+        for match in self._encoded.finditer(text):
             start, end = match.span()
+            if start < place:  # a second time in the same piece of Base64
+                continue
             if match.lastgroup == "base64":  # what stands before and behind it belongs to it
-                while start and text[start - 1] in _BASE64_CHARS:
+                while start > place and text[start - 1] in _BASE64_CHARS:
                     start -= 1
-                while end < len(text) and text[end] in _BASE64_CHARS:
+                while end < len(text) and (text[end] in _BASE64_CHARS or text[end] == "="):
                     end += 1
-            text = f"{text[:start]}{self.shown}{text[end:]}"
-        return text
+            pieces += [text[place:start], self.shown]
+            place = end
+        return "".join([*pieces, text[place:]])
 
     @cached_property
     def _plain(self) -> re.Pattern[str]:
