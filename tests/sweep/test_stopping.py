@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -34,6 +34,14 @@ with open(f"{sys.argv[1]}.new", "w") as up:
 os.rename(up.name, f"{sys.argv[1]}.up")
 time.sleep(60)
 """
+
+
+@pytest.fixture(autouse=True)
+def not_under_nohup() -> Iterator[None]:
+    """Where the tests themselves are, a sweep would ignore SIGHUP, as it should."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def started(folder: Path, *manners: str) -> list[LocalHandle]:
