@@ -23,7 +23,7 @@ _MARKER = re.compile(
 )
 _WEAK_MARKER = re.compile(  # a mark only before what is an answer
     r"(?:(?:ans\b\.?|final(?: (?:result|value|solution|number))?|result|solution)\s*"
-    r"(?:is\b\s*:?|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|A:(?=\s)|(?:final )?answer\s(?=\s*[-$\\(0-9])"
+    r"(?:is\b\s*:?|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|(?-i:A):(?=\s)|(?:final )?answer\s(?=\s*[-$\\(0-9])"
     r"|=+>?|-+>|\u2192|\u21d2|\u27f9|\u2234|\\(?:implies|Rightarrow|therefore|to)(?![A-Za-z]))\s*"
     r"(?P<answer>.+)$",
     re.IGNORECASE,
@@ -81,7 +81,8 @@ _RETRACTION = re.compile(
     r"\b(?:wait|hmm+|actually|however|although|instead|rather|oops|mistake\w*|errors?|sorry"
     r"|correction|corrected|re-?\w*(?:check|compute|calculate|consider|think)\w*|let me|let us"
     r"|let's|should|half|twice|double|dozen|hundred|thousand|million|none|infinite\w*|undefined"
-    r"|impossible)\b",
+    r"|impossible|minus|negative|opposite|reciprocal|inverse|squared|plus|times|percent|less|more"
+    r"|fewer)\b",
     re.IGNORECASE,
 )
 _TURN = re.compile(r"(?:human|user|question|problem|q|assistant|system)\s*:", re.IGNORECASE)
