@@ -16,16 +16,21 @@ MAX_PLAIN_CHARS = 4_000
 MAX_REMARKS = 5
 """So many lines without a number may follow the line that is marked as the answer."""
 
+_ARROW = r"[-=]+>|[\u2192\u21d2\u27f9\u2234]|\\(?:implies|Rightarrow|therefore|to)(?![A-Za-z])"
 _MARKER = re.compile(
-    r"(?:####|\banswer(?: ?\([^()]{1,40}\))?\s*(?:is\b\s*:?|[:=])|^(?:(?:the )?final )?answer\s+"
-    r"[-\u2014]\s)(?P<answer>.*)$",
+    rf"(?:####|\banswer(?: ?\([^()]{{1,40}}\))?\s*(?:is\b\s*:?|{_ARROW}|[:=])"
+    r"|^(?:(?:the )?final )?answer\s+[-\u2014]\s)(?P<answer>.*)$",
     re.IGNORECASE,
 )
 _WEAK_MARKER = re.compile(  # a mark only before what is an answer
     r"(?:(?:ans\b\.?|final(?: (?:result|value|solution|number))?|result|solution)\s*"
-    r"(?:is\b\s*:?|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|(?-i:A):(?=\s)|(?:final )?answer\s(?=\s*[-$\\(0-9])"
-    r"|=+>?|-+>|\u2192|\u21d2|\u27f9|\u2234|\\(?:implies|Rightarrow|therefore|to)(?![A-Za-z]))\s*"
-    r"(?P<answer>.+)$",
+    rf"(?:is\b\s*:?|{_ARROW}|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|(?-i:A):(?=\s)"
+    rf"|(?:final )?answer\s(?=\s*[-$\\(0-9])|{_ARROW}|=+)\s*(?P<answer>.+)$",
+    re.IGNORECASE,
+)
+_LEAD = re.compile(
+    r"(?:(?:=|(?:so|then|thus|hence|therefore|simply|just|exactly|indeed|still|clearly|equal to"
+    r"|given by)\b,?)\s*)+",
     re.IGNORECASE,
 )
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
@@ -153,7 +158,9 @@ def _last_marked(line: str) -> tuple[str, str]:
     while match:
         answer, before = match.group("answer"), line[: match.start()]
         match = _MARKER.search(line, match.start() + 1)
-    return without_setting(without_marks(_REASON.sub("", answer))), before
+    answer = without_setting(without_marks(_REASON.sub("", answer)))
+    lead = _LEAD.match(answer)
+    return answer[lead.end() :] if lead else answer, before
 
 
 def _without_remark(answer: str, is_answer: IsAnswer) -> str:

@@ -36,7 +36,9 @@ _EMPHASIS = re.compile(  # 2**3 has none
     re.IGNORECASE,
 )
 _STARRED_WORDS = re.compile(r"(?<![\w)*])\*([A-Za-z][A-Za-z :]*)\*(?![\w(*])")
-_SET_TEXT = re.compile(r"\\(?:textbf|textit|emph|underline)\{([^{}]*)\}")
+_SET_TEXT = re.compile(
+    r"\\(?:(?:textbf|textit|emph|underline)|text(?=\{[^{}]*\b(?i:answer)\b))\{([^{}]*)\}"
+)
 _AROUND = (
     re.compile(r"\*([^*]+)\*"),
     re.compile(r"_([^_]+)_"),
@@ -47,8 +49,12 @@ _AROUND = (
     re.compile("\u2018([^\u2018\u2019]+)\u2019"),
     re.compile("\u00ab([^\u00ab\u00bb]+)\u00bb"),
 )
-_END = re.compile(r"\\(?:checkmark|blacksquare|square|qed|Box)$|\u220e$")
-_SHOUT = re.compile(r"(?:(?<=[a-z]{2})|(?<=[*$`_%\"]))!+$|(?<![0-9.,])(?P<number>[0-9][0-9.,]*)!+$")
+_END = re.compile(
+    r"\$?\\(?:checkmark|blacksquare|square|qed|Box)\$?$|[(\[][\u2713\u2714\u2705][)\]]$|\u220e$|\s#+$"
+)
+_SHOUT = re.compile(
+    r"(?:(?<=[a-z]{2})|(?<=[*$`_%\"]))!+$|(?<![0-9.,])(?P<number>[0-9][0-9.,]*) ?!+$"
+)
 LARGEST_FACTORIAL = 20
 """`73!` says 73 loudly; `5!` is 120."""
 
@@ -107,7 +113,7 @@ def _without_shout(text: str) -> str:
         return text[: match.start()]
     digits = number.replace(",", "")
     is_factorial = digits.isdecimal() and int(digits[:9]) <= LARGEST_FACTORIAL
-    return text if is_factorial else text.rstrip("!")
+    return text if is_factorial else text.rstrip("! ")
 
 
 def _is_picture(character: str) -> bool:
