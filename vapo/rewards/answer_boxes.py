@@ -57,7 +57,8 @@ _NOTHING = re.compile(r"(?:\\(?:[lcv]?dots[cbm]?|square|Box|text\{ ?\}|_|ldotp)|
 _PLACEHOLDER = re.compile(
     r"[<\[({]?(?:(?:insert|put|write|place|enter|give|the|your|my|an?|this|that|final|correct|exact"
     r"|numerical|numeric|boxed|actual) )*(?:answer|ans|result|solution|value|number|expression"
-    r"|content|text|stuff|something|tag)s?(?: (?:here|goes here))?[>\])}]?|and|or|to|/|&|,",
+    r"|content|text|stuff|something|tag)s?(?: (?:here|goes here))?[>\])}]?|and|or|to|[/&,]"
+    r"|q\.?e\.?d",
     re.IGNORECASE,
 )
 
@@ -66,20 +67,27 @@ _PLACEHOLDER = re.compile(
 class Box:
     r"""A box or a tag: `start` is where it begins, `end` is behind its last brace or tag.
 
-    `is_cut`: it does not close, or its command has no braces around the answer.
+    `is_cut`: it does not close, or its command has no braces around the answer. `is_frame`: it is
+    another box than `\boxed`.
     """
 
     start: int
     end: int
     content: str
     is_cut: bool = False
+    is_frame: bool = False
 
     @property
     def is_placeholder(self) -> bool:
-        r"""Whether it holds nothing, or stands for an answer, as in `I used \boxed{} as asked`."""
-        if self.is_cut or len(self.content) > _MAX_PLACEHOLDER_CHARS:
-            return False
-        if re.search("[0-9]", self.content) and "phantom" not in self.content:
+        r"""Whether it holds nothing, or stands for an answer, as in `I used \boxed{} as asked`.
+
+        So does a frame around a note of several words.
+        """
+        is_long = len(self.content) > _MAX_PLACEHOLDER_CHARS
+        has_digits = bool(re.search("[0-9]", self.content))
+        if self.is_frame and (is_long or not has_digits) and _PROSE.search(self.content):
+            return True
+        if self.is_cut or is_long or (has_digits and "phantom" not in self.content):
             return False
         content = clean(self.content).replace(r"\_", "_").replace("_", " ")
         return bool(_NOTHING.fullmatch(content) or _PLACEHOLDER.fullmatch(content))
@@ -157,7 +165,10 @@ def _boxes(text: str) -> list[Box]:
                 spans.append(span)
     if not is_last_whole:
         spans.append(_Span(last_opened, len(text), is_cut=True))
-    return [Box(span.start, span.end, text[span.begin : span.stop], span.is_cut) for span in spans]
+    return [
+        Box(span.start, span.end, text[span.begin : span.stop], span.is_cut, span.is_frame)
+        for span in spans
+    ]
 
 
 @dataclass(frozen=True)
@@ -178,6 +189,7 @@ class _Span:
     begin: int = 0
     stop: int = 0
     is_cut: bool = False
+    is_frame: bool = False
 
 
 def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int, int]) -> None:
@@ -190,7 +202,7 @@ def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int,
         inner = spans.pop()
         if not (text[opening.begin : inner.start] + text[inner.end : stop]).strip("$ \t\r\n"):
             content = inner.begin, inner.stop
-    spans.append(_Span(opening.start, end, *content))
+    spans.append(_Span(opening.start, end, *content, is_frame=opening.is_frame))
 
 
 def _without_braces(text: str, start: int, end: int) -> _Span | None:

@@ -32,7 +32,7 @@ def extract_answer(response_text: str) -> str | None:
     plain = plain_answer(_MENTION.sub("", text), is_answer, only_marked=bool(candidates))
     if plain or not candidates:
         return plain
-    return trimmed(max(candidates, key=lambda box: box.start).content)
+    return _said(trimmed(max(candidates, key=lambda box: box.start).content))
 
 
 def _candidates(text: str) -> list[Box]:
