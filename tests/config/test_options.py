@@ -13,11 +13,6 @@ SCHEMAS = [FitConfig, SftConfig, RewardModelConfig]
 UNBOUNDED = {
     "rewards.reward_model_threshold",
     "environment.correct_above",
-    "rewards.correct",
-    "rewards.incorrect",
-    "critic.head.low",
-    "critic.head.high",
-    "critic.head.mean_reward",
 }
 
 

@@ -10,7 +10,7 @@ from tests.config.fits import ROOT, write
 from vapo.cli import main
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.config.unread_changes import unread_changes
+from vapo.config.unread_changes import check_rows_are_read, unread_changes
 from vapo.errors import UserError
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
@@ -69,7 +69,8 @@ rows:
   - {{row: VAPO}}
   - {{row: GRPO, configs: [{GRPO}], overrides: {overrides}}}
 """
-    compose_rows(read_grid(write(folder, text, "grid.yaml")), [VAPO], typed)
+    grid = read_grid(write(folder, text, "grid.yaml"))
+    check_rows_are_read(compose_rows(grid, [VAPO], typed)[1])
 
 
 def test_a_row_s_own_key_that_nothing_reads_is_an_error(tmp_path: Path) -> None:

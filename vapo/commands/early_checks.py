@@ -32,7 +32,7 @@ from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.environment_variables import values_of
 from vapo.config.other_models import check_learning_rates
 from vapo.config.overrides import override_of
-from vapo.config.unread_changes import check_changes_are_read
+from vapo.config.unread_changes import check_changes_are_read, check_rows_are_read
 from vapo.errors import StoppedRun, UserError, about
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
@@ -217,6 +217,7 @@ def _critics(config: None, options: Options) -> None:
     rollouts = options["rollouts"]
     overrides = [*options["overrides"], override_of(DATA_KEY, str(rollouts))]
     base, rows = compose_rows(read_grid(options["grid"]), options["config"], overrides)
+    check_rows_are_read(rows)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):
             _check_row(row, rollouts)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from vapo.commands.file_checks import check_run
+from vapo.config.unread_changes import check_rows_are_read
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
 from vapo.sweep.folders import TaskFolder, describe_finished, locked
@@ -41,6 +42,7 @@ def run(
         raise UserError("--slurm has no effect without --launcher slurm")
     whole_grid = read_grid(grid)
     plan = make_plan(choose_rows(whole_grid, rows), config, overrides, seeds)
+    check_rows_are_read(plan.row_configs)
     default_dir = Path(plan.base.output_dir) / f"sweep_{plan.grid.name}"
     folder = (sweep_dir or default_dir).expanduser().absolute()
     to_do = [task for task in plan.tasks if TaskFolder(folder, task).finished() is None]

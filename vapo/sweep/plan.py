@@ -32,7 +32,6 @@ from vapo.config.other_models import check_learning_rates
 from vapo.config.overrides import read_overrides
 from vapo.config.rules import value_at
 from vapo.config.sources import Change, is_under
-from vapo.config.unread_changes import check_rows_are_read
 from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, GridRow, as_text
@@ -135,7 +134,6 @@ def compose_rows(
             composed = compose_layers(FitConfig, [*layers, *own])
             check_learning_rates(composed.config)
             row_configs[row.name] = composed.config
-    check_rows_are_read(row_configs)
     return base, row_configs
 
 
