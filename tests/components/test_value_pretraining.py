@@ -224,3 +224,29 @@ def test_negative_control_a_reward_model_as_critic_favours_early_tokens() -> Non
     torch.testing.assert_close(
         unbiased, torch.zeros(length, dtype=torch.float64), atol=1e-6, rtol=0
     )
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_trained"),
+    [(((), ()), False), (((NAN,), (NAN, NAN)), False), (((), (0.1,)), True), (((0.1,), ()), True)],
+)
+def test_a_critic_that_nothing_has_trained_is_said_at_the_switch(
+    tmp_path: Path,
+    saved: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
+    losses: tuple[tuple[float, ...], ...],
+    is_trained: bool,
+) -> None:
+    """Also where the run was resumed before its last iteration."""
+    notes: list[str] = []
+    monkeypatch.setattr(Progress, "note", lambda self, text: notes.append(text))
+    callback, module = make_callback(Settings(), len(losses), tmp_path), make_module()
+    callback.setup(fake_trainer(), module, "fit")
+    for values in losses:
+        resumed = make_callback(Settings(), len(losses), tmp_path)
+        resumed.load_state_dict(callback.state_dict())
+        callback = resumed
+        run_iteration(callback, module, NAN, *values)
+    assert saved
+    warned = [note for note in notes if note.startswith("warning: value pretraining has not")]
+    assert len(warned) == (not is_trained)

@@ -151,3 +151,18 @@ def test_the_first_tokens_weight_is_said_at_the_start() -> None:
     assert "2.06e-09" in line
     assert warning.startswith("warning: without components.value_pretraining")
     assert reward_weight_notes(system_config("grpo")) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "is_guard"),
+    [
+        ((), True),
+        (("algorithm.lambda_policy=0.95",), False),
+        (("components.length_adaptive_gae.enabled=true",), False),
+        ((K, "components.length_adaptive_gae.enabled=true"), False),
+        (("algorithm.lambda_policy=0.95", "algorithm.baseline={kind: critic}"), True),
+    ],
+)
+def test_tether_below_lambda_1_is_no_guard(overrides: tuple[str, ...], is_guard: bool) -> None:
+    lines = reward_weight_notes(system_config("tether", *overrides))
+    assert any("tether takes the critic's values out" in line for line in lines) != is_guard

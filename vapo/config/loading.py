@@ -124,14 +124,12 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     _check_texts(config, origins)
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
-        message = config.from_environment.redact(problem.message)
-        for key in problem.keys:
-            if (reason := origins.why_no_text(key, entries)) is not None:
-                message += f"; {reason}"
+        also = filter(None, (origins.why_no_text(key, entries) for key in problem.keys))
+        message = "; ".join([config.from_environment.redact(problem.message), *also])
         raise origins.error(message, *(key for key in problem.keys if key in entries))
     for key in origins.layers:
-        if (reason := origins.why_no_text(key, entries)) is not None:
-            raise origins.error(f"{key}: {reason}", key)
+        if (not_text := origins.why_no_text(key, entries)) is not None:
+            raise origins.error(f"{key}: {not_text}", key)
     return Composed(config, tree)
 
 

@@ -18,6 +18,7 @@ def nearest_path(path: Path) -> str:
     """
     parts = path.parts[1:] if path.anchor else path.parts
     found = Path(path.anchor)
+    near: str | Path | None
     for index, part in enumerate(parts):
         if os.path.exists(found / part):  # False, too, where a name is too long
             found /= part

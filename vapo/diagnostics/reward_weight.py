@@ -44,4 +44,16 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
             "of a critic that has learned nothing yet, since the reward itself hardly reaches them "
             "(docs/critic_options.md)"
         )
+    if algorithm.baseline.kind == "tether" and _bootstraps(config):
+        lines.append(
+            "warning: algorithm.baseline.kind tether takes the critic's values out of the baseline "
+            "where they are bad, and with a lambda below 1 they are in the rewards to come as "
+            "well: set components.length_adaptive_gae.enabled=false and algorithm.lambda_policy=1"
+        )
     return lines
+
+
+def _bootstraps(config: FitConfig) -> bool:
+    """Whether the policy's advantages have values of later states in them."""
+    numbers = resolve(config)
+    return (numbers.alpha, numbers.k) != (None, None) or numbers.lambda_policy < 1

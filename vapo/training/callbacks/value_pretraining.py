@@ -52,12 +52,17 @@ class ValuePretraining(Callback):
 
     def __post_init__(self) -> None:
         self.best = BestCritic(self.settings)
+        self.has_trained = False
 
     def state_dict(self) -> dict[str, Any]:
-        return self.best.state_dict() if self.settings.data is not None else {}
+        best = self.best.state_dict() if self.settings.data is not None else {}
+        return {"has_trained": self.has_trained, **best}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best.load_state_dict(state_dict)
+        best = dict(state_dict)
+        self.has_trained = best.pop("has_trained", True)
+        if best:
+            self.best.load_state_dict(best)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -82,6 +87,7 @@ class ValuePretraining(Callback):
         explained_variance = iteration.metrics["critic/explained_variance"]
         losses = mean_of_steps(pl_module.minibatch_metrics)
         value_loss = losses.get("critic/value_loss", math.nan)  # none, if nothing was trained on
+        self.has_trained |= math.isfinite(value_loss)
         is_last = finished >= self.num_iterations or self.stop_rule_met(
             finished, explained_variance=explained_variance, value_loss=value_loss
         )
@@ -102,6 +108,13 @@ class ValuePretraining(Callback):
             save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
+        if not self.has_trained:
+            self.progress.note(
+                "warning: value pretraining has not trained the critic, because no response could "
+                "be trained on: the lines of its iterations say why (truncated responses are left "
+                "out with rewards.overlong.filter_truncated). The policy phase begins on the "
+                "values of a critic that has learned nothing in this run"
+            )
         self.progress.note(
             f"value pretraining ended after {finished} iterations: explained variance "
             f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
