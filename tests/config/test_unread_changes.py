@@ -10,7 +10,11 @@ from tests.config.fits import ROOT, write
 from vapo.cli import main
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.config.unread_changes import check_rows_are_read, unread_changes
+from vapo.config.unread_changes import (
+    check_changes_are_read,
+    check_rows_are_read,
+    unread_changes,
+)
 from vapo.errors import UserError
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
@@ -85,3 +89,11 @@ def test_a_key_for_all_rows_has_to_be_read_by_one(tmp_path: Path) -> None:
         UserError, match=r"^command line: algorithm.lambda_policy=0.5 has no effect"
     ):
         rows_of(tmp_path, "{}", "algorithm.lambda_policy=0.5")
+
+
+def test_the_settings_of_a_component_wait_for_its_switch() -> None:
+    typed = ["components.value_pretraining.num_iterations=1"]
+    config = load_config(FitConfig, [VAPO, GRPO], typed)
+    check_changes_are_read(config)
+    (line,) = unread_changes(config)
+    assert "components.value_pretraining.enabled is false" in line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -15,6 +16,7 @@ from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
+from vapo.config.unread_changes import unread_changes
 from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
@@ -65,6 +67,8 @@ def run(
     """
     started = time.monotonic()
     check_also(config.tracking)
+    for line in unread_changes(config) if quiet and is_main_process() else ():
+        say(f"vapo: {line}", file=sys.stderr)  # a warning, which begin_record says otherwise
     inputs = checked_inputs(config)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
@@ -188,7 +192,7 @@ def begin_record(
     logger.log_config(to_yaml(config), params(config))
     logger.log_inputs(dataset_inputs(config, prompts))
     progress.note(prompts.report.describe())
-    for line in (*reward_weight_notes(config), *probe_notes(config)):
+    for line in (*unread_changes(config), *reward_weight_notes(config), *probe_notes(config)):
         progress.note(line)
     per_iteration = resolve(config).num_prompts
     if len(prompts.train) < per_iteration:

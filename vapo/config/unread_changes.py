@@ -1,4 +1,8 @@
-"""What the command line changed and nothing reads is an error: nobody waits for its effect."""
+"""What the command line changed and nothing reads, so that nobody waits for its effect.
+
+It is an error of a run, but for the settings of a component that is switched off: they wait for
+the switch, which is what people turn, and a run says so in one line.
+"""
 
 from __future__ import annotations
 
@@ -26,51 +30,60 @@ def unread_changes(config: FitConfig) -> Iterator[str]:
     mistake, and nothing is said.
     """
     for change in config.sources.changes:
-        if (said := _unread(config, change)) is not None:
-            yield said
+        why = _off_switch(config, change.key) or _why_ignored(config, change.key)
+        if why is not None:
+            yield _sentence(change, why)
 
 
 def check_changes_are_read(config: FitConfig) -> None:
-    """Check that something reads each key that the command line of a run changes.
+    """Check that a run whose components are all on would read what its command line changed.
 
-    Raises: UserError: nothing reads one of them.
+    Raises: UserError: nothing reads a key.
     """
-    for said in unread_changes(config):
-        raise UserError(f"{COMMAND_LINE}: {said}; leave it out")
+    for change in config.sources.changes:
+        if (why := _why_ignored(config, change.key)) is not None:
+            raise UserError(f"{COMMAND_LINE}: {_sentence(change, why)}; leave it out")
 
 
 def check_rows_are_read(rows: Mapping[str, FitConfig]) -> None:
-    """The same of the rows of a grid; what the command line changes is for all of them, and need
-    be read by one.
+    """The same of the rows of a grid.
+
+    What the command line changes is for all of them, and need be read by one.
 
     Raises: UserError: nothing reads a key; names the row, if it is a row's own.
     """
     for name, config in rows.items():
         for change in config.sources.changes:
-            said = _unread(config, change)
-            if said is not None and (change.is_of_row or _is_read_by_none(change.key, rows)):
-                place = f"row '{name}' of the grid: {ROW}" if change.is_of_row else COMMAND_LINE
-                raise UserError(f"{place}: {said}; leave it out")
+            if (why := _why_ignored(config, change.key)) is None:
+                continue
+            if change.is_of_row:
+                place = f"row '{name}' of the grid: {ROW}"
+            elif all(_why_ignored(other, change.key) is not None for other in rows.values()):
+                place = COMMAND_LINE
+            else:
+                continue
+            raise UserError(f"{place}: {_sentence(change, why)}; leave it out")
 
 
-def _is_read_by_none(key: str, rows: Mapping[str, FitConfig]) -> bool:
-    return all(_why_unread(config, key) is not None for config in rows.values())
+def _sentence(change: Change, why: str) -> str:
+    return f"{change.key}={change.after} has no effect: {why}"
 
 
-def _unread(config: FitConfig, change: Change) -> str | None:
-    why = _why_unread(config, change.key)
-    return None if why is None else f"{change.key}={change.after} has no effect: {why}"
-
-
-def _why_unread(config: FitConfig, key: str) -> str | None:
+def _off_switch(config: FitConfig, key: str) -> str | None:
+    """The switch that is off, if the key is a setting of its component."""
     for name in _SWITCHES:
         block = f"components.{name}"
         is_on = value_at(config, f"{block}.enabled")
         if not is_on and key != f"{block}.enabled" and is_under(key, [block]):
             return f"{block}.enabled is false"
-    if not config.algorithm.has_critic and is_under(key, ["critic"]):
-        return f"algorithm.advantage_estimator {config.algorithm.advantage_estimator} has no critic"
+    return None
+
+
+def _why_ignored(config: FitConfig, key: str) -> str | None:
+    """Why nothing reads the key, whatever is switched on beside it."""
     estimator = config.algorithm.advantage_estimator
+    if not config.algorithm.has_critic and is_under(key, ["critic"]):
+        return f"algorithm.advantage_estimator {estimator} has no critic"
     has_lambda = config.algorithm.uses_gae or estimator == "function"
     if key == "algorithm.lambda_policy" and not has_lambda:
         return f"algorithm.advantage_estimator {estimator} has no lambda"
