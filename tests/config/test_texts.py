@@ -229,6 +229,20 @@ def test_another_language_s_null_is_an_error_and_in_quotes_a_text(
     assert quoted.tracking.run_name == null
 
 
+def test_a_text_that_an_earlier_version_recorded_is_read(tmp_path: Path) -> None:
+    text = to_yaml(fit_config(tmp_path, "tracking.run_name='None'"))
+    assert text.count("run_name: 'None'") == 1
+    earlier = text.replace("run_name: 'None'", "run_name: None")
+    assert from_yaml(FitConfig, earlier, source="a checkpoint").tracking.run_name == "None"
+
+
+def test_a_key_from_python_that_would_be_read_as_another(minimal: Path) -> None:
+    with pytest.raises(UserError, match=r"'tracking.tags.a=b' is no dotted key"):
+        vapo.load_config(minimal, overrides={"tracking.tags.a=b": "x"})
+    config = vapo.load_config(minimal, overrides={"tracking.tags": {"a=b": "x", "c.d": "007"}})
+    assert config.tracking.tags == {"a=b": "x", "c.d": "007"}
+
+
 def test_a_rule_s_error_says_that_the_text_is_another_language_s_null(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no effect without data.chat_template=true; None is no"):
         fit_config(tmp_path, "data.system_prompt=None")

@@ -33,6 +33,8 @@ def as_overrides(overrides: Overrides) -> list[str]:
 
 
 def _override(key: str, value: Any) -> str:
+    if "=" in key:
+        raise UserError(f"overrides: {key!r} is no dotted key; give the value of the key around it")
     entries, plain = describe(FitConfig), _plain(key, value)
     if holds_text(key, entries):
         return override_of(key, plain)

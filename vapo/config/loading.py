@@ -40,7 +40,7 @@ from vapo.config.options import Entries, Option, describe, nearest_key
 from vapo.config.origins import Origins, made_from
 from vapo.config.overrides import read_overrides
 from vapo.config.paths import place_paths
-from vapo.config.scalars import is_missing
+from vapo.config.scalars import is_like_null, is_missing
 from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves, texts_of
@@ -82,9 +82,11 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
     """A config from YAML text, as `to_yaml` writes it; `source` names it in errors.
 
     Earlier versions recorded some keys in another place, and the options of an environment that is
-    not used, too.
+    not used, too; and the text None without quotes.
     """
     layer = read_text(text, source)
+    sources = {key: value for key, value in layer.sources.items() if not is_like_null(value)}
+    layer = replace(layer, sources=sources)
     for (block, name), (new_block, new_name) in _MOVED.items():
         if isinstance(old := layer.tree.get(block), dict) and name in old:
             layer.tree.setdefault(new_block, {})[new_name] = old.pop(name)
