@@ -390,10 +390,10 @@ def test_names_are_of_what_is_behind_them() -> None:
     assert function_path(Judge(2), key=KEY) == "__handed__:Judge"
     assert function_path(other, key=KEY) == "__handed__:Judge_2"
     assert function_path(Judge(3), key=KEY) == "__handed__:Judge_2"
-    assert import_function("__handed__:Judge_2", key=KEY).most == 3
+    assert import_function("__handed__:Judge_2", key=KEY)("three"[:3], "", {})
     assert function_path(lambda: "a: b # c", key=KEY) == "__handed__:lambda"
-    odd = functools.partial(within, most="a: b # {c}")
-    assert function_path(odd, key=KEY) == "__handed__:within(most=a__b____c_)"
+    odd = functools.partial(print, sep="a: b # {c}")
+    assert function_path(odd, key=KEY) == "__handed__:print(sep=a__b____c_)"
     user_functions.handed.clear()
     for look in (import_function, check_function):
         with pytest.raises(

@@ -13,6 +13,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from vapo.sweep.report.style import house_style, line_styles
+from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
 
 NEARLY = 0.9
 
@@ -112,20 +113,20 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
     """The table, the oracle's row, and a line that says which critic knows most."""
     lines = [
         "| critic | seeds | held-out explained variance, last | best | at step | tokens until 90 % "
-        f"of best | s | tokens/s, {reference} = 1 |",
+        f"of best | s | tokens/s, {markdown_cell(reference)} = 1 |",
         "|---|" + "---:|" * 7,
     ]
     for row in table:
         nearly = "" if row.nearly_tokens is None else f"{row.nearly_tokens:,}"
         lines.append(
-            f"| {row.critic.replace('|', '/')} | {row.num_seeds} | "
+            f"| {markdown_cell(row.critic)} | {row.num_seeds} | "
             f"{_shown(row.last, row.last_spread)} | {_shown(row.best, row.best_spread)} | "
             f"{row.best_step} | {nearly} | {row.seconds:.1f} | {row.relative_speed:.2f} |"
         )
     oracle = table[0].oracle
     if oracle is not None:
         lines.append(f"| oracle | {table[0].num_seeds} | {oracle:.3f} | {oracle:.3f} | | | | |")
-    return "\n".join([*lines, "", _who_knows_most(table)]) + "\n"
+    return "\n".join([*lines, "", markdown_text(_who_knows_most(table))]) + "\n"
 
 
 def _who_knows_most(table: Sequence[Summary]) -> str:
@@ -157,7 +158,8 @@ def as_csv(table: Sequence[Summary]) -> str:
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(Summary.__dataclass_fields__), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(vars(row) for row in table)
+    for row in table:
+        writer.writerow({name: csv_cell(value) for name, value in vars(row).items()})
     return stream.getvalue()
 
 

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures
 from vapo.sweep.report.style import house_style
+from vapo.system.table_text import markdown_cell, markdown_text
 
 _WIDTH = 96
 _GREY = "#666666"
@@ -92,9 +93,16 @@ def console_text(figures: GateFigures, gates: Sequence[Gate]) -> str:
 
 def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str]) -> str:
     """The same as a page, beside the figure `gates.png`. `about`: a line each, at the top."""
-    lines = ["# What this setting can show", "", *(f"- {line}" for line in about), ""]
+    lines = [
+        "# What this setting can show",
+        "",
+        *(f"- {markdown_text(line)}" for line in about),
+        "",
+    ]
     lines += ["| component | verdict | because |", "|---|---|---|"]
-    lines += [f"| {g.component} | **{g.word}** | {'; '.join(g.reasons)} |" for g in gates]
+    for gate in gates:
+        reasons = markdown_cell("; ".join(gate.reasons))
+        lines.append(f"| {gate.component} | **{gate.word}** | {reasons} |")
     lines += ["", "| figure | value |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in figure_rows(figures)]
     return "\n".join([*lines, "", "![The three curves](gates.png)"]) + "\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import MeanOfSeeds, RowResult, conclusion
+from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
 
 _STYLE = """
 body { font: 11pt/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 60em; margin: 2em auto;
@@ -50,20 +51,18 @@ def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
     shown = columns(collection)
-    lines = [_markdown_row(shown), "|---|" + "---:|" * (len(shown) - 1)]
+    lines = [_markdown_row(map(markdown_cell, shown)), "|---|" + "---:|" * (len(shown) - 1)]
     for row in table:
-        texts = [cell(row) for cell in shown.values()]
+        texts = [markdown_cell(cell(row)) for cell in shown.values()]
         if row.name == collection.full_system:
             texts = [f"**{text}**" if text else "" for text in texts]
         lines.append(_markdown_row(texts))
-    sentences = [" ".join(line.splitlines()) for line in conclusion(collection, table)]
+    sentences = map(markdown_text, conclusion(collection, table))
     return "\n".join([*lines, "", *sentences]) + "\n"
 
 
 def _markdown_row(cells: Iterable[str]) -> str:
-    """A line of a table; a cell's own `|` would end it, and a line break the table."""
-    escaped = (" ".join(cell.replace("|", r"\|").splitlines()) for cell in cells)
-    return f"| {' | '.join(escaped)} |"
+    return f"| {' | '.join(cells)} |"
 
 
 def as_csv(table: Sequence[RowResult]) -> str:
@@ -74,7 +73,7 @@ def as_csv(table: Sequence[RowResult]) -> str:
     for row in table:
         clear = "" if row.is_shown is None else row.is_shown
         writer.writerow(
-            [row.name, row.num_runs, *_numbers(row.score), *_numbers(row.difference),
+            [csv_cell(row.name), row.num_runs, *_numbers(row.score), *_numbers(row.difference),
              row.difference and row.difference.p, row.how, row.common_seeds,
              row.paper_score, row.paper_difference, row.sign, str(clear).lower()]
         )  # fmt: skip
