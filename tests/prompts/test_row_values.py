@@ -8,8 +8,10 @@ import pickle
 import resource
 import subprocess
 import sys
+from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import datasets
@@ -17,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from packaging.version import Version
 
 from tests.prompts.test_sources import read
 from vapo.commands.filter import pass_rate_rows
@@ -25,6 +28,7 @@ from vapo.errors import UserError
 from vapo.prompts.critic_prompts import render
 from vapo.rewards.verifiers import exact
 from vapo.rollouts.rollout_file import rollout_table
+from vapo.system.row_values import RefusedValue, check_carried
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 WRITTEN = [
@@ -293,8 +297,12 @@ def test_a_pipe_is_not_waited_for_and_not_suggested(tmp_path: Path, suffix: str)
     path = tmp_path / f"rows{suffix}"
     os.mkfifo(path)
     for kind in ("jsonl", "parquet", "huggingface"):
-        with pytest.raises(
-            UserError, match=r"train\.path: .* is a named pipe: give a regular"
-        ):
+        with pytest.raises(UserError, match=r"train\.path: .* is a named pipe: give a regular"):
             read(str(path), kind=kind)
     assert nearest_path(path) == ""
+
+
+def test_an_object_that_no_process_can_get_is_named() -> None:
+    check_carried({"a": ({"b": Version("1.2")},), "when": datetime(2024, 1, 1), "d": Decimal(1)})
+    with pytest.raises(RefusedValue, match="lock, which cannot be sent to another process"):
+        check_carried({"a": [Lock()]})

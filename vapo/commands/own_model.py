@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.commands.file_checks import check_functions
+from vapo.commands.guessed_columns import answer_column, prompt_column
 from vapo.commands.program_rows import written_rows
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
@@ -28,7 +29,6 @@ from vapo.config.schema import SourceConfig
 from vapo.errors import UserError, about
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.columns import take
-from vapo.prompts.guessed_columns import answer_column, prompt_column
 from vapo.prompts.records import read_records
 from vapo.redaction.redactor import redacted
 from vapo.system.installation import root

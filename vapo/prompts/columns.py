@@ -10,8 +10,6 @@ from vapo.errors import UserError
 from vapo.prompts.procedural import nearest
 
 PASS_RATE = "pass_rate"
-ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
-"""Names of columns with the reference answer."""
 
 
 def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any:

@@ -153,11 +153,11 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_records(source: FileSource, key: str) -> Records:
-    from vapo.system.parquet_rows import read_rows  # it loads pyarrow
+    from vapo.system.parquet_rows import parquet_rows  # it loads pyarrow
 
     file = _existing_file(source.path, key)
     with about(f"{key}.path"):
-        for number, record in enumerate(read_rows(file), start=1):
+        for number, record in enumerate(parquet_rows(file), start=1):
             yield f"{file}: row {number}", record
 
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.prompts.columns import ANSWERS
 
 Called = Callable[[str, str, Mapping[str, Any]], Any]
 """A function of response text, answer and metadata."""
 
+ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
+"""Names of columns with the reference answer."""
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
 _NOT_GIVEN = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 """What TRL gives beside columns: of its tokens and its trainer."""

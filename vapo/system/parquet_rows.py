@@ -32,7 +32,7 @@ _AT_ONCE = 64 * 2**20
 _VALUE_BYTES, _ITEM_BYTES = 32, 8  # of a column's value and of a list's item, without its text
 
 
-def read_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
+def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
     """The rows of a file as Python's values.
 
     Args:
@@ -56,7 +56,7 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """All rows as a table. Raises: UserError: as `read_rows`."""
+    """All rows as a table. Raises: UserError: as `parquet_rows`."""
     import pyarrow as pa
 
     with opened(path) as file:

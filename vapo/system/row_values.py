@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import pickle
 import struct
 from collections.abc import Callable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from uuid import UUID
 
@@ -127,7 +127,7 @@ def check_carried(value: Any, levels: int = MOST_LEVELS) -> None:
             check_carried(item, levels - 1)
     elif not isinstance(value, _CARRIED):
         try:
-            pickle.dumps(value)
+            ForkingPickler.dumps(value)  # as it is sent
         except Exception as error:  # an object raises what it likes
             raise RefusedValue(
                 f"{type(value).__name__}, which cannot be sent to another process "

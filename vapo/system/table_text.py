@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
-_MARKS = re.compile(r"^[#>+-](?=\s|$)|[\\`*~<]|!(?=\[)|\](?=[(\[:])|@|(?<=:)/(?=/)|(?<=\bwww)\.", re.IGNORECASE)
+_MARKS = re.compile(
+    r"^[#>+-](?=\s|$)|[\\`*~<]|!(?=\[)|\](?=[(\[:])|@|(?<=:)/(?=/)|(?<=\bwww)\.", re.IGNORECASE
+)
 
 
 def csv_cell(value: Any) -> Any:

@@ -158,9 +158,9 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
-    from vapo.system.parquet_rows import read_rows  # it loads pyarrow
+    from vapo.system.parquet_rows import parquet_rows  # it loads pyarrow
 
-    yield from enumerate(read_rows(path, own_digits=False), start=1)
+    yield from enumerate(parquet_rows(path, own_digits=False), start=1)
 
 
 def parquet_columns(path: Path) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.prompts.columns import ANSWERS, has_column
+from vapo.prompts.columns import has_column
+from vapo.rewards.foreign_functions import ANSWERS
 
 PROMPTS = ("prompt", "question", "problem", "query", "input", "instruction")
 _OPENED = "messages"
