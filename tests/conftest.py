@@ -5,7 +5,6 @@ The process that hands the tests to others loads this file, too; it needs no tor
 
 from __future__ import annotations
 
-import atexit
 import gc
 import importlib
 import os
@@ -13,14 +12,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-# The stores that tests name are not among those of whoever runs them.
-os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="vapo-tests-")
-atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 
 import jaxtyping
 import pytest
@@ -82,6 +79,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """A machine with a GPU has the numbers of the others: only `make gpu` computes on it."""
     if config.option.markexpr != "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    # The stores that tests name are not among those of whoever runs them.
+    os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="vapo-tests-")
+    config.add_cleanup(partial(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True))
 
 
 @pytest.hookimpl(wrapper=True)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from vapo.errors import UserError
 from vapo.runs.run_dirs import Resume, open_run_dir, read_record
 from vapo.tracking.journal import Journal, read_from
 from vapo.tracking.journal_folders import read_target, set_aside_others
-from vapo.tracking.known_stores import check_known, is_known, remember_store
+from vapo.tracking.known_stores import check_known, is_known, keeps_beside, remember_store
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record, with_table
 from vapo.tracking.stores import locate_store
@@ -195,7 +197,9 @@ def test_a_store_that_only_the_folder_names(
 ) -> None:
     """It is asked for, once; nobody is connected to before."""
     metric = {"kind": "metrics", "payload": [["a", 1.0, 1, 0]]}
-    uri = locate_store(tracking.uri).shown_uri
+    store = locate_store(tracking.uri)
+    uri = f"sqlite:////{store.database}"  # the same file by another name, as another store
+    monkeypatch.setattr("vapo.tracking.known_stores.keeps_beside", lambda store, run_id: False)
     run = received(tmp_path / "run", uri, run_id, metric)
 
     def refuse(*_: object) -> None:
@@ -211,6 +215,35 @@ def test_a_store_that_only_the_folder_names(
     assert main(["deliver", str(run), "--tracking_uri", uri]) == 0
     again = received(tmp_path / "again", uri, run_id, metric)
     assert main(["deliver", str(again)]) == 0, "the user has named it before"
+
+
+def test_a_local_store_that_has_the_run_and_its_files_beside_it(
+    own_store: TrackingConfig, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is used without being named, unless its database would have files written elsewhere."""
+    store = locate_store(own_store.uri)
+    assert store.database is not None
+    client = MlflowClient(store.uri)
+    experiment = client.create_experiment("beside", store.artifact_location)
+    run_id = str(client.create_run(experiment).info.run_id)
+    run = received(tmp_path / "run", store.shown_uri, run_id, file_line(f"files/{HEX}"))
+    (run / "tracking/files" / HEX).write_text("theirs")
+    for elsewhere in (f"file://{tmp_path}/mine", f"{store.artifact_location}/%2e%2e/x", "s3://x"):
+        with closing(sqlite3.connect(store.database)) as database:
+            change = "UPDATE runs SET artifact_uri = ? WHERE run_uuid = ?"
+            database.execute(change, (elsewhere, run_id))
+            database.commit()
+            assert main(["deliver", str(run)]) == 2
+            database.execute(change, (f"{store.artifact_location}/{run_id}/artifacts", run_id))
+            database.commit()
+    assert capsys.readouterr().err.count("names the store") == 3
+    assert main(["deliver", str(run)]) == 0
+    assert [one.path for one in client.list_artifacts(run_id)] == ["a.txt"]
+    assert not keeps_beside(store, HEX)
+    (tmp_path / "other.db").write_text("no database")
+    assert not keeps_beside(locate_store(f"sqlite:///{tmp_path / 'other.db'}"), run_id)
+    assert not keeps_beside(locate_store(str(tmp_path / "none")), run_id)
+    assert not (tmp_path / "none").exists()
 
 
 def test_whoever_has_recorded_in_a_store_has_named_it(

@@ -71,7 +71,7 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
         )
     uri, run_id = tracking_uri or target["tracking_uri"], target["mlflow_run_id"]
     if not only_list and tracking_uri is None and journal:
-        check_known(uri, named_by=folder, how="--tracking_uri ")
+        check_known(uri, named_by=folder, how="--tracking_uri ", run_id=run_id)
     kinds = Counter(record.kind if record else "damaged" for record in journal.waiting())
     what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
     what = f"{len(journal)} records ({what})" if journal else "nothing"

@@ -30,11 +30,12 @@ from vapo.system.files import put_aside, replace_folder, sync
 
 _SPARE_BYTES = 1 << 20
 _LARGE_BYTES = 2**30  # of a checkpoint: from here on one is kept beside the best
-_AFTER = (
+AFTER_A_SAVE = (
     "; earlier checkpoints are whole, and so are the iteration's rollouts: fix it, then "
     "resume with --ckpt_path last"
 )
 SAVE_ERRORS = (OSError, RuntimeError, ValueError, CheckpointException, SafetensorError)
+"""What writing raises where a disk is full or away: torch and safetensors have their own."""
 
 
 def write_checkpoint(
@@ -72,8 +73,8 @@ def write_checkpoint(
                 sync(path)
                 files[path.name] = describe_file(path)
 
-    together(make_room, what, after=_AFTER, first_only=True, group=group)
-    together(write, what, after=_AFTER, group=group)
+    together(make_room, what, after=AFTER_A_SAVE, first_only=True, group=group)
+    together(write, what, after=AFTER_A_SAVE, group=group)
     all_files = {k: entry for part in gather_objects(files, group) for k, entry in part.items()}
     manifest = replace(manifest, files=all_files)
 
@@ -83,7 +84,7 @@ def write_checkpoint(
             tell(f"{final} is no checkpoint of this run: it is kept as {put_aside(final).name}")
         replace_folder(aside, final)
 
-    together(put_in_place, what, after=_AFTER, first_only=True, group=group)
+    together(put_in_place, what, after=AFTER_A_SAVE, first_only=True, group=group)
     return manifest
 
 

@@ -9,8 +9,10 @@ or a config of this command, or in one of an earlier command, which this file re
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import sqlite3
+from contextlib import closing, suppress
 from pathlib import Path
+from urllib.parse import unquote
 
 from vapo.config.credentials import split_uri
 from vapo.errors import UserError
@@ -39,22 +41,42 @@ def is_known(store: Store) -> bool:
         if variable and _name(locate_store(split_uri(variable).bare)) == name:
             return True
     try:
-        with _path().open(encoding="utf-8", errors="replace") as file:
-            return name in file.read(_MAX_BYTES).splitlines()
+        with _path().open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _MAX_BYTES))
+            return name.encode() in file.read(_MAX_BYTES).splitlines()
     except (OSError, RuntimeError):
         return False
 
 
-def check_known(uri: str, *, named_by: Path, how: str) -> None:
+def keeps_beside(store: Store, run_id: str) -> bool:
+    """Whether a local database has this run, and the run's files lie beside it.
+
+    Then nothing leaves this machine, and nothing is written elsewhere. The file is only read.
+    """
+    if store.database is None or store.artifact_location is None:
+        return False
+    place = f"{store.database.as_uri()}?mode=ro"
+    try:
+        with closing(sqlite3.connect(place, uri=True)) as database:
+            query = "SELECT artifact_uri FROM runs WHERE run_uuid = ?"
+            found = database.execute(query, (run_id,)).fetchone()
+    except sqlite3.Error:
+        return False
+    uri = str(found[0]) if found else ""
+    return uri.startswith(f"{store.artifact_location}/") and ".." not in unquote(uri)
+
+
+def check_known(uri: str, *, named_by: Path, how: str, run_id: str | None = None) -> None:
     """Check a store that only a folder or a file of a run names.
 
     Args:
         how: what the user writes to name the store, up to its address.
+        run_id: the run to which records are sent.
 
     Raises: UserError: the user has not named it.
     """
     store = locate_store(uri)
-    if is_known(store):
+    if is_known(store) or (run_id is not None and keeps_beside(store, run_id)):
         return
     shown = store.shown_uri
     raise UserError(

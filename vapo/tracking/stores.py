@@ -104,6 +104,9 @@ class Store:
         self.hand_over_credentials()
         from mlflow import MlflowClient
 
+        from vapo.tracking.answers import limit_answers
+
+        limit_answers()
         return MlflowClient(self.client_uri)
 
     def redact(self, text: str) -> str:

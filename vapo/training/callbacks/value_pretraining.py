@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from torch.optim import Optimizer
 
 from vapo.advantages.credit import achieved_returns, value_places
 from vapo.advantages.estimators import estimate_advantages
-from vapo.config import components
+from vapo.config import FitConfig, components
 from vapo.errors import UserError
 from vapo.functional.metrics import explained_variance
-from vapo.networks.actor_critic import members_of
+from vapo.networks.actor_critic import Critic, CriticEnsemble, members_of
 from vapo.networks.export import save_network
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
+from vapo.runs.checkpoint_saving import AFTER_A_SAVE, together
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import datamodule_of, iteration_of
@@ -105,7 +107,7 @@ class ValuePretraining(Callback):
             config = pl_module.config
             for member in members_of(critic) if config.critic.kind != "network" else ():
                 member.model.config.actor_fingerprint = fingerprint(config.actor.path)
-            save_network(critic, config.actor.path, self.critic_dir, lora=config.critic.lora)
+            self._save(critic, config)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
         if not self.has_trained:
@@ -119,6 +121,20 @@ class ValuePretraining(Callback):
             f"value pretraining ended after {finished} iterations: explained variance "
             f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
         )
+
+    def _save(self, critic: Critic, config: FitConfig) -> None:
+        """Write a folder for the critic, or one for each of several.
+
+        Raises: InterruptedRunError on all processes: it cannot be written.
+        """
+        folders = {self.critic_dir: critic}
+        if isinstance(critic, CriticEnsemble):
+            folders = {self.critic_dir / str(i): one for i, one in enumerate(members_of(critic))}
+        for folder, member in folders.items():
+            write = partial(
+                save_network, member, config.actor.path, folder, lora=config.critic.lora
+            )
+            together(write, f"cannot write the pretrained critic {folder}", after=AFTER_A_SAVE)
 
     def measure_passes(
         self, trainer: L.Trainer, module: VapoModule, finished: int, *, is_last: bool

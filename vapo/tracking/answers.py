@@ -1,0 +1,135 @@
+"""A bound on what a tracking server answers: its size, and the time that it takes.
+
+MLflow's client reads a whole answer into memory, and waits as long as a byte comes now and then. A
+broken or hostile server would take the training's memory so, or hold up its start.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import requests
+from mlflow.utils import request_utils
+from requests.adapters import HTTPAdapter
+from urllib3 import HTTPConnectionPool, HTTPSConnectionPool
+from urllib3.connection import HTTPConnection, HTTPSConnection
+
+MAX_ANSWER_BYTES = 2**27
+ANSWER_S = 60.0
+_CHUNK_BYTES = 2**16
+
+_request = threading.local()  # the request of this thread, while it is answered
+_MlflowAdapter: type[HTTPAdapter] = request_utils.TCPKeepAliveHTTPAdapter
+
+
+@cache
+def limit_answers() -> None:
+    """From now on every request of MLflow's client in this process is bounded."""
+    request_utils.TCPKeepAliveHTTPAdapter = BoundedAdapter
+    request_utils._cached_get_request_session.cache_clear()
+
+
+class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
+    """Ends a request whose answer is too large or takes too long; downloads have no size limit."""
+
+    def init_poolmanager(self, *args: Any, **options: Any) -> None:
+        super().init_poolmanager(*args, **options)
+        self.poolmanager.pool_classes_by_scheme = _POOLS
+
+    def proxy_manager_for(self, *args: Any, **options: Any) -> Any:
+        manager = super().proxy_manager_for(*args, **options)
+        manager.pool_classes_by_scheme = _POOLS
+        return manager
+
+    def send(self, request: Any, stream: bool = False, **options: Any) -> requests.Response:
+        """Raises: requests.RequestException."""
+        deadline, error = _Deadline(), None
+        _request.deadline = deadline
+        try:
+            response: requests.Response = super().send(request, stream=stream, **options)
+            if not stream:
+                _read(response)
+        except requests.RequestException as raised:
+            error = raised
+        finally:
+            deadline.end()
+            _request.deadline = None
+        if deadline.is_over:  # what was cut may look like a whole answer
+            what = f"no whole answer came within {ANSWER_S:g} s"
+            raise requests.exceptions.ReadTimeout(what, request=request) from error
+        if error is not None:
+            raise error
+        return response
+
+
+def _read(response: requests.Response) -> None:
+    """Read an answer up to the limit, as `requests` does without one."""
+    content = bytearray()
+    for chunk in response.iter_content(_CHUNK_BYTES):
+        content += chunk
+        if len(content) > MAX_ANSWER_BYTES:
+            response.close()
+            raise requests.exceptions.ContentDecodingError(
+                f"the answer is larger than {MAX_ANSWER_BYTES // 2**20} MiB"
+            )
+    response._content, response._content_consumed = bytes(content), True
+
+
+class _Deadline:
+    """Cuts this thread's connection when its answer takes too long, from when it was asked for.
+
+    Before that a file may be sent, which takes as long as it takes.
+    """
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self._timers: list[threading.Timer] = []
+
+    def begin(self, connection: socket.socket) -> None:
+        timer = threading.Timer(ANSWER_S, self._cut, (connection,))
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    def end(self) -> None:
+        for timer in self._timers:
+            timer.cancel()
+
+    def _cut(self, connection: socket.socket) -> None:
+        self.is_over = True
+        with suppress(OSError):  # it is closed already
+            connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Noted:
+    """A connection whose wait for an answer has the deadline of its thread's request."""
+
+    sock: Any
+
+    def getresponse(self) -> Any:
+        if self.sock is not None and (deadline := getattr(_request, "deadline", None)):
+            deadline.begin(self.sock)
+        return super().getresponse()  # type: ignore[misc]
+
+
+class _Connection(_Noted, HTTPConnection):
+    pass
+
+
+class _SecureConnection(_Noted, HTTPSConnection):
+    pass
+
+
+class _Pool(HTTPConnectionPool):
+    ConnectionCls = _Connection
+
+
+class _SecurePool(HTTPSConnectionPool):
+    ConnectionCls = _SecureConnection
+
+
+_POOLS = {"http": _Pool, "https": _SecurePool}
