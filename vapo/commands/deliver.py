@@ -84,7 +84,8 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     client = client_of(store, run_id)
     remember_store(store)
     sink = MlflowSink(client, run_id)
-    delivery = Delivery(sink, lambda _: None, journal, redact=store.redact)
+    missing = sink.missing if store.is_http else None
+    delivery = Delivery(sink, lambda _: None, journal, redact=store.redact, missing=missing)
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")
     say(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")

@@ -15,6 +15,7 @@ from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 
 _MAX_BATCH = 200
+_MAX_METRICS = 1000  # of one request to MLflow
 _MAX_ATTEMPTS = 20
 _MAX_ATTEMPTS_AT_CLOSE = 3
 _FIRST_RETRY_S = 1.0
@@ -59,7 +60,8 @@ class Delivery:
     more after the store has taken a later one, is left out: it cannot hold up a run. An error of
     the journal itself is an outage too. `warn` is called when an outage begins and ends, once for
     the first record that is refused, and when the journal can no longer be written. `redact` takes
-    the store's credentials out of the errors, which are shown and written.
+    the store's credentials out of the errors, which are shown and written. `missing` asks the
+    store, at the end, which of the records that it took it does not have.
     """
 
     def __init__(
@@ -69,8 +71,11 @@ class Delivery:
         journal: Journal | None = None,
         *,
         redact: Callable[[str], str] = str,
+        missing: Callable[[Sequence[Record]], list[Record]] | None = None,
     ) -> None:
         self._sink = sink
+        self._missing = missing
+        self._num_checks = 0
         self._redact = redact
         self._warn_user = warn
         self._journal = Journal(None) if journal is None else journal
@@ -152,7 +157,7 @@ class Delivery:
             closing = self._deadline is not None  # an attempt under way is not yet the last one
         try:
             if not (batch := self._next_batch()):
-                return False
+                return self._send_missing_again()
             error = self._try(batch)
             with self._changed:
                 if not self._abandoned and (error is None or isinstance(error, RefusedError)):
@@ -188,17 +193,56 @@ class Delivery:
         Raises: OSError when the journal cannot be read.
         """
         batch: list[Record | None] = []
+        num = 0
         with self._changed:
             if self._abandoned:
                 return batch
             self._journal.retry_disk()
             for record in islice(self._journal.waiting(), 1 if self._singly else _MAX_BATCH):
                 is_metrics = record is not None and record.kind == "metrics"
+                num += 0 if record is None else len(record.payload or ())
+                if batch and num > _MAX_METRICS:
+                    break
                 if is_metrics or not batch:
                     batch.append(record)
                 if not is_metrics:
                     break
             return batch
+
+    def _send_missing_again(self) -> bool:
+        """Ask the store for what it has, at the end; whether there is more to be sent now.
+
+        What it has not got although it said so is sent once more. If it still has not got it then,
+        it is left in the journal, where `vapo deliver` finds it.
+        """
+        if self._missing is None or self._abandoned:
+            return False
+        with self._changed:
+            sent = self._journal.sent_records()
+        try:
+            missing = self._missing(sent) if sent else []
+        except Exception as error:
+            reason = self._redact(one_line(error))
+            self._warn(f"tracking: the store was not asked for what it has of the run: {reason}")
+            return False
+        files = [record.name for record in missing if record.kind == "file"]
+        again = [record for record in missing if record.kind != "file"]
+        with self._changed:
+            if self._abandoned or not missing:
+                return False
+            self._num_checks += 1
+            for record in again:
+                self._journal.append(record)
+            self._delivered -= len(again)
+        if self._num_checks == 1:
+            self._warn(
+                f"tracking: the store does not have {len(missing)} records that it said it took"
+            )
+            if files:  # their contents were removed when they were taken
+                self._warn(f"tracking: artifacts among them are lost: {', '.join(files):.300}")
+            return bool(again)
+        self._last_error = "the store says that it takes records, and does not have them"
+        return False
 
     def _try(self, batch: list[Record | None]) -> Exception | None:
         """Send; if that fails again and again, find out whether it is this record's fault.

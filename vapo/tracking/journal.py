@@ -32,6 +32,7 @@ from vapo.tracking.journal_folders import (
     FOLDER,
     JOURNAL_NAME,
     NAMES,
+    REFUSED_NAME,
     SENT_NAME,
     TARGET_NAME,
     cannot_write_journal,
@@ -42,6 +43,7 @@ from vapo.tracking.records import Record
 _PAYLOAD = re.compile(rf"{FOLDER}/[0-9a-f]{{32}}")
 _MAX_PAYLOAD_BYTES = 2**30
 _MAX_LINE_BYTES = 2**26
+_MAX_CHECKED_BYTES = 2**25
 
 
 class JournalInUseError(UserError):
@@ -104,6 +106,27 @@ class Journal:
         """What is in the file, sent or not; artifacts by their paths in `files`."""
         return [] if self.folder is None else read_from(self.folder)[0]
 
+    def sent_records(self) -> list[Record]:
+        """The records that the store has said it took; of a long journal its latest part.
+
+        Raises: OSError.
+        """
+        if self.folder is None or self.is_gone:
+            return []
+        start, end = max(0, self._sent_bytes - _MAX_CHECKED_BYTES), self._sent_bytes
+        refused: set[str] = set()
+        for line in (
+            read_inside(self.folder, REFUSED_NAME, _MAX_CHECKED_BYTES) or b""
+        ).splitlines():
+            with suppress(ValueError, TypeError, KeyError):
+                refused.add(json.loads(line)["record"])
+        records: dict[bytes, Record | None] = {}  # what was sent again is there twice
+        for line in _lines(self.folder, start):
+            if (start := start + len(line)) > end:
+                break
+            records[line] = None if line.decode("utf-8", "replace") in refused else _parse(line)
+        return [record for record in records.values() if record is not None]
+
     def append(self, record: Record) -> None:
         """Raises: nothing; `trouble` says why a record could only be kept in memory."""
         self._unwritten.append(record)
@@ -140,7 +163,7 @@ class Journal:
         lines = list(islice(self._written, num))
         is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
-            with open_inside(self._path(""), "refused.jsonl", "ab") as refused:
+            with open_inside(self._path(""), REFUSED_NAME, "ab") as refused:
                 for line in lines:
                     entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
                     refused.write(json.dumps(entry).encode() + b"\n")

@@ -15,9 +15,10 @@ from vapo.tracking.records import is_run_id
 JOURNAL_NAME = "journal.jsonl"
 SENT_NAME = "sent.json"
 TARGET_NAME = "target.json"
+REFUSED_NAME = "refused.jsonl"
 FOLDER = "files"
 """It has the contents of artifacts, each under a random name of 32 hexadecimal digits."""
-NAMES = (JOURNAL_NAME, SENT_NAME, f".{SENT_NAME}", TARGET_NAME, "refused.jsonl", "lock")
+NAMES = (JOURNAL_NAME, SENT_NAME, f".{SENT_NAME}", TARGET_NAME, REFUSED_NAME, "lock")
 _MAX_TARGET_BYTES = 2**20
 
 

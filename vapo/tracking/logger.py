@@ -135,7 +135,10 @@ class RunLogger(Logger):
                 steps[name] = max(step, steps.get(name, step))
         self.recorded_steps = steps
         sink = MlflowSink(client, self.run_id)
-        self._delivery = Delivery(sink, self._note, self._journal, redact=store.redact)
+        missing = sink.missing if store.is_http else None  # a proxy may stand before a server
+        self._delivery = Delivery(
+            sink, self._note, self._journal, redact=store.redact, missing=missing
+        )
         atexit.register(self.close, "KILLED")
         if self.is_resumed:
             self._submit("status", ("RUNNING", self._clock.now_ms()))

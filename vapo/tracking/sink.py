@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from vapo.tracking.confirming import missing_records
 from vapo.tracking.delivery import OutageError, RefusedError
 from vapo.tracking.records import NOTE_TAG, Record, with_score
 
@@ -56,6 +57,10 @@ class MlflowSink:
             if fault == "record":
                 raise RefusedError(reason) from error
             raise
+
+    def missing(self, records: Sequence[Record]) -> list[Record]:
+        """Those of the records that the store does not have (`missing_records`)."""
+        return missing_records(self._client, self._run_id, records)
 
     def _send(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Metric, Param, RunTag

@@ -1,0 +1,72 @@
+"""What a store has of the records that it said it took: an answer alone shows nothing.
+
+MLflow answers an empty object to whatever it is sent, and so does a proxy in front of it that
+takes nothing. So at the end of a run its store is asked once for what it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from posixpath import dirname
+from typing import TYPE_CHECKING
+
+from vapo.tracking.records import NOTE_TAG, Record
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Run
+
+
+def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]) -> list[Record]:
+    """Those of the records that the store does not have, in their order.
+
+    Raises: what MLflow raises where the store does not answer.
+    """
+    run = client.get_run(run_id)
+    rows = _rows(client, run, records)
+    files = _files(client, run_id, records)
+    last_status = next((one for one in reversed(records) if one.kind == "status"), None)
+    inputs = run.inputs.dataset_inputs if run.inputs else ()
+    names = {one.dataset.name for one in inputs}
+
+    def is_there(record: Record) -> bool:
+        payload = record.payload
+        if record.kind == "metrics":
+            asked = [item for item in payload if item[0] in rows]
+            return all((at_ms, step) in rows[key] for key, _, at_ms, step in asked)
+        if record.kind == "params":
+            return bool(payload.keys() <= run.data.params.keys())
+        if record.kind == "tags":
+            return bool(payload.keys() <= run.data.tags.keys())
+        if record.kind == "note":
+            return NOTE_TAG in run.data.tags
+        if record.kind == "inputs":
+            return {item[0] for item in payload} <= names
+        if record.kind == "file":
+            return record.name in files
+        return record is not last_status or run.info.status == payload[0]
+
+    return [record for record in records if not is_there(record)]
+
+
+def _rows(
+    client: MlflowClient, run: Run, records: Sequence[Record]
+) -> dict[str, set[tuple[int, int]]]:
+    """Time and step of each stored value, for as few keys as it takes to have one of each record.
+
+    What one record logs is in one request, so one of its keys tells of the others.
+    """
+    rows: dict[str, set[tuple[int, int]]] = {}
+    for record in records:
+        if record.kind != "metrics" or any(item[0] in rows for item in record.payload):
+            continue
+        for key, *_ in record.payload[:1]:
+            stored = client.get_metric_history(run.info.run_id, key)
+            rows[key] = {(one.timestamp, one.step) for one in stored}
+    return rows
+
+
+def _files(client: MlflowClient, run_id: str, records: Sequence[Record]) -> set[str]:
+    names = {record.name for record in records if record.kind == "file"}
+    folders = {dirname(name) for name in names}
+    return {one.path for folder in folders for one in client.list_artifacts(run_id, folder or None)}
