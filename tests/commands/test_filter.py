@@ -261,3 +261,22 @@ def test_an_environment_is_a_setting_where_it_is_used(tmp_path: Path, policy: Pa
     assert len(texts) == 3
     same = config_of(tmp_path, policy, *episodes, "environment.max_processes=2")
     assert settings_of(same, [], K) == found[0]
+
+
+def test_what_else_lies_beside_the_parts_stays(tmp_path: Path) -> None:
+    """Also where the folder is a link to another disk."""
+    path, disk = tmp_path / "out.jsonl", tmp_path / "disk"
+    for has_link in (False, True):
+        if has_link:
+            disk.mkdir()
+            (tmp_path / "out.jsonl.parts").symlink_to(disk)
+        parts = Parts(path, "{}\n", 1)
+        (parts.folder / "mine").write_text("mine")
+        for name in ("000000.jsonl", ".000000.jsonl.new"):
+            (parts.folder / name).write_text("")
+        parts.close()
+        parts.remove()
+        assert [one.name for one in parts.folder.iterdir()] == ["mine"]
+        (parts.folder / "mine").unlink()
+        Parts(path, "{}\n", 1).remove()
+        assert parts.folder.exists() == has_link

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 import time
 from pathlib import Path
 
 import pytest
+import requests
 from mlflow import MlflowClient
 
 from tests.tracking.mlflow_server import Server
@@ -13,6 +16,7 @@ from vapo.cli import main
 from vapo.config.schema import TrackingConfig
 from vapo.tracking import delivery as delivery_module
 from vapo.tracking.logger import RunLogger
+from vapo.tracking.records import InputData
 from vapo.tracking.stores import locate_store
 
 
@@ -70,3 +74,71 @@ def test_metrics_of_an_outage_arrive_in_order_and_once(
     assert client.get_run(logger.run_id).info.status == "FINISHED"
     names = {artifact.path for artifact in client.list_artifacts(logger.run_id, "notes")}
     assert names == {f"notes/{end}.txt" for end in (100, 200, 300, 400)}
+
+
+class Swallowing(http.server.BaseHTTPRequestHandler):
+    """A proxy; while it `swallows`, it answers `{}` to what would change the record."""
+
+    behind = ""
+    swallows = False
+
+    def _pass_on(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        status, answer = 200, b"{}"
+        if self.command == "GET" or not type(self).swallows:
+            headers = {k: v for k, v in self.headers.items() if k not in ("Host", "Connection")}
+            headers["Accept-Encoding"] = "identity"
+            url = self.behind + self.path
+            passed = requests.request(self.command, url, data=body, headers=headers, timeout=30)
+            status, answer = passed.status_code, passed.content
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    do_GET = do_POST = do_PUT = do_PATCH = _pass_on
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.attacks
+def test_what_a_proxy_swallows_is_missed_and_sent_again(request, tmp_path: Path) -> None:
+    """It answers as MLflow does, so that only what the store has in the end shows it."""
+    server = Server(tmp_path)
+    request.addfinalizer(server.stop)
+    server.start()
+    Swallowing.behind = server.uri
+    proxy = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Swallowing)
+    proxy.daemon_threads = True
+    threading.Thread(target=proxy.serve_forever, daemon=True).start()
+    request.addfinalizer(proxy.shutdown)
+    notes: list[str] = []
+    config = TrackingConfig(uri=f"http://127.0.0.1:{proxy.server_port}")
+    logger = RunLogger(config, run_name="x", note=notes.append, journal=tmp_path / "run/tracking")
+    logger.log_config("a: 1", {"a": 1})
+    logger.log_inputs([InputData("rows", "training", "abc", 3, "{}")])
+    log_steps(logger, range(50))
+    logger.set_tags({"who": "me"})
+    logger.describe_score("held-out avg@8 1 %")
+    logger.finalize()
+    Swallowing.swallows = True
+    for step in range(50, 100):
+        logger.log_metrics({"actor/entropy": step / 7, "critic/value_loss": 1.0}, step=step)
+    logger.set_tags({"later": "me"})
+    logger.finalize()
+    Swallowing.swallows = False
+    for step in range(100, 150):
+        logger.log_metrics({"actor/entropy": step / 7, "critic/value_loss": 1.0}, step=step)
+    assert logger.close() == 0
+    assert [note for note in notes if "does not have" in note] == [
+        "tracking: the store does not have 51 records that it said it took"
+    ], notes
+    assert logger.run_id is not None
+    client = MlflowClient(server.uri)
+    for key in ("actor/entropy", "critic/value_loss"):
+        steps = [row.step for row in client.get_metric_history(logger.run_id, key)]
+        assert sorted(steps) == list(range(150))
+    run = client.get_run(logger.run_id)
+    assert (run.data.tags["later"], run.info.status) == ("me", "FINISHED")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -284,5 +283,10 @@ class Parts:
         self._lock.close()
 
     def remove(self) -> None:
-        """The file itself has everything now."""
-        shutil.rmtree(self.folder)
+        """The file itself has everything now. What else lies in the folder stays there."""
+        names = ("settings.json", ".lock", *(file.name for file in self.files))
+        for name in names:
+            for path in (self.folder / name, self.folder / f".{name}.new"):
+                path.unlink(missing_ok=True)
+        if not self.folder.is_symlink() and not any(self.folder.iterdir()):
+            self.folder.rmdir()
