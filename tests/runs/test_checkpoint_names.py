@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
+import stat
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +32,7 @@ from vapo.runs.manifests import (
 )
 from vapo.runs.resuming import choose_resume, find_checkpoint
 from vapo.runs.run_dirs import RunDir, number_of, open_run_dir
-from vapo.system.files import point_link, put_aside, remove, write_text
+from vapo.system.files import folder_locked, point_link, put_aside, remove, write_text
 
 
 def copied(folder: Path, name: str) -> Path:
@@ -308,3 +310,32 @@ def test_links_are_not_followed_where_something_is_written_or_removed(tmp_path: 
     assert [put_aside(path).name for path in (text, folder)] == ["text.other", "folder.other"]
     text.write_text("again")
     assert put_aside(text).name == "text.other2"
+
+
+def test_a_folder_is_locked_by_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        folder_locked(tmp_path),
+        pytest.raises(UserError, match=r"locked for 0\.05 s"),
+        folder_locked(tmp_path, wait_s=0.05),
+    ):
+        pytest.fail("it is locked twice")
+    assert list(tmp_path.iterdir()) == []
+    with folder_locked(tmp_path):
+        pass
+    flock = fcntl.flock
+
+    def refuse_folders(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(9, "Bad file descriptor")  # as NFS does
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse_folders)
+    with (
+        folder_locked(tmp_path),
+        pytest.raises(UserError, match="locked for"),
+        folder_locked(tmp_path, wait_s=0.05),
+    ):
+        pytest.fail("it is locked twice")
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]

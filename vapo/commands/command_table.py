@@ -323,7 +323,8 @@ COMMANDS = {
             option("run_dirs RUN_DIR", "a run's folder", type=Path, nargs="+"),
             option(
                 "--tracking_uri URI",
-                "default: where the run was recorded; needed where that has a password",
+                "default: where the run was recorded; needed where that has a password, or no "
+                "command of yours has used it",
             ),
             option("--list", "say what is left, send nothing", dest="only_list", **SWITCH),
         ),

@@ -52,7 +52,9 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
-    if not isinstance(contents, dict) or not {"config", "state_dict"} <= contents.keys():
+    found = contents if isinstance(contents, dict) else {}
+    has_both = isinstance(found.get("config"), str) and isinstance(found.get("state_dict"), dict)
+    if not has_both:
         raise UserError(f"{path} is not a checkpoint of `vapo fit`: it has no config and weights")
     return contents
 

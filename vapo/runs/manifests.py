@@ -98,7 +98,9 @@ def read_manifest(folder: Path) -> Manifest:
             name: (int(size), str(digest)) for name, (size, digest) in contents["files"].items()
         }
         manifest = Manifest(**{**contents, "files": files})
+        options = (manifest.lora, manifest.critic_lora, manifest.value_head)
         is_whole = isinstance(manifest.iteration, int) and isinstance(manifest.parameters, dict)
+        is_whole = is_whole and all(isinstance(each, dict | None) for each in options)
     except (KeyError, TypeError, ValueError, AttributeError):
         is_whole = False
     if not is_whole or any(Path(name).name != name for name in files):

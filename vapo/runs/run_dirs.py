@@ -228,8 +228,12 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         return RunDir(Path(config.output_dir).expanduser().absolute(), identity)
     run_dir = RunDir(make_run_dir(config.output_dir, name), identity)
     run_dir.lock()
-    with folder_locked(run_dir.path.parent):  # of two that begin at once, too, one is the first
-        run_dir.number = 1 + max(map(number_of, newest_first(run_dir.path.parent)), default=0)
-        run_dir.record("begun", None)
+    base = run_dir.path.parent
+    try:
+        with folder_locked(base):  # of two that begin at once, too, one is the first
+            run_dir.number = 1 + max(map(number_of, newest_first(base)), default=0)
+            run_dir.record("begun", None)
+    except OSError as error:
+        raise _cannot_make(base, error.strerror) from error
     write_text(run_dir.path / CONFIG_NAME, to_yaml(config))
     return run_dir

@@ -209,25 +209,31 @@ def _open_folder(folder: Path, name: str) -> int:
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
     """Keep every other process out of this block, for this folder, while short work is done in it.
 
-    Raises: UserError: another process has not left it in time; OSError: the folder has no lock.
+    A network disk may lock files alone: there the lock is a file `.lock` in the folder.
+
+    Raises: UserError: another process has not left it in time; OSError: neither can be locked.
     """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pass
-    except OSError:  # a network disk locks files alone
-        os.close(descriptor)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            is_locked = _is_locked(descriptor)
+        except OSError:
+            os.close(descriptor)
+            raise
+    except OSError:
+        descriptor = os.open(folder / ".lock", flags, 0o666)
+        is_locked = _is_locked(descriptor)
     try:
         deadline = time.monotonic() + wait_s
-        while not _is_locked(descriptor):
+        while not is_locked:
             if time.monotonic() > deadline:
                 raise UserError(
-                    f"{folder}: another process has it locked since {wait_s:g} s: end that one, or "
-                    "choose another folder"
+                    f"{folder}: another process has had it locked for {wait_s:g} s: end that one, "
+                    "or choose another folder"
                 )
             time.sleep(0.02)
+            is_locked = _is_locked(descriptor)
         yield
     finally:
         os.close(descriptor)
