@@ -51,7 +51,7 @@ def _model_folders(config: FitConfig) -> list[str]:
 
 
 def _write(
-    contents: Mapping[str, Any],
+    contents: dict[str, Any],
     config: FitConfig,
     network: Literal["actor", "critic"],
     output_dir: Path,

@@ -22,10 +22,9 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids, name_end_tokens
 from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
-from vapo.networks.generation_files import generation_file, with_end_tokens
+from vapo.networks.generation_files import generation_file
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
-from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
@@ -66,10 +65,8 @@ def run(config: SftConfig) -> None:
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
     ends = end_tokens(tokenizer, model.generation_config, is_chat=config.data.chat_template)
-    if ends.taught not in end_token_ids(model.generation_config, tokenizer):
-        # or the policy would go on behind what it learned
-        listed = name_end_tokens(model, tokenizer, ends)
-        generation = generation and with_end_tokens(generation, listed)
+    # or the policy would go on behind what it learned
+    generation = name_end_tokens(model, tokenizer, ends, generation)
     examples = examples_of(prompts.train, config, sampling, tokenizer, ends)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     check_lengths(prompts, examples, config, positions)

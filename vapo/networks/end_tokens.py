@@ -7,15 +7,15 @@ those of Qwen, Gemma and Phi-3 do.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.networks.generation_files import read_generation_config
+from vapo.networks.generation_files import read_generation_config, with_end_tokens
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
+from vapo.system.chat_templates import TemplateRefusal, render_chat
 
 
 @dataclass(frozen=True)
@@ -59,18 +59,26 @@ def folder_end_tokens(
 
 
 def name_end_tokens(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ends: EndTokens
-) -> list[int]:
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: EndTokens,
+    generation: bytes | None,
+) -> bytes | None:
     """Name all end tokens in the model's generation config, the tokenizer's own first.
 
-    Whoever loads the model then ends a response where this policy does. Returns them.
+    Whoever loads the model then ends a response where this policy does.
+
+    Args:
+        generation: the source's generation_config.json. It is given back with the end tokens, or
+            as it is where it misses none.
     """
-    config = model.generation_config or GenerationConfig()
+    named = end_token_ids(model.generation_config, tokenizer)
     first = int(tokenizer.eos_token_id)
-    others = sorted(ends.ids - {first})
-    config.eos_token_id = [first, *others] if others else first
-    model.generation_config = config
-    return [first, *others]
+    listed = [first, *sorted(ends.ids - {first})]
+    model.generation_config = GenerationConfig(eos_token_id=listed if listed[1:] else first)
+    if generation is None or ends.ids == named:
+        return generation
+    return with_end_tokens(generation, listed)
 
 
 def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -83,19 +91,15 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     said = "What the assistant says."
     turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}]
     try:
-        text = _rendered(turns, tokenizer)
-    except Exception:  # templates raise what their authors chose
+        text = render_chat(tokenizer, turns)
+    except TemplateRefusal:
         try:
-            text = _rendered([{"role": "system", "content": "Do it."}, *turns], tokenizer)
-        except Exception as error:
+            text = render_chat(tokenizer, [{"role": "system", "content": "Do it."}, *turns])
+        except TemplateRefusal as error:
             raise UserError(f"the tokenizer's chat template fails: {error}") from None
     _, found, after = text.rpartition(said)
     ids: list[int] = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
     return ids[0] if found and ids and ids[0] in special_ids(tokenizer) else None
-
-
-def _rendered(messages: list[Any], tokenizer: PreTrainedTokenizerBase) -> str:
-    return str(tokenizer.apply_chat_template(messages, tokenize=False))
 
 
 def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:

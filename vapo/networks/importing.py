@@ -20,11 +20,10 @@ from transformers import (
 from vapo.errors import UserError
 from vapo.networks.end_tokens import end_tokens, name_end_tokens
 from vapo.networks.export import save_folder
-from vapo.networks.generation_files import generation_file, with_end_tokens
+from vapo.networks.generation_files import generation_file
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.meta_device import model_of_config
 from vapo.networks.model_configs import check_supported, quiet, read_model_config, refusals
-from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.system.installation import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -107,12 +106,9 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
         read = Imported(model, load_tokenizer(source.path), generation_file(source.path))
     else:
         read = _read_gguf(source, "float32" if dtype == "auto" else dtype)
-    named = end_token_ids(read.model.generation_config, read.tokenizer)
     ends = end_tokens(read.tokenizer, read.model.generation_config)
-    listed = name_end_tokens(read.model, read.tokenizer, ends)
-    if read.generation is None or ends.ids == named:
-        return read
-    return replace(read, generation=with_end_tokens(read.generation, listed))
+    generation = name_end_tokens(read.model, read.tokenizer, ends, read.generation)
+    return replace(read, generation=generation)
 
 
 def _read_gguf(source: Source, dtype: str) -> Imported:

@@ -23,6 +23,7 @@ from vapo.prompts.rows import LeftOut
 from vapo.prompts.sources import SourceRow, read_rows
 from vapo.prompts.spelled_text import SpecialTexts, SpelledText
 from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
+from vapo.system.chat_templates import TemplateRefusal, render_chat
 from vapo.types import Prompt
 
 
@@ -244,12 +245,9 @@ def _render(
     if data.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": data.system_prompt}, *messages]
     try:
-        rendered = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True
-        )
-    except Exception as error:  # templates raise what their authors chose
+        return render_chat(tokenizer, messages, add_generation_prompt=True)
+    except TemplateRefusal as error:
         raise UserError(f"{row.place}: the tokenizer's chat template says: {error}") from None
-    return str(rendered)
 
 
 def token_ids(

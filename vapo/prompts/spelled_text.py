@@ -17,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.networks.special_tokens import control_ids, special_ids, text_of_any
 from vapo.prompts.rows import SourceRow
+from vapo.system.chat_templates import TemplateRefusal, render_chat
 
 _NAME = "x7f3a9c1e5b2d8046x"  # letters and digits alone: no template changes, splits or trims them
 _MARK = re.compile(rf"{_NAME}(\d+)x", re.IGNORECASE)
@@ -121,8 +122,8 @@ def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     """
     said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     for conversation in (said, said[:1]):
-        with suppress(Exception):  # templates raise what their authors chose
-            text = str(tokenizer.apply_chat_template(conversation, tokenize=False))
+        with suppress(TemplateRefusal):
+            text = render_chat(tokenizer, conversation)
             ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             added = tokenizer.added_tokens_decoder
             return frozenset(

@@ -15,6 +15,7 @@ from vapo.errors import UserError
 from vapo.networks.special_tokens import special_text
 from vapo.prompts.characters import dropped_characters, listed_characters
 from vapo.prompts.spelled_text import SpelledText
+from vapo.system.chat_templates import TemplateRefusal, render_chat
 
 logger = logging.getLogger(__name__)
 
@@ -112,10 +113,8 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         {"role": "user", "content": asked},
     ]
     try:
-        text = str(
-            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
-    except Exception as error:  # templates raise what their authors chose
+        text = render_chat(tokenizer, messages, add_generation_prompt=True)
+    except TemplateRefusal as error:
         raise UserError(
             f"the tokenizer's chat template has no conversations of several turns ({error}): set "
             f"{_KEY}"

@@ -125,7 +125,7 @@ HIGH_DESCRIPTOR = 900
 _PACKAGE = str(Path(__file__).parents[1])
 
 
-def limit_memory() -> None:
+def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
     """Cap the address space (Linux; elsewhere only the time limit holds)."""
     try:
         import resource
@@ -133,7 +133,7 @@ def limit_memory() -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (ImportError, OSError):
         return
-    limit = pages * resource.getpagesize() + MEMORY_HEADROOM_BYTES
+    limit = pages * resource.getpagesize() + headroom_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     if hard != resource.RLIM_INFINITY:
         limit = min(limit, hard)

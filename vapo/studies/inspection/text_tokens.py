@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.errors import UserError
 from vapo.studies.inspection.fields import PER_TOKEN, RowError, conversation
 from vapo.studies.inspection.responses import InspectedResponse
+from vapo.system.chat_templates import TemplateRefusal, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -51,12 +52,8 @@ class TextTokens:
         if not self._tokenizer.chat_template:
             return conversation(messages)
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    list(map(dict, messages)), tokenize=False, add_generation_prompt=True
-                )
-            )
-        except Exception as error:  # templates raise what their authors chose
+            return render_chat(self._tokenizer, messages, add_generation_prompt=True)
+        except TemplateRefusal as error:
             raise RowError(f"the chat template says: {error}") from None
 
     def complete(self, response: InspectedResponse) -> InspectedResponse:

@@ -1,0 +1,167 @@
+"""A model's chat template, rendered in a process of its own, with bounds on memory and time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from vapo.errors import UserError
+from vapo.system.credentials import variables_without_credentials
+from vapo.system.template_process import LENGTH, SECONDS, max_chars, read_frame
+
+if TYPE_CHECKING:  # commands without a model do without its seconds
+    from transformers import PreTrainedTokenizerBase
+
+
+_ROOT = str(Path(__file__).parents[2])
+_PROGRAM = """\
+import sys
+sys.path.append(sys.argv[1])  # last: nothing beside the package stands in for a library
+from vapo.system.template_process import answer_frames
+answer_frames()
+"""
+_BYTES_A_CHARACTER = 12  # of JSON, for one that is written as two surrogates
+
+
+class TemplateRefusal(Exception):
+    """The chat template does not take a conversation, or fails on it."""
+
+
+def render_chat(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = False,
+    **arguments: Any,
+) -> str:
+    """The text that `tokenizer.apply_chat_template(messages, tokenize=False, ...)` gives.
+
+    Args:
+        arguments: further variables of the template.
+
+    Raises:
+        TemplateRefusal: the template raises an error for this conversation; or there is none.
+        UserError: it takes more time or memory than any template needs; names its file.
+    """
+    if not messages:
+        raise TemplateRefusal("a conversation without messages")
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise TemplateRefusal(str(error)) from None
+    variables = {
+        **tokenizer.special_tokens_map,
+        "tools": None,
+        "documents": None,
+        **arguments,
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+    }
+    try:
+        asked = json.dumps({"variables": variables}, default=str).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TemplateRefusal(f"the conversation is no JSON: {error}") from None
+    answer = _process().answer(template, asked)
+    if "refusal" in answer:
+        raise TemplateRefusal(answer["refusal"])
+    if "excess" in answer:
+        raise UserError(
+            f"{_template_file(tokenizer)}: the chat template takes more than {answer['excess']} "
+            "for one conversation: it is damaged or hostile; take the file from where the model "
+            "comes from, or set data.chat_template=false"
+        )
+    return answer["text"]
+
+
+def _template_file(tokenizer: PreTrainedTokenizerBase) -> str:
+    folder = Path(os.path.expanduser(tokenizer.name_or_path))
+    names = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
+    files = [str(folder / name) for name in names if (folder / name).is_file()]
+    return files[0] if files else tokenizer.name_or_path or "the tokenizer"
+
+
+class TemplateProcess:
+    """The process, which is started for the first conversation and again after it was killed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._template: str | None = None  # which the process has
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def answer(self, template: str, asked: bytes) -> dict[str, str]:
+        """What the process says of a frame of variables, which are the template's."""
+        with self._lock:
+            if self._process is None:
+                self._start()
+            try:
+                if template != self._template:
+                    self._send(json.dumps({"template": template}).encode())
+                    self._template = template
+                self._send(asked)
+                most = _BYTES_A_CHARACTER * max_chars(asked) + LENGTH.size
+                frame = read_frame(self._pipe("stdout"), most)
+            except OSError:  # it has ended while it was sent something
+                frame = None
+            except BaseException:
+                self._stop()
+                raise
+            if frame is None:
+                ended_by = self._stop()
+                is_slow = ended_by == -signal.SIGPROF
+                time = f"{SECONDS:.0f} s of processor time"
+                return {"excess": time if is_slow else f"a process can give (it ends: {ended_by})"}
+            answer: dict[str, str] = json.loads(frame)
+            return answer
+
+    def _start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-c", _PROGRAM, _ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=variables_without_credentials(),
+            start_new_session=True,
+        )
+        self._template = None
+        self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
+
+    def _stop(self) -> int | None:
+        """End it; returns its exit status, if it had ended before."""
+        process, self._process = self._process, None
+        self._finalizer()
+        return None if process is None else process.returncode
+
+    def _send(self, frame: bytes) -> None:
+        pipe = self._pipe("stdin")
+        pipe.write(LENGTH.pack(len(frame)) + frame)
+        pipe.flush()
+
+    def _pipe(self, name: str) -> IO[bytes]:
+        return cast("IO[bytes]", getattr(self._process, name))
+
+
+def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+    if os.getpid() != owner:  # a process that was forked from it ends
+        return
+    process.kill()
+    for pipe in (process.stdin, process.stdout):
+        with suppress(OSError):  # what is left in its buffer has no reader
+            cast("IO[bytes]", pipe).close()
+    process.wait()
+
+
+_processes: dict[int, TemplateProcess] = {}
+
+
+def _process() -> TemplateProcess:
+    """The one of this process: one that was forked has its own, and not its parent's pipes."""
+    return _processes.setdefault(os.getpid(), TemplateProcess())

@@ -1,0 +1,151 @@
+"""The process that renders a model's chat template, which `chat_templates` starts.
+
+A template is a program that comes with a model. Here it has little memory and little time, and what
+it does not give back in time costs this process alone. Its environment is the one of Transformers'
+`apply_chat_template`, so that the text is the same; torch and Transformers are not loaded for it.
+
+Frames of JSON come through stdin: `{"template": TEXT}`, which is not answered, and then
+`{"variables": {...}}`. Each of these has one frame on stdout: its `text`, or `refusal`, which is
+what the template raised, or `excess`, of memory or of text.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import sys
+from datetime import datetime
+from typing import IO, Any, NoReturn
+
+from jinja2 import Template, TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vapo.system.process_protocol import limit_memory
+
+LENGTH = struct.Struct("!Q")
+MEMORY_BYTES = 2**30
+SECONDS = 2.0
+"""How much processor time one conversation may take, its template's compilation included."""
+_SECONDS_EARNED = 0.02
+"""Many that each take the whole time would take hours together. So the time is what is left of it
+after those before, with so much more for each; ordinary templates take a thousandth of that."""
+_MAX_CHARS = 2**18
+"""So many characters may be added to a conversation of any length; a long one may have four times
+its own."""
+
+
+class _Generation(Extension):
+    """`{% generation %}`, around what an assistant has written, adds nothing to the text."""
+
+    tags = {"generation"}  # noqa: RUF012 (jinja's own way)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Macro) -> str:
+        return caller()
+
+
+def compiled(template: str) -> Template:
+    """Raises: TemplateError: the text is no template."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    return environment.from_string(template)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is, where jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+class Renderer:
+    """Answers frames. Where a template takes too long, the process is killed by SIGPROF."""
+
+    def __init__(self) -> None:
+        self._source = ""
+        self._template: Template | None = None
+        self._seconds = SECONDS
+
+    def answer(self, frame: bytes) -> dict[str, str] | None:
+        try:
+            asked = json.loads(frame)
+            if "template" in asked:
+                self._source, self._template = asked["template"], None
+                return None
+            text = self._rendered(asked["variables"])
+        except MemoryError:
+            return {"excess": f"{MEMORY_BYTES >> 20} MiB of memory"}
+        except Exception as error:  # templates raise what their authors chose
+            return {"refusal": str(error)[:2000] or type(error).__name__}
+        if len(text) > (most := max_chars(frame)):
+            return {"excess": f"{most} characters of text"}
+        return {"text": text}
+
+    def _rendered(self, variables: dict[str, Any]) -> str:
+        signal.setitimer(signal.ITIMER_PROF, self._seconds)
+        try:
+            if self._template is None:
+                self._template = compiled(self._source)
+            return self._template.render(**variables)
+        finally:
+            left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+            self._seconds = min(SECONDS, left + _SECONDS_EARNED)
+
+
+def max_chars(frame: bytes) -> int:
+    """How long the text of a conversation may be."""
+    return _MAX_CHARS + 4 * len(frame)
+
+
+def read_frame(stream: IO[bytes], most: int = 2**62) -> bytes | None:
+    """None: the other side has ended, or announces more bytes than it may send."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    frame = stream.read(length) if length <= most else b""
+    return frame if len(frame) == length else None
+
+
+def answer_frames() -> None:
+    """Until the other side ends."""
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)
+    limit_memory(MEMORY_BYTES)
+    renderer = Renderer()
+    incoming, outgoing = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    while (frame := read_frame(incoming)) is not None:
+        answer = renderer.answer(frame)
+        if answer is not None:
+            content = json.dumps(answer).encode()
+            outgoing.write(LENGTH.pack(len(content)) + content)
+            outgoing.flush()
