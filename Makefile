@@ -49,10 +49,10 @@ install: $(INSTALLED) ## make .venv, with the package, its tests' tools and reas
 $(INSTALLED): pyproject.toml constraints.txt
 	@command -v $(PYTHON) > /dev/null || { \
 		echo "make: there is no $(PYTHON) here; set PYTHON to a Python 3.11 or 3.12" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing the packages into $(VENV): this takes some minutes and prints nothing"
 	@command -v uv > /dev/null || $(BIN)/python -m pip install --quiet uv 2> /dev/null || true
-	options="$$($(UV_OPTIONS))"; cert="$$($(BIN)/python -m pip config get global.cert 2> /dev/null)"; \
+	@options="$$($(UV_OPTIONS))"; cert="$$($(BIN)/python -m pip config get global.cert 2> /dev/null)"; \
 	export PATH="$$PATH:$(CURDIR)/$(BIN)" SSL_CERT_FILE="$${SSL_CERT_FILE:-$$cert}"; \
 	test -n "$$SSL_CERT_FILE" || unset SSL_CERT_FILE; \
 	case "$$options" in *pip) false;; *) $(UV) $$options $(PIP_ARGS) $(EVERYTHING);; esac || { \
@@ -79,14 +79,14 @@ test: install ## run the tests (not those of `night` and the commands below it)
 check: lint ## lint, types and all tests but the slow ones, in some minutes
 	@$(MAKE) --no-print-directory -j 2 types quick
 
+QUICK := not slow and not night and not attacks and not kills and not soak and not learning
+QUICK := $(QUICK) and not gpu and not vllm
 quick: install
-	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
-		-m "not slow and not night and not attacks and not kills and not soak and not learning \
-		and not gpu and not vllm" $(ARGS)
+	$(TEST_ENV) $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(QUICK)" $(ARGS)
 
 # uv alone can do it. Also with a CPU build of torch: PIP_ARGS="... torch==2.13.0+cpu"
 lowest: ## the tests of `check` with the oldest packages that pyproject.toml allows, in build/lowest
-	UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory quick VENV=build/lowest \
+	@UV_RESOLUTION=lowest-direct $(MAKE) --no-print-directory quick VENV=build/lowest \
 		EVERYTHING="-e '.[dev,reasoning]'"
 
 lint: install ## ruff (rules and format) and codespell
@@ -113,7 +113,7 @@ release: install ## build wheel and sdist into dist/, check them, and run the wh
 	$(BIN)/twine check --strict dist/*
 	$(PYTHON) -m venv build/release/venv
 	build/release/venv/bin/pip install --quiet $(PIP_ARGS) -c constraints.txt dist/*.whl
-	cd build/release && venv/bin/vapo init work && cd work && \
+	@cd build/release && venv/bin/vapo init work && cd work && \
 		../venv/bin/vapo fit --config conf/vapo.yaml tracking.uri=mlruns $(ARGS) && \
 		../venv/bin/vapo rollouts --config conf/vapo.yaml --num 64 --format plain --output some.jsonl && \
 		../venv/bin/vapo inspect some.jsonl
@@ -130,7 +130,7 @@ night: install ## further cases of what `make test` checks on one (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m night $(ARGS)
 
 attacks: install ## hostile input for servers, stores, verifiers, environments (minutes; SINCE=COMMIT: what changed)
-	folders=tests; test -z "$(SINCE)" || folders="$$($(BIN)/python -m tests.attacked $(SINCE))" || exit 1; \
+	@folders=tests; test -z "$(SINCE)" || folders="$$($(BIN)/python -m tests.attacked $(SINCE))" || exit 1; \
 	test -n "$$folders" || { echo "nothing that is attacked differs from $(SINCE)"; exit 0; }; \
 	$(TEST_ENV) $(BIN)/python -m pytest -m attacks $$folders $(ARGS)
 
@@ -173,8 +173,7 @@ fuzz: install ## ten minutes of coverage-guided fuzzing of answer extraction; ne
 	@$(BIN)/python -c "import atheris" 2> /dev/null || { \
 		echo "make: install the fuzzer first: $(BIN)/python -m pip install atheris" >&2; exit 1; }
 	mkdir -p build/fuzz
-	$(TEST_ENV) $(BIN)/python -m tests.fuzz.fuzz_answers -max_total_time=600 \
-		-artifact_prefix=build/fuzz/ $(ARGS) build/fuzz
+	$(TEST_ENV) $(BIN)/python -m tests.fuzz.fuzz_answers -max_total_time=600 -artifact_prefix=build/fuzz/ $(ARGS) build/fuzz
 
 bench: install ## every benchmark with a target, peers included, into experiments/bench/table.md
 	OMP_NUM_THREADS=1 $(BIN)/python experiments/bench/all.py $(ARGS)
@@ -183,6 +182,6 @@ lock: ## rewrite constraints.txt from a fresh environment
 	rm -rf build/lock
 	$(PYTHON) -m venv build/lock
 	build/lock/bin/python -m pip install --quiet $(PIP_ARGS) '.[dev,reasoning]'
-	{ sed -n '/^#/p' constraints.txt; build/lock/bin/python -m pip freeze --all \
+	@{ sed -n '/^#/p' constraints.txt; build/lock/bin/python -m pip freeze --all \
 		--exclude pip --exclude wheel --exclude vapo | sed 's/+.*$$//'; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt

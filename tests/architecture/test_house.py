@@ -52,6 +52,21 @@ def test_every_command_installs_first(target: str) -> None:
     assert "pip install" in make("--dry-run", "--always-make", target)
 
 
+def recipe_lines(makefile: str) -> list[str]:
+    """Its commands, each that is continued in one piece with its line breaks."""
+    joined = makefile.replace("\\\n", "\0")
+    return [line[1:].replace("\0", "\n") for line in joined.split("\n") if line.startswith("\t")]
+
+
+def test_no_target_prints_lines_of_shell() -> None:
+    """Whoever types `make fit` reads what the program says. A command in one line is shown."""
+    makefile = (ROOT / "Makefile").read_text()
+    assert not [line for line in recipe_lines(makefile) if "\n" in line and line[0] != "@"]
+    installs = recipe_lines(makefile.partition("\n$(INSTALLED): ")[2].partition("\n\n")[0])
+    assert len(installs) > 5
+    assert all(line.startswith("@") for line in installs)
+
+
 @pytest.mark.parametrize("version", ["3.9.1", platform.python_version()])
 def test_another_python_than_the_environment_s_is_not_ignored(version: str, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
