@@ -41,6 +41,7 @@ from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
 from vapo.system.files import sha256, write_text, write_whole
 from vapo.system.libraries import quiet_libraries, set_threads
+from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
 from vapo.tracking.logger import RunLogger
@@ -100,9 +101,11 @@ def run(
             check_critic(own)
             check_head_is_kept(own)
             StoredRollouts(own, rows, tokenizer, name=str(rollouts))
-    folder.joinpath("cells").mkdir(parents=True, exist_ok=True)
     name, tags = f"critics-{read.name}", {DATA_KEY: f"{rollouts} ({digest})"}
-    with recorded(base, "critics", None, name=name, tags=tags) as (progress, logger):
+    with (
+        taken_back_if_refused(make_folders(folder / "cells")),
+        recorded(base, "critics", None, name=name, tags=tags) as (progress, logger),
+    ):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
         progress.note(critics_cost(cells, rows))

@@ -25,6 +25,7 @@ from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.player import Player
 from vapo.system.files import try_lock, write_text
+from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.system.row_values import row_text
@@ -246,7 +247,7 @@ class Parts:
         self.files = [self.folder / f"{number:06d}{path.suffix}" for number in range(num)]
         about = self.folder / "settings.json"
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self._made = make_folders(self.folder)
             self._lock = (self.folder / ".lock").open("a")
             if not try_lock(self._lock):
                 raise UserError(f"--output {path}: another command is writing it")
@@ -272,6 +273,7 @@ class Parts:
         if not self.missing:
             return
         with (
+            taken_back_if_refused(self._made, ("settings.json", ".lock")),
             policy_player(config, tokenizer) as player,
             progress.stage(stage, total=len(self.missing), unit="parts") as advance,
         ):

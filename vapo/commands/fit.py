@@ -30,13 +30,14 @@ from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible
 from vapo.runs.manifests import is_sharded, path_for_lightning, read_manifest
 from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tell
-from vapo.runs.run_dirs import RunDir, open_run_dir
+from vapo.runs.run_dirs import FIRST_FILES, RunDir, open_run_dir
 from vapo.runs.shard_index import check_shards
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device
+from vapo.system.made_folders import taken_back_if_refused
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
 from vapo.system.shown_text import say
@@ -82,6 +83,7 @@ def run(
     name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
         closing(open_run_dir(config, name, resume=resume)) as run_dir,
+        taken_back_if_refused(run_dir.made, FIRST_FILES),
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
         own = callbacks, loggers

@@ -25,6 +25,7 @@ from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, answer_token_ids, sample_start
 from vapo.system.files import write_text, write_whole
+from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.shown_text import say
 from vapo.tracking.logger import RunLogger
 from vapo.training.parts import Sampling
@@ -48,9 +49,9 @@ def run(
     if answer_now is not None:
         answer_ids = answer_token_ids(answer_now, tokenizer, max_response_tokens=budget)
     folder = output_dir or Path(config.output_dir) / "gates"
-    folder.mkdir(parents=True, exist_ok=True)
     critic = critic_start(config)
     with (
+        taken_back_if_refused(make_folders(folder)),
         make_scorer(config) as scorer,
         recorded(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
     ):

@@ -29,11 +29,14 @@ from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
 from vapo.system.files import folder_locked, try_lock, why_not_writable, write_text
+from vapo.system.made_folders import missing_folders, taken_back_if_refused
 from vapo.system.process import is_main_process
 from vapo.tracking.records import is_run_id
 
 LAST, BEST = "last.ckpt", "best.ckpt"
 _MAX_RECORD_BYTES = 2**20
+FIRST_FILES = (CONFIG_NAME, RECORD_NAME, ".lock")
+"""What a new run's folder has before anything is sampled."""
 
 State = Literal["begun", "running", "stopped", "finished"]
 """`begun`: the folder is there, and the run is not yet recorded."""
@@ -52,6 +55,7 @@ class RunDir:
     mlflow_run_id: str | None = None
     number: int = 0  # among the runs of its output_dir, in the order in which they began
     is_same_config: bool = True  # as the run's, where it is resumed
+    made: list[Path] = field(default_factory=list)  # by this process, innermost first
     _lock: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -224,16 +228,19 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         except OSError as error:
             raise UserError(f"cannot write in {path}: {error.strerror}") from None
         return run_dir
+    base = Path(config.output_dir).expanduser().absolute()
     if not is_main_process():
-        return RunDir(Path(config.output_dir).expanduser().absolute(), identity)
-    run_dir = RunDir(make_run_dir(config.output_dir, name), identity)
-    run_dir.lock()
-    base = run_dir.path.parent
-    try:
-        with folder_locked(base):  # of two that begin at once, too, one is the first
-            run_dir.number = 1 + max(map(number_of, newest_first(base)), default=0)
-            run_dir.record("begun", None)
-    except OSError as error:
-        raise _cannot_make(base, error.strerror) from error
-    write_text(run_dir.path / CONFIG_NAME, to_yaml(config))
+        return RunDir(base, identity)
+    made = missing_folders(base)
+    with taken_back_if_refused(made, FIRST_FILES):
+        run_dir = RunDir(make_run_dir(base, name), identity, made=made)
+        made.insert(0, run_dir.path)
+        run_dir.lock()
+        try:
+            with folder_locked(base):  # of two that begin at once, too, one is the first
+                run_dir.number = 1 + max(map(number_of, newest_first(base)), default=0)
+                run_dir.record("begun", None)
+        except OSError as error:
+            raise _cannot_make(base, error.strerror) from error
+        write_text(run_dir.path / CONFIG_NAME, to_yaml(config))
     return run_dir

@@ -25,6 +25,7 @@ from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
 from vapo.system.files import try_lock, write_text
+from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.shown_text import format_seconds
 from vapo.tracking.journal_folders import read_target
 
@@ -117,11 +118,11 @@ def locked(sweep_dir: Path) -> Iterator[int]:
     Raises: UserError when a sweep, or a run that it started, is at work there.
     """
     try:
-        sweep_dir.mkdir(parents=True, exist_ok=True)
+        made = make_folders(sweep_dir)
         lock = (sweep_dir / ".lock").open("w")
     except OSError as error:
         raise UserError(f"--sweep_dir: cannot write in {sweep_dir}: {error.strerror}") from None
-    with lock:
+    with lock, taken_back_if_refused(made, (".lock",)):
         if not try_lock(lock, with_children=True):
             raise UserError(
                 f"another sweep, or a run that it left behind, is at work in {sweep_dir}: wait "

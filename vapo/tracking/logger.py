@@ -76,29 +76,31 @@ class RunLogger(Logger):
         self._delivery: Delivery | None = None
         self._report: DeliveryReport | None = None
         self._tables = "[]"
+        self._journal = Journal(None)
         self._nonfinite: set[str] = set()
         self._clock = Clock()
         self._skip_up_to: Mapping[str, int] = {}
         self._also: Also | None = None
+        self._is_unused = run_id is None  # a new run, of which nothing was measured yet
         if not is_main_process():
             return
         check_also(tracking)
+        self.experiment_id = open_store(self.store, tracking.experiment, note)
         if journal is not None:
             set_aside_others(journal, run_id, note)
         self._journal = Journal(journal)
-        self.experiment_id = open_store(self.store, tracking.experiment, note)
         self.tags = {**provenance_tags(), **tracking.tags, **tags}
-        self._begin(run_name, self.experiment_id)
-        if tracking.also and journal is None:
-            self._note("tracking.also: a command without a run's folder records in MLflow only")
-        elif journal is not None and (tracking.also or loggers):
-            try:
+        try:
+            self._begin(run_name, self.experiment_id)
+            if tracking.also and journal is None:
+                self._note("tracking.also: a command without a run's folder records in MLflow only")
+            elif journal is not None and (tracking.also or loggers):
                 self._also = Also(
                     tracking, journal.parent, self.run_name, str(self.run_id), self._note, loggers
                 )
-            except BaseException:
-                self.close("FAILED")
-                raise
+        except BaseException as error:
+            self.__exit__(type(error))
+            raise
 
     def _begin(self, run_name: str, experiment_id: str) -> None:
         """Create the run, or set a resumed one back to RUNNING, and start delivery."""
@@ -188,6 +190,7 @@ class RunLogger(Logger):
 
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
+        self._is_unused = False
         items = []
         at_ms = self._clock.now_ms()
         for name, value in metrics.items():
@@ -280,7 +283,12 @@ class RunLogger(Logger):
     def discard_journal(self) -> None:
         """Remove the journal of a run that is never resumed, if the store has all its records."""
         report = self._report
-        if report and not report.undelivered and not report.refused:
+        if report is None:  # no run began
+            self._journal.close()
+            is_sent = len(self._journal) == 0
+        else:
+            is_sent = not (report.undelivered or report.refused)
+        if is_sent:
             self._journal.discard()
 
     def describe(self) -> str:
@@ -298,6 +306,8 @@ class RunLogger(Logger):
             self.close("FINISHED")
         else:
             self.close("FAILED" if issubclass(exc_type, Exception) else "KILLED")
+            if issubclass(exc_type, UserError) and self._is_unused:
+                self.discard_journal()  # the start was refused: there is nothing to resume
 
     def _submit(self, kind: Kind, payload: Any, name: str = "") -> None:
         if self._delivery is not None:

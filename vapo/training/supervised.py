@@ -26,6 +26,7 @@ from vapo.errors import UserError
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.runs.checkpoint_saving import DiskUse, check_space
+from vapo.system.made_folders import missing_folders, taken_back_if_refused
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import recorded_tracking
@@ -61,22 +62,23 @@ def recorded_run(
         network: what is trained.
     """
     export_dir = Path(config.export_dir).expanduser()
-    require_room(export_dir, network)
-    with (
-        Progress() as progress,
-        make_scorer(sampling) as scorer,
-        RunLogger(
-            recorded_tracking(config),
-            run_name=config.tracking.run_name or default_name(config, command),
-            tags={"command": command},
-            note=progress.note,
-            journal=export_dir / "tracking",
-        ) as logger,
-    ):
-        differs = {"_differs": config.sources.differences()}
-        logger.log_config(to_yaml(config), differs | flatten_written(config))
-        progress.note(prompts.report.describe())
-        yield progress, scorer, logger
+    with taken_back_if_refused(missing_folders(export_dir)):
+        require_room(export_dir, network)
+        with (
+            Progress() as progress,
+            make_scorer(sampling) as scorer,
+            RunLogger(
+                recorded_tracking(config),
+                run_name=config.tracking.run_name or default_name(config, command),
+                tags={"command": command},
+                note=progress.note,
+                journal=export_dir / "tracking",
+            ) as logger,
+        ):
+            differs = {"_differs": config.sources.differences()}
+            logger.log_config(to_yaml(config), differs | flatten_written(config))
+            progress.note(prompts.report.describe())
+            yield progress, scorer, logger
     logger.discard_journal()  # a supervised run is not resumed
 
 

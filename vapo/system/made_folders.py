@@ -1,0 +1,61 @@
+"""Folders that a command makes before it works: a refused start leaves none behind."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from vapo.errors import UserError
+
+
+def missing_folders(folder: Path) -> list[Path]:
+    """The folder and those above it that are not there, innermost first."""
+    return [path for path in (folder, *folder.parents) if not path.exists()]
+
+
+def make_folders(folder: Path) -> list[Path]:
+    """Make a folder, and what is missing above it; those that were made, innermost first."""
+    missing = missing_folders(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    return missing
+
+
+@contextmanager
+def taken_back_if_refused(
+    made: Sequence[Path], first_files: Collection[str] = ()
+) -> Iterator[None]:
+    """Remove folders that this process made, where a `UserError` ends the block without work.
+
+    Args:
+        made: innermost first. Those above the first one go only if nothing else is in them.
+        first_files: what the command writes into the first one before it works, which is no work.
+    """
+    try:
+        yield
+    except UserError:
+        if made and all(_holds_no_work(entry, first_files) for entry in _entries(made[0])):
+            for entry in _entries(made[0]):
+                _remove(entry)
+            for folder in made:
+                _remove(folder)
+        raise
+
+
+def _entries(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _holds_no_work(entry: Path, first_files: Collection[str]) -> bool:
+    if entry.is_dir() and not entry.is_symlink():
+        return not _entries(entry)
+    return entry.name in first_files
+
+
+def _remove(path: Path) -> None:
+    """Another process may have put something in a folder meanwhile, which then stays."""
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        else:
+            path.unlink()
