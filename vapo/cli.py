@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from vapo.commands.command_line import Command, did_you_mean
-from vapo.commands.command_table import COMMANDS
+from vapo.commands.command_table import COMMANDS, OTHER_NAMES
 from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserError, check_utf8
 from vapo.redaction.redactor import hide_environment, redacted
 from vapo.system.files import why_disk_is_full
@@ -86,7 +86,11 @@ def _dispatch(argv: list[str]) -> None:
     elif name == "--version":
         say(f"vapo {__version__}")
     elif name not in COMMANDS:
-        hint = did_you_mean(name, [*COMMANDS, "--help", "--version"]) or "; see `vapo --help`"
+        hint = (
+            f"; did you mean '{OTHER_NAMES[name.lower()]}'?"
+            if name.lower() in OTHER_NAMES
+            else did_you_mean(name, [*COMMANDS, "--help", "--version"]) or "; see `vapo --help`"
+        )
         raise UserError(f"unknown command '{name}'{hint}")
     else:
         _run(name, COMMANDS[name], rest)

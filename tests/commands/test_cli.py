@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 
 from tests.config.fits import MINIMAL, write
 from vapo import cli
+from vapo.commands.command_table import OTHER_NAMES
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.config.options import Option, describe
@@ -157,6 +158,12 @@ def fit_help(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+def test_the_names_of_other_programs_are_of_commands() -> None:
+    assert {meant.split()[0] for meant in OTHER_NAMES.values()} <= set(cli.COMMANDS)
+    assert not set(OTHER_NAMES) & set(cli.COMMANDS)
+    assert all(name == name.lower() for name in OTHER_NAMES)
+
+
 def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in ([], ["--help"], ["-h"]):
         assert cli.main(argv) == 0
@@ -174,6 +181,9 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["fitt"], ["unknown command 'fitt'", "'fit'"]),
         (["zzz"], ["unknown command", "vapo --help"]),
+        (["train"], ["unknown command 'train'; did you mean 'fit'?"]),
+        (["EVAL"], ["unknown command 'EVAL'; did you mean 'validate'?"]),
+        (["resume"], ["did you mean 'fit --ckpt_path last'?"]),
         (["fit"], ["needs --config FILE", "--config conf/vapo.yaml", "--model, --data"]),
         (["sft"], ["needs --config FILE", "conf/state_tracking/sft.yaml"]),
         (["fit", "--config"], ["--config", "expected one argument"]),

@@ -23,6 +23,7 @@ import os, pathlib, signal, sys, time
 mark = pathlib.Path(sys.argv[1])
 is_own_session = os.getsid(0) == os.getpid()  # no Ctrl-C of the terminal reaches it
 said = os.environ["MLFLOW_SERVER_ENABLE_JOB_EXECUTION"], is_own_session
+said += os.environ.get("MLFLOW_REGISTRY_STORE_URI", "")[:6], os.environ.get("PYTHONWARNINGS")
 mark.with_suffix(".new").write_text(str(said))
 mark.with_suffix(".new").rename(mark)
 sys.exit(int(sys.argv[2])) if len(sys.argv) > 2 else time.sleep(60)
@@ -83,7 +84,7 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     thread.start()
     ui.run(str(store), "127.0.0.1", free_port)
     thread.join()
-    assert mark.read_text() == str(("false", True))
+    assert mark.read_text() == str(("false", True, "sqlite", "ignore"))
     assert servers
     assert not any(server.is_running() for server in servers)
     assert signal.getsignal(number) is before
@@ -138,8 +139,12 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     out = capsys.readouterr().out
     assert f"{runs}/{logger.run_id}/model-metrics{view}\n" in out
     assert f"{runs}{view}&compareRunsMode=CHART (" in out
-    with pytest.raises(UserError, match="has no run 0123"):
+    with pytest.raises(UserError, match="has no run 0123: give the id that `vapo fit`") as error:
         ui.run(uri, "127.0.0.1", free_port, run="0123")
+    assert "any more" not in str(error.value)
+    MlflowClient(f"sqlite:///{uri}/mlflow.db").delete_run(logger.run_id)
+    with pytest.raises(UserError, match="[0-9a-f]{32} was deleted: restore it, or give"):
+        ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
 
 
 def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(

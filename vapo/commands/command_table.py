@@ -339,3 +339,20 @@ COMMANDS = {
         loads=("torch",),
     ),
 }  # fmt: skip
+
+OTHER_NAMES = {
+    **dict.fromkeys(("train", "training", "run", "start", "rl", "grpo", "ppo", "vapo"), "fit"),
+    **dict.fromkeys(("eval", "evaluate", "test", "benchmark", "score"), "validate"),
+    **dict.fromkeys(("sample", "demo", "chat", "infer", "inference"), "try"),
+    **dict.fromkeys(("generate", "rollout", "dump"), "rollouts"),
+    **dict.fromkeys(("finetune", "fine-tune", "supervised"), "sft"),
+    **dict.fromkeys(("rm", "reward", "reward_model"), "reward-model"),
+    **dict.fromkeys(("merge", "save", "convert"), "export"),
+    **dict.fromkeys(("resume",), "fit --ckpt_path last"),
+    **dict.fromkeys(("tune", "grid", "ablate", "ablation", "search"), "sweep"),
+    **dict.fromkeys(("mlflow", "dashboard", "tensorboard", "board"), "ui"),
+    **dict.fromkeys(("memory", "plan", "cost"), "estimate"),
+    **dict.fromkeys(("check", "env", "info"), "doctor"),
+    **dict.fromkeys(("server", "vllm"), "serve"),
+}
+"""What somebody may type who comes from another program, and the command that does it here."""

@@ -21,6 +21,9 @@ from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
 
 _WARNING = "starlette.middleware.wsgi is deprecated"
+_CURE = (
+    "give the id that `vapo fit` or `vapo sweep` printed; without --run, `vapo ui` shows all runs"
+)
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
@@ -50,7 +53,7 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
     server = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     pages = [experiments_page(server)]
     if run is not None:
-        client = client_of(store, run)
+        client = client_of(store, run, cure=_CURE)
         experiment_id = client.get_run(run).info.experiment_id
         of_sweep = f"tags.`mlflow.parentRunId` = '{run}' and tags.role = 'row'"
         runs = client.search_runs([experiment_id], of_sweep)

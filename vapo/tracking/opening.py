@@ -16,11 +16,13 @@ from vapo.redaction.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING
 from vapo.system.files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.known_stores import remember_store
-from vapo.tracking.sink import active_run
+from vapo.tracking.sink import is_active, known_run
 from vapo.tracking.stores import Store, cannot_write_store
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+_ANOTHER_RUN = "resume the training with --ckpt_path, which sends its records to a new run"
 
 # MLflow's own retries would hold a request for minutes; `delivery` tries again instead. And the
 # links to a run that it prints at the run's end open the view for agents (see `links`).
@@ -70,17 +72,23 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
             return str(found.experiment_id)
 
 
-def client_of(store: Store, run_id: str) -> MlflowClient:
-    """A client of a store that answers and has this run. Raises: UserError within seconds."""
+def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowClient:
+    """A client of a store that answers and has this run.
+
+    Args:
+        cure: what else the user can do where the store has no such run, or has deleted it.
+
+    Raises: UserError within seconds.
+    """
     if store.database and not store.database.is_file():
         raise UserError(f"tracking_uri: there is no file {store.database}")
     with _answering(store) as client:
-        if active_run(client, run_id):
-            return client
-    raise UserError(
-        f"{store.shown_uri} has no run {run_id} any more: restore it if it was deleted, or "
-        "resume the training with --ckpt_path, which sends its records to a new run"
-    )
+        run = known_run(client, run_id)
+    if run is None:
+        raise UserError(f"{store.shown_uri} has no run {run_id}: {cure}")
+    if not is_active(run):
+        raise UserError(f"{store.shown_uri}: the run {run_id} was deleted: restore it, or {cure}")
+    return client
 
 
 @contextmanager

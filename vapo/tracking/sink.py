@@ -105,15 +105,25 @@ def active_run(client: MlflowClient, run_id: str) -> Run | None:
 
     Raises: MlflowException if the store does not answer.
     """
+    run = known_run(client, run_id)
+    return run if run is not None and is_active(run) else None
+
+
+def is_active(run: Run) -> bool:
+    """Whether a run is not among the deleted ones, which can be restored."""
+    return bool(run.info.lifecycle_stage == "active")
+
+
+def known_run(client: MlflowClient, run_id: str) -> Run | None:
+    """A run that the store has, be it deleted. Raises: as `active_run`."""
     from mlflow.exceptions import MlflowException
 
     try:
-        run = client.get_run(run_id)
+        return client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
             return None
         raise
-    return run if run.info.lifecycle_stage == "active" else None
 
 
 def fault_of(error: BaseException) -> Literal["record", "store"] | None:
