@@ -55,6 +55,7 @@ def test_columns_and_held_out_prompts_are_chosen(model: str, file: str):
     assert config.output_dir == "runs/tiny"
     assert "own_model_cpu.yaml" in chosen.line
     assert "'question', answers from 'solution' (the first is '2'); no chat template" in chosen.line
+    assert "the prompts are plain text (a chat model needs its own, as chat_temp" in chosen.line
 
 
 def test_the_users_own_keys_win(model: str, file: str, tmp_path: Path):

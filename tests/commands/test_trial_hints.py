@@ -89,6 +89,22 @@ def test_hints_are_of_what_was_seen(
         assert any(said in hint for hint in found), found
 
 
+@pytest.mark.parametrize("has_template", [True, False])
+def test_without_a_chat_template_the_budget_is_not_all_that_may_be_wrong(
+    tmp_path: Path, has_template: bool
+) -> None:
+    """Where most responses never end; what ends in time needs no template."""
+    config = fit_config(tmp_path, "data.chat_template=true")
+    policy = Policy(("<eos>",), has_chat_template=has_template)
+    first, *more = hints([trial("a", finish_reason="length")] * 2, config, policy)
+    assert ("unless the next line is why" in first) is not has_template
+    said = [line for line in more if "the tokenizer has no chat template" in line]
+    assert bool(said) is not has_template
+    assert all("chat_template.jinja" in line and "data.prompt_template" in line for line in said)
+    ended = [trial("a", finish_reason="stop")] * 2
+    assert not [line for line in hints(ended, config, policy) if "no chat template" in line]
+
+
 @pytest.mark.parametrize(
     ("finish_reason", "advised"),
     [

@@ -27,6 +27,7 @@ from tests.integration.commands import (
     ROOT,
     SHORTEST,
     SMALL,
+    Result,
     fit,
     store,
     summary,
@@ -341,8 +342,15 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     assert summary(run)["num_iterations"] == len(recorded) == 2
     left = run / "rollouts" / "iteration_000001_rank_0.safetensors"
     left.touch()
-    again = fit(tmp_path, *short, "--ckpt_path", "last", small=SHORTEST)
+    results: list[Result] = []
+
+    def noting(*args: str) -> Result:
+        results.append(vapo(*args))
+        return results[0]
+
+    again = fit(tmp_path, *short, "--ckpt_path", "last", small=SHORTEST, run=noting)
     assert again == run
+    assert "raise training.num_iterations (1)" in results[0].stdout + results[0].stderr
     assert (run / "checkpoints" / "last.ckpt").resolve() == last
     assert steps() == recorded
     assert not list((run / "rollouts").iterdir())

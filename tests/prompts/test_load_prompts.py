@@ -151,7 +151,7 @@ def test_procedural_sets_do_not_overlap():
 
 def test_unusable_settings(tmp_path: Path):
     plain = character_tokenizer()
-    with pytest.raises(UserError, match="has no chat template"):
+    with pytest.raises(UserError, match=r"has no chat template: put .* chat_template\.jinja"):
         load_prompts(both(tmp_path, ["a"], ["b"], chat_template=True), plain)
     with pytest.raises(UserError, match=r"data\.heldout: .* has no rows"):
         load_prompts(both(tmp_path, ["a"], []), plain)

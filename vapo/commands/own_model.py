@@ -35,6 +35,10 @@ from vapo.system.installation import root
 from vapo.system.row_values import number_text
 from vapo.system.shown_text import visible
 
+_NO_CHAT_TEMPLATE = (
+    "no chat template, so the prompts are plain text (a chat model needs its own, as "
+    "chat_template.jinja in its folder)"
+)
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
@@ -153,7 +157,7 @@ def _chosen(
             parts.append("the engine transformers, which is slow on a GPU: install vllm")
     else:
         parts += _what_is_trained(base, values, overrides)
-    parts += [told, f"{'the' if has_template else 'no'} chat template"]
+    parts += [told, "the chat template" if has_template else _NO_CHAT_TEMPLATE]
     parts.append("KEY=VALUE changes any key that --print_config shows")
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
     return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))

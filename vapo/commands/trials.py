@@ -175,9 +175,18 @@ def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> I
     foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
     if 2 * len(truncated) > total:
         kinds = Counter(t.finish_reason for t in truncated)
+        lacks_template = not policy.has_chat_template and not config.environment.is_used
         yield _of_most_truncated(kinds, total, config, policy) + (
-            ", unless the next line is why" if foreign else ""
+            ", unless the next line is why" if foreign or lacks_template else ""
         )
+        if lacks_template:
+            yield (
+                "the tokenizer has no chat template, so no mark in the prompt says that an answer "
+                "is to begin and to end: if this is a chat model, put the template that it was "
+                "trained with into chat_template.jinja in actor.path and set "
+                "data.chat_template=true; a base model needs a cold start (`vapo sft`), or a "
+                "data.prompt_template with examples"
+            )
     for token, count in foreign.most_common(1):
         yield (
             f"{count} of the truncated responses have the special token {inline(token)} in them, "

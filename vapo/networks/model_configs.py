@@ -181,8 +181,21 @@ def check_supported(path: str, config: PreTrainedConfig) -> None:
         kinds = sorted({type(layer).__name__ for layer in layers})
         raise UserError(
             f"{path}: its cache has {', '.join(kinds)}; the sampler supports full attention in "
-            "every layer, not sliding windows or recurrent layers yet"
+            f"every layer, not sliding windows or recurrent layers yet: {_instead(text_config)}"
         )
+
+
+def _instead(config: PreTrainedConfig) -> str:
+    """What can be done where a model has other layers than full attention."""
+    text = "take a model without them, as Qwen2.5, Qwen3, Llama 3 or SmolLM2"
+    window = getattr(config, "sliding_window", None)
+    if window and getattr(config, "layer_types", None) is None:
+        # With a mixture of layers the two kinds may have angles of their own (Gemma 3).
+        text += (
+            f"; or, if no prompt with its response has more than {window} tokens, set "
+            "sliding_window to null in the config.json of a copy: up to there nothing changes"
+        )
+    return text
 
 
 def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:

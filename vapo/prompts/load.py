@@ -104,8 +104,9 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
     """
     if data.chat_template and not tokenizer.chat_template:
         raise UserError(
-            "data.chat_template is true, but the tokenizer of actor.path has no chat template: "
-            "set it to false and use data.prompt_template"
+            "data.chat_template is true, but the tokenizer of actor.path has no chat template: put "
+            "the model's into chat_template.jinja in that folder, or set data.chat_template to "
+            "false and use data.prompt_template"
         )
     special = SpecialTexts(is_spelled=data.chat_template)
     reading = _Reading(data, tokenizer, SpelledText(tokenizer, is_chat=data.chat_template), special)

@@ -97,7 +97,10 @@ class RolloutDataModule(L.LightningDataModule):
         module = self.trainer.lightning_module
         assert isinstance(module, VapoModule)
         if module.is_finished:  # Lightning asks before it looks whether there is more to do
-            self.progress.note("the run has all its iterations already: nothing is left to do")
+            self.progress.note(
+                "the run has all its iterations already: nothing is left to do. To train it "
+                f"further, raise training.num_iterations ({self.config.training.num_iterations})"
+            )
             return []
         if self._runner is None or self._runner.networks is not module:
             self._runner = self.make_runner(module, total=self.trainer.max_epochs or 0)
