@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import array
 import gzip
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+import torch
 
 from tests.studies.inspection.files import lines, read
 from vapo.errors import UserError
@@ -76,6 +83,57 @@ def test_the_same_rows_in_every_wrapping(tmp_path: Path) -> None:
             ((0.5, 0.75), (3, 4), 4)
         }
     assert read(frame)[0][0].place == "data, row 1"
+
+
+Numbers = Callable[[list[float]], Any]
+NUMBERS: dict[str, Numbers] = {
+    "one numpy number behind others": lambda x: [*x[:-1], np.float64(x[-1])],
+    "float32": lambda x: [np.float32(v) for v in x],
+    "half": lambda x: tuple(np.float16(v) for v in x),
+    "longdouble": lambda x: [np.longdouble(v) for v in x],
+    "array": np.array,
+    "array of objects": lambda x: np.array([np.float32(v) for v in x], dtype=object),
+    "array of arrays": lambda x: [np.array(v) for v in x],
+    "tensor": lambda x: torch.tensor(x, requires_grad=True),
+    "bfloat16": lambda x: torch.tensor(x).bfloat16(),
+    "tensors behind a number": lambda x: [x[0], *(torch.tensor(v) for v in x[1:])],
+    "decimals": lambda x: [Decimal(str(v)) for v in x],
+    "fractions": lambda x: [Fraction(v) for v in x],
+    "array of Python": lambda x: array.array("d", x),
+    "series": pd.Series,
+    "arrow": lambda x: pa.array(x),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_every_library_are_numbers(name: str) -> None:
+    """In lists, as a row's own, and below a mapping; ids and flags likewise."""
+    make = NUMBERS[name]
+    values = make([0.5, 0.75])
+    row = PLAIN | {"values": values, "logprobs": make([-0.5, -1.0]), "reward": values[1]}
+    good, bad, _ = read([row])
+    assert bad == []
+    assert (good[0].values, good[0].logprobs, good[0].reward) == ((0.5, 0.75), (-0.5, -1.0), 0.75)
+    assert {type(value) for value in good[0].values or ()} == {float}
+
+
+@pytest.mark.parametrize("whole", [np.int64, np.uint8, np.int32, torch.tensor, np.array])
+def test_whole_numbers_and_flags_of_every_library(whole: Any) -> None:
+    ids = [3, whole(4)]
+    flags = {"is_sampled": [True, np.bool_(True)], "is_truncated": np.bool_(False)}
+    good, bad, _ = read([PLAIN | flags | {"response_ids": ids, "step": whole(4)}])
+    assert bad == []
+    assert (good[0].response_ids, good[0].step) == ((3, 4), 4)
+    assert (good[0].is_sampled, good[0].is_truncated) == ((True, True), False)
+
+
+@pytest.mark.parametrize("other", ["0.5", 1j, np.complex64(1), np.str_("a"), object(), [0.5]])
+def test_what_is_no_number_is_still_named(other: Any) -> None:
+    good, bad, _ = read([PLAIN | {"values": [0.5, other]}])
+    assert good == []
+    assert "at entry 1, not a number" in bad[0].reason
+    bad = read([PLAIN | {"reward": other}])[1]
+    assert "not a finite number" in bad[0].reason
 
 
 def test_bad_rows_are_named_and_the_rest_is_read(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from hashlib import blake2b
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ NumberedRow = tuple[int, Row | str]
 """A row and its number in the file, from 1 up; a text says why it cannot be read."""
 
 _BATCH_ROWS = 256
+_PLAIN = {float, int, bool, str, type(None)}
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".pt")
 _SHARD = re.compile(r"(?<![a-z])(?:part|shard|chunk|rank)[-_.]?\d+|\d+-of-\d+", re.IGNORECASE)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
@@ -230,18 +233,28 @@ def _samples(dump: dict[str, Any]) -> list[Any] | None:
 
 
 def _as_lists(value: Any) -> Any:
-    """Tensors and arrays as numbers and lists; what pandas has for null as None."""
+    """Numbers, lists and dicts of Python in the place of others'; None for what is null to pandas.
+
+    Numbers: numpy's, a tensor's, decimals, fractions. Lists: tuples, arrays, tensors, columns.
+    """
+    if type(value) in _PLAIN:
+        return value
     if type(value).__name__ in ("NAType", "NaTType"):
         return None
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: _as_lists(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_as_lists(item) for item in value] if _holds_arrays(value) else value
-    return value.tolist() if hasattr(value, "tolist") else value
-
-
-def _holds_arrays(values: list[Any]) -> bool:
-    return bool(values) and (hasattr(values[0], "tolist") or isinstance(values[0], (dict, list)))
+    if isinstance(value, (list, tuple)):
+        is_plain = set(map(type, value)) <= _PLAIN
+        return value if is_plain else [_as_lists(item) for item in value]
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, (Real, Decimal)):
+        return float(value)
+    for name in ("tolist", "to_list", "as_py"):  # numpy and torch; pandas and polars; Arrow
+        if callable(converted := getattr(value, name, None)):
+            found = converted()
+            return found if type(found) is type(value) else _as_lists(found)
+    return value
 
 
 def rows_of_data(data: Any) -> Iterator[NumberedRow]:
