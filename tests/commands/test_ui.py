@@ -143,7 +143,7 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
         ui.run(uri, "127.0.0.1", free_port, run="0123")
     assert "any more" not in str(error.value)
     MlflowClient(f"sqlite:///{uri}/mlflow.db").delete_run(logger.run_id)
-    with pytest.raises(UserError, match="[0-9a-f]{32} was deleted: restore it, or give"):
+    with pytest.raises(UserError, match=r"[0-9a-f]{32} was deleted: restore it, or give"):
         ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
 
 
