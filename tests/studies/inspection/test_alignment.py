@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -139,6 +140,69 @@ def test_what_cannot_be_told_is_said() -> None:
         "off by one? There are no values to look at"
     )
     assert alignment(rows[:3]).shift is None
+
+
+BY_PLACE: dict[str, Callable[[int, np.random.Generator], np.ndarray]] = {
+    "the share that is written": lambda n, _: np.arange(n) / n,
+    "of which the first is not 0": lambda n, _: np.arange(1, n + 1) / n,
+    "from the second token on": lambda n, _: np.maximum(np.arange(n) - 1, 0) / n,
+    "from the third token on": lambda n, _: np.maximum(np.arange(n) - 2, 0) / n,
+    "squared": lambda n, _: (np.arange(n) / n) ** 2,
+    "to the fourth": lambda n, _: (np.arange(n) / n) ** 4,
+    "discounted from the end": lambda n, _: 0.1 ** (n - np.arange(n)),
+    "left to write": lambda n, _: float(n) - np.arange(n),
+    "with the reward's sign": lambda n, draw: draw.choice([-1, 1]) * np.arange(n) / n,
+    "a walk of its own": lambda n, draw: np.cumsum(np.append(0, draw.standard_normal(n - 1))),
+}
+
+
+@pytest.mark.parametrize("name", BY_PLACE)
+@pytest.mark.parametrize("vocabulary", [2, 8, 500])
+def test_values_that_go_by_the_place_are_not_called_off_by_one(name: str, vocabulary: int) -> None:
+    """They begin alike for every response, and differ from some place on, whatever is written."""
+    draw = np.random.default_rng(3)
+    rows: list[InspectedResponse] = []
+    for number in range(40 * 6):
+        length = int(draw.integers(8, 40))
+        rows.append(
+            InspectedResponse(
+                place=f"x, row {number + 1}",
+                prompt=f"p{number // 6}",
+                response="r",
+                reward=float(draw.random() < 0.5),
+                group=str(number // 6),
+                response_ids=tuple(map(int, draw.integers(0, vocabulary, length))),
+                values=tuple(map(float, BY_PLACE[name](length, draw))),
+            )
+        )
+    found = alignment(rows)
+    assert found.shift is None, found.text
+    if vocabulary == 500 and name != "discounted from the end":  # hardly a pair begins alike
+        named = re.search(r"(\d+) of (\d+) pairs .* share their first token, and 8", found.text)
+        assert named is not None, found.text
+        assert int(named[1]) < 8 < int(named[2])
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+@pytest.mark.parametrize("kind", ["true", "raised", "smoothed", "noisy"])
+def test_shifts_of_critics_of_every_kind_are_found_and_sound_ones_are_sound(
+    kind: str, shift: int
+) -> None:
+    """Of a critic that is wrong otherwise each value still stands where it stands."""
+
+    def of(row: InspectedResponse) -> InspectedResponse:
+        values = np.array(row.values)
+        if kind == "raised":
+            values = values + 0.1
+        elif kind == "noisy":
+            values = values + 0.001 * np.random.default_rng(len(row.place)).standard_normal(
+                len(values)
+            )
+        for place in range(1, len(values)) if kind == "smoothed" else ():
+            values[place] = (values[place - 1] + values[place]) / 2
+        return replace(row, values=tuple(values.tolist()))
+
+    assert alignment(shifted(list(map(of, responses())), shift)).shift == shift
 
 
 def test_noise_alone_tells_nothing() -> None:

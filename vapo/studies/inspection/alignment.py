@@ -6,7 +6,9 @@ that a shift always looks better. These tell, in this order:
 
 - **Shared prefixes.** Two responses to one prompt that begin with the same d tokens are in the same
   state up to and including place d. The values of a sound file first differ at d + 1, those that
-  have seen their own token at d, those that lag at d + 2.
+  have seen their own token at d, those that lag at d + 2. Values that begin alike whatever the
+  tokens are, as t / n does at its first token, differ at one place of the response: so the
+  differences must begin with the token where d is small and where it is larger.
 - **Log-probs.** What a policy did not expect moves the value: |V[t+1] - V[t]| goes with the
   surprise of token t.
 - **Tokens.** The token explains more of the change than its neighbours do.
@@ -42,7 +44,7 @@ WORDS = {
 _OFFSETS = range(-2, 4)  # places around the first token that differs
 _EQUAL = 0.25  # of the difference at the next place: it begins there
 _NO_MORE_THAN = 0.005  # of the largest difference: rounding
-_LEAST_PAIRS = 8
+_LEAST_PAIRS = 8  # of few and of many equal tokens, each
 _LEAST_RESPONSES = 12
 _RESAMPLES = 200
 _CERTAIN = 0.975
@@ -101,8 +103,9 @@ def return_correlations(
 
 
 def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
-    gaps = []  # [pairs, offsets]; NaN before the response
+    gaps, depths = [], []  # [pairs, offsets], NaN before the response; how many tokens are equal
     for first, second, place in _pairs(responses):
+        depths.append(place)
         values = [np.asarray(one.values)[: place + _OFFSETS.stop] for one in (first, second)]
         apart = np.abs(values[0] - values[1])[max(place + _OFFSETS.start, 0) :]
         gaps.append(np.pad(apart, (len(_OFFSETS) - len(apart), 0), constant_values=np.nan))
@@ -123,19 +126,51 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
         f"that differs: {figures}"
     )
     floor = _NO_MORE_THAN * max(means.values())
-    for column, offset in enumerate(_OFFSETS):
-        if offset not in (-1, 0, 1) or offset not in means:
-            continue
-        both = table[np.isfinite(table[:, column])][:, column : column + 2].mean(axis=0)
-        now, after = np.maximum(both, floor)
-        if now < _EQUAL * after:
+    begins = {k: _begin_behind(k, table, np.array(depths), floor) for k in SHIFTS}
+    for offset in SHIFTS:
+        if begins[offset]:
             return Alignment(-offset, f"{WORDS[-offset]} ({where})", "shared prefixes")
+    if None in begins.values():
+        return (
+            f"{sum(map(bool, depths)):,} of {len(gaps):,} pairs of responses to one prompt share "
+            f"their first token, and {_LEAST_PAIRS} pairs that share few tokens and {_LEAST_PAIRS} "
+            f"that share more are needed ({where})"
+        )
     if means.get(-1, 0.0) > _EQUAL * means[1]:
         return (
             "responses that begin alike have different values there already, so the values know "
             f"what comes later, or are noisy ({where})"
         )
-    return f"the first values of one prompt differ, and too few responses begin alike ({where})"
+    return (
+        "differences do not begin at one place about the first token that differs, so the values "
+        f"know what comes later, or go by the place ({where})"
+    )
+
+
+def _begin_behind(offset: int, table: np.ndarray, depths: np.ndarray, floor: float) -> bool | None:
+    """Whether values are equal at an offset and not at the next, for pairs that share few tokens
+    and for those that share more. None: there are too few pairs of one of the two.
+    """
+    column = _OFFSETS.index(offset)
+    is_there = np.isfinite(table[:, column])
+    cuts = np.unique(depths[is_there])[:-1]
+    if len(cuts) == 0:
+        return None
+    least = [min(np.sum(depths[is_there] <= cut), np.sum(depths[is_there] > cut)) for cut in cuts]
+    if max(least) < _LEAST_PAIRS:
+        return None
+    shares_few = depths <= cuts[int(np.argmax(least))]
+    return all(
+        _is_first_step(table[is_there & part][:, max(column - 1, 0) : column + 2], floor)
+        for part in (shares_few, ~shares_few)
+    )
+
+
+def _is_first_step(gaps: np.ndarray, floor: float) -> bool:
+    """Whether mean differences grow at the last of some places, and have not grown before it."""
+    means = [float(np.mean(own)) for c in gaps.T if len(own := c[np.isfinite(c)]) >= _LEAST_PAIRS]
+    *before, now, after = np.maximum(means, floor)
+    return bool(now < _EQUAL * after) and all(gap >= _EQUAL * now for gap in before)
 
 
 def _pairs(
