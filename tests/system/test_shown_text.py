@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vapo.redaction.redactor import hide, redacted
+from vapo.errors.redactor import hide, redacted
 from vapo.system.credentials import secret_texts, secret_texts_of_code
 from vapo.system.shown_text import beginning, say, visible
 

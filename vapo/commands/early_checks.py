@@ -34,10 +34,10 @@ from vapo.config.other_models import check_learning_rates
 from vapo.config.overrides import override_of
 from vapo.config.unread_changes import check_changes_are_read, check_rows_are_read
 from vapo.errors import StoppedRun, UserError, about
+from vapo.errors.redactor import hide, redacted
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.networks.written_folders import check_new_folder
-from vapo.redaction.redactor import hide, redacted
 from vapo.runs.resuming import check_resumable, readable_checkpoint
 from vapo.system.credentials import secret_texts
 

@@ -27,10 +27,10 @@ from vapo.config.options import describe
 from vapo.config.overrides import read_overrides
 from vapo.config.schema import SourceConfig
 from vapo.errors import UserError, about
+from vapo.errors.redactor import redacted
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.columns import take
 from vapo.prompts.records import read_records
-from vapo.redaction.redactor import redacted
 from vapo.system.installation import root
 from vapo.system.row_values import number_text
 from vapo.system.shown_text import visible

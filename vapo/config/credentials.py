@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from vapo.redaction.secret_rule import is_secret_parameter
+from vapo.errors.secret_rule import is_secret_parameter
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(\S+)")
 _DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "mssql", "oracle")

@@ -21,8 +21,8 @@ from omegaconf.resolvers import oc
 
 from vapo.config.credentials import without_credentials
 from vapo.config.sources import SOURCES
-from vapo.redaction.redactor import Redactor
-from vapo.redaction.secret_rule import is_secret_name
+from vapo.errors.redactor import Redactor
+from vapo.errors.secret_rule import is_secret_name
 
 FIELD = "from_environment"
 MARK = "\ue000{}\ue001"

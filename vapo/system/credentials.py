@@ -1,7 +1,7 @@
 """The credentials in this process's environment: whom they are withheld from, how they are hidden.
 
 Processes that run a user's code, verifiers and environments, get no variable that holds a secret
-(`vapo.redaction.secret_rule`), unless the config names it for them.
+(`vapo.errors.secret_rule`), unless the config names it for them.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from vapo.config.environment_variables import FromEnvironment, texts_of
 from vapo.errors import UserError
-from vapo.redaction.redactor import texts_of_environment
-from vapo.redaction.secret_rule import secret_variables, secrets_within
+from vapo.errors.redactor import texts_of_environment
+from vapo.errors.secret_rule import secret_variables, secrets_within
 
 Hidden = tuple[tuple[str, str], ...]
-"""Texts and what is shown in their place: `vapo.redaction.redactor.hide`."""
+"""Texts and what is shown in their place: `vapo.errors.redactor.hide`."""
 
 
 def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:

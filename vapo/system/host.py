@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from vapo.errors import UserError
-from vapo.redaction.redactor import hide
+from vapo.errors.redactor import hide
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
     MESSAGE,

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from vapo.redaction.secret_rule import is_secret_variable, secrets_within
+from vapo.errors.secret_rule import is_secret_variable, secrets_within
 
 _FIRST_FIELD = 3
 _ARGUMENTS, _VARIABLES = 48, 50

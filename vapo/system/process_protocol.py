@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vapo.redaction.redactor import redacted
+from vapo.errors.redactor import redacted
 from vapo.system.shown_text import beginning, visible
 
 CLOSE_TIMEOUT_S = 2.0
@@ -51,7 +51,7 @@ class UserCode(ABC):
     passed: tuple[str, ...] = ()
     """Variables with credentials that it gets."""
     hidden: tuple[tuple[str, str], ...] = ()
-    """What its failures must not show, of what it is given: `vapo.redaction.redactor.hide`."""
+    """What its failures must not show, of what it is given: `vapo.errors.redactor.hide`."""
     max_answer_bytes: int = 2**16
     """A longer line is no answer."""
     is_shared: bool = True

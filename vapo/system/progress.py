@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from vapo.redaction.redactor import without_hidden
+from vapo.errors.redactor import without_hidden
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import (
     TextStream,

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from vapo.redaction.redactor import redacted, without_hidden
+from vapo.errors.redactor import redacted, without_hidden
 
 _MOST_READ = 10_000
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 from vapo.config.credentials import split_uri
 from vapo.errors import UserError
-from vapo.redaction.secret_rule import TRACKING_URI
+from vapo.errors.secret_rule import TRACKING_URI
 from vapo.tracking.stores import Store, locate_store
 
 _MAX_BYTES = 2**22

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.redaction.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
+from vapo.errors.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
 from vapo.system.files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.known_stores import remember_store

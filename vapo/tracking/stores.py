@@ -16,8 +16,8 @@ from urllib.parse import unquote, urlsplit
 
 from vapo.config.credentials import SplitUri, split_uri
 from vapo.errors import UserError
-from vapo.redaction.redactor import Redactor, redacted
-from vapo.redaction.secret_rule import (
+from vapo.errors.redactor import Redactor, redacted
+from vapo.errors.secret_rule import (
     TRACKING_PASSWORD,
     TRACKING_URI,
     TRACKING_USER,

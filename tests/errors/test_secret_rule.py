@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vapo.redaction.secret_rule import (
+from vapo.errors.secret_rule import (
     is_secret_name,
     is_secret_parameter,
     is_secret_variable,

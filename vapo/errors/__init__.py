@@ -1,4 +1,7 @@
-"""The errors that the command line prints without a traceback, and what it exits with."""
+"""The errors that the command line prints without a traceback, and what it exits with.
+
+`secret_rule.py` beside it says what is a secret, and `redactor.py` how a text is shown without it.
+"""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from html.entities import codepoint2name
 from urllib.parse import unquote
 
-from vapo.redaction.secret_rule import (
+from vapo.errors.secret_rule import (
     ASSIGNMENT,
     ENCODED_USER_PART,
     KNOWN_TOKEN,

@@ -12,7 +12,7 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from vapo.redaction.redactor import (
+from vapo.errors.redactor import (
     Redactor,
     hide,
     hide_environment,

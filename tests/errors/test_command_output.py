@@ -11,7 +11,7 @@ import pytest
 
 from vapo import cli
 from vapo.errors import StoppedRun, UserError
-from vapo.redaction.redactor import hide
+from vapo.errors.redactor import hide
 
 QUOTED = "a server says: hunter2-word, aHVudGVyMi13b3Jk, hunter2%2Dword, Authorization: Basic abc="
 SHOWN = "${oc.env:DB_PASS}, ${oc.env:DB_PASS}, ${oc.env:DB_PASS}, Authorization: ***"
