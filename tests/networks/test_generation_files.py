@@ -119,15 +119,15 @@ def test_an_import_adds_the_template_s_end_token_and_keeps_the_rest(tmp_path: Pa
 
 
 def test_what_cannot_be_saved_is_named_before_a_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, tokenizer = tiny_model(), tiny_tokenizer()
-    check_saving(model, tokenizer, "some/model")
-    model.config.temperature = 0.5  # Transformers loads such configs, and refuses to save them
+    config, tokenizer = tiny_model().config, tiny_tokenizer()
+    check_saving(config, tokenizer, "some/model")
+    config.temperature = 0.5  # which Transformers refuses to save
     with pytest.raises(UserError, match=r"^some/model: its config\.json can be loaded, but not "):
-        check_saving(model, tokenizer, "some/model")
+        check_saving(config, tokenizer, "some/model")
 
     def fails(*_: object) -> None:
         raise RuntimeError("no room\nin it")
 
     monkeypatch.setattr(tokenizer, "save_pretrained", fails)
     with pytest.raises(UserError, match=r"its tokenizer can be loaded, .*: no room in it$"):
-        check_saving(tiny_model(), tokenizer, "some/model")
+        check_saving(tiny_model().config, tokenizer, "some/model")

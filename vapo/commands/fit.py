@@ -22,7 +22,9 @@ from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
-from vapo.networks.critic_folders import critic_start
+from vapo.networks.critic_folders import critic_path, critic_start
+from vapo.networks.export import check_saving
+from vapo.networks.model_configs import read_value_config
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
@@ -101,6 +103,9 @@ def checked_inputs(config: FitConfig) -> Inputs:
     check_critic(config)
     tokenizer, prompts = read_inputs(config)
     check_tokenizers(config, tokenizer)
+    if resolve(config).value_pretraining_iterations > 0:  # after which the critic is saved
+        path = critic_path(config)
+        check_saving(read_value_config(path, config.critic), tokenizer, path)
     prompts = with_critic_prompts(prompts, config, tokenizer)
     return Inputs(tokenizer, prompts, open_stored(config, tokenizer))
 

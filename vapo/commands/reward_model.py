@@ -66,7 +66,7 @@ def run(config: RewardModelConfig) -> None:
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
     )
-    check_saving(critic.model, tokenizer, config.policy_path)
+    check_saving(critic.model.config, tokenizer, config.policy_path)
     export_dir = Path(config.export_dir).expanduser()
     with recorded_run(config, sampling, "reward-model", prompts, critic) as recording:
         progress, scorer, logger = recording

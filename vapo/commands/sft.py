@@ -60,7 +60,7 @@ def run(config: SftConfig) -> None:
     else:
         model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
         tokenizer = load_tokenizer(config.model_path)
-        check_saving(model, tokenizer, config.model_path)
+        check_saving(model.config, tokenizer, config.model_path)
         generation = generation_file(config.model_path)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)

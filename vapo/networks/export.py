@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
@@ -53,7 +53,7 @@ def save_folder(
             shutil.copymode(aside / "config.json", weights)
 
 
-def check_saving(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
+def check_saving(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
     """Save all but the weights of a model of the folder `path`, where nobody sees it.
 
     Asked before a training whose result is to be saved.
@@ -61,7 +61,7 @@ def check_saving(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pat
     Raises: UserError: the config or the tokenizer cannot be saved.
     """
     with TemporaryDirectory() as aside:
-        parts: dict[str, Any] = {"config.json": model.config, "tokenizer": tokenizer}
+        parts: dict[str, Any] = {"config.json": config, "tokenizer": tokenizer}
         for name, part in parts.items():
             try:
                 part.save_pretrained(aside)

@@ -142,7 +142,9 @@ def refusals(path: str, what: str) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # a config's numbers reach any line of a model's code
-        reason = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        says_more = lines and lines[0].endswith(":")
+        reason = f"{' '.join(lines[: 2 if says_more else 1]) or repr(error):.400}"
         if not isinstance(error, _SPEAKING_ERRORS):
             reason = f"{type(error).__name__}: {reason}"
         hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from vapo.errors import UserError
 from vapo.system.credentials import variables_without_credentials
-from vapo.system.template_process import LENGTH, SECONDS, max_chars, read_frame
+from vapo.system.template_frames import LENGTH, SECONDS, max_chars, read_frame, write_frame
 
 if TYPE_CHECKING:  # commands without a model do without its seconds
     from transformers import PreTrainedTokenizerBase
@@ -104,9 +104,9 @@ class TemplateProcess:
                 self._start()
             try:
                 if template != self._template:
-                    self._send(json.dumps({"template": template}).encode())
+                    write_frame(self._pipe("stdin"), json.dumps({"template": template}).encode())
                     self._template = template
-                self._send(asked)
+                write_frame(self._pipe("stdin"), asked)
                 most = _BYTES_A_CHARACTER * max_chars(asked) + LENGTH.size
                 frame = read_frame(self._pipe("stdout"), most)
             except OSError:  # it has ended while it was sent something
@@ -139,11 +139,6 @@ class TemplateProcess:
         process, self._process = self._process, None
         self._finalizer()
         return None if process is None else process.returncode
-
-    def _send(self, frame: bytes) -> None:
-        pipe = self._pipe("stdin")
-        pipe.write(LENGTH.pack(len(frame)) + frame)
-        pipe.flush()
 
     def _pipe(self, name: str) -> IO[bytes]:
         return cast("IO[bytes]", getattr(self._process, name))

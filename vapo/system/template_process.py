@@ -14,10 +14,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import struct
 import sys
 from datetime import datetime
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
@@ -26,17 +25,17 @@ from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vapo.system.process_protocol import limit_memory
+from vapo.system.template_frames import (
+    MEMORY_BYTES,
+    SECONDS,
+    max_chars,
+    read_frame,
+    write_frame,
+)
 
-LENGTH = struct.Struct("!Q")
-MEMORY_BYTES = 2**30
-SECONDS = 2.0
-"""How much processor time one conversation may take, its template's compilation included."""
 _SECONDS_EARNED = 0.02
 """Many that each take the whole time would take hours together. So the time is what is left of it
 after those before, with so much more for each; ordinary templates take a thousandth of that."""
-_MAX_CHARS = 2**18
-"""So many characters may be added to a conversation of any length; a long one may have four times
-its own."""
 
 
 class _Generation(Extension):
@@ -122,21 +121,6 @@ class Renderer:
             self._seconds = min(SECONDS, left + _SECONDS_EARNED)
 
 
-def max_chars(frame: bytes) -> int:
-    """How long the text of a conversation may be."""
-    return _MAX_CHARS + 4 * len(frame)
-
-
-def read_frame(stream: IO[bytes], most: int = 2**62) -> bytes | None:
-    """None: the other side has ended, or announces more bytes than it may send."""
-    head = stream.read(LENGTH.size)
-    if len(head) < LENGTH.size:
-        return None
-    (length,) = LENGTH.unpack(head)
-    frame = stream.read(length) if length <= most else b""
-    return frame if len(frame) == length else None
-
-
 def answer_frames() -> None:
     """Until the other side ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -146,6 +130,4 @@ def answer_frames() -> None:
     while (frame := read_frame(incoming)) is not None:
         answer = renderer.answer(frame)
         if answer is not None:
-            content = json.dumps(answer).encode()
-            outgoing.write(LENGTH.pack(len(content)) + content)
-            outgoing.flush()
+            write_frame(outgoing, json.dumps(answer).encode())

@@ -1,0 +1,33 @@
+"""What the process that renders chat templates and its owner have agreed on: frames, and bounds."""
+
+from __future__ import annotations
+
+import struct
+from typing import IO
+
+LENGTH = struct.Struct("!Q")
+MEMORY_BYTES = 2**30
+SECONDS = 2.0
+"""How much processor time one conversation may take, its template's compilation included."""
+_MAX_CHARS = 2**18
+
+
+def max_chars(frame: bytes) -> int:
+    """How long the text of a conversation may be: four times its own length, and a bit more."""
+    return _MAX_CHARS + 4 * len(frame)
+
+
+def write_frame(stream: IO[bytes], frame: bytes) -> None:
+    """Raises: OSError: the other side has ended."""
+    stream.write(LENGTH.pack(len(frame)) + frame)
+    stream.flush()
+
+
+def read_frame(stream: IO[bytes], most: int = 2**62) -> bytes | None:
+    """None: the other side has ended, or announces more bytes than it may send."""
+    head = stream.read(LENGTH.size)
+    if len(head) < LENGTH.size:
+        return None
+    (length,) = LENGTH.unpack(head)
+    frame = stream.read(length) if length <= most else b""
+    return frame if len(frame) == length else None
