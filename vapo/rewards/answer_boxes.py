@@ -56,7 +56,8 @@ _MAX_PLACEHOLDER_CHARS = 60
 _NOTHING = re.compile(r"(?:\\(?:[lcv]?dots[cbm]?|square|Box|text\{ ?\}|_|ldotp)|[\s.\u2026_$*{}])*")
 _PLACEHOLDER = re.compile(
     r"[<\[({]?(?:(?:insert|put|write|place|enter|give|the|your|my|an?|this|that|final|correct|exact"
-    r"|numerical|numeric|boxed|actual) )*(?:answer|ans|result|solution|value|number|expression"
+    r"|numerical|numeric|boxed|actual) )*(?:answer|result|solution|value|number|expression"
+    r"|ans"  # codespell:ignore ans
     r"|content|text|stuff|something|tag)s?(?: (?:here|goes here))?[>\])}]?|and|or|to|[/&,]"
     r"|q\.?e\.?d",
     re.IGNORECASE,

@@ -23,8 +23,9 @@ _MARKER = re.compile(
     re.IGNORECASE,
 )
 _WEAK_MARKER = re.compile(  # a mark only before what is an answer
-    r"(?:(?:ans\b\.?|final(?: (?:result|value|solution|number))?|result|solution)\s*"
-    rf"(?:is\b\s*:?|{_ARROW}|[:=]|[-\u2014](?=\s))|ans\.(?=\s)|(?-i:A):(?=\s)"
+    r"(?:ans\.(?=\s)|(?:ans\b\.?"  # codespell:ignore ans
+    r"|final(?: (?:result|value|solution|number))?|result|solution)\s*"
+    rf"(?:is\b\s*:?|{_ARROW}|[:=]|[-\u2014](?=\s))|(?-i:A):(?=\s)"
     rf"|(?:final )?answer\s(?=\s*[-$\\(0-9])|{_ARROW}|=+)\s*(?P<answer>.+)$",
     re.IGNORECASE,
 )
