@@ -119,7 +119,7 @@ def test_every_reference_is_its_own_answer(row: dict[str, str]):
         "(x+y)^{9999}", r"\binom{1000}{500}" * 20, "|" * 400, "1," * 240 + "1", "0^{-1}",
         r"\tan\frac{\pi}{2}", r"\frac{1}{x-x}", "x^{i}", r"\log_1 5", r"\sqrt[0]{5}", "(-5)!",
         r"\lfloor i \rfloor", r"\ln(" * 11 + "5" + ")" * 11, "x=" * 5 + "1",
-        r"\begin{pmatrix}&\end{pmatrix}",
+        r"\begin{pmatrix}&\end{pmatrix}", "2" + "x" * 330 + "+0", "2" + "xy" * 180 + "+1",
     ],
 )  # fmt: skip
 def test_nothing_takes_long_or_raises(text: str):
