@@ -14,11 +14,12 @@ import vapo
 from tests.config.fits import MINIMAL, PROCEDURAL, fit_config, write
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig
-from vapo.config.layers import as_spelled, check_keys, read_text
+from vapo.config.layers import check_keys, read_text
 from vapo.config.loading import compose, from_yaml
 from vapo.config.options import NAME, describe
 from vapo.config.overrides import read_overrides
 from vapo.config.scalars import unescape_missing
+from vapo.config.spelling import as_spelled
 from vapo.config.written import to_yaml
 from vapo.config.yaml_text import flow_text, yaml_text
 from vapo.errors import UserError

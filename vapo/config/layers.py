@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -18,14 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.nearest_path import nearest_path
-from vapo.config.options import Entry, Option, Section, holds_text
-from vapo.config.scalars import (
-    as_in_source,
-    is_like_null,
-    is_missing,
-    other_number,
-    with_sources,
-)
+from vapo.config.options import Entry, Option, Section
+from vapo.config.scalars import as_in_source, is_like_null, is_missing
 from vapo.config.written import leaves
 from vapo.errors import UserError, check_utf8
 
@@ -180,42 +174,6 @@ def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
         _number(node, f"{key}.", place, {})
     value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[index,call-overload]
     return as_in_source(node, value, key, sources)
-
-
-def as_spelled(
-    layer: Layer, entries: Mapping[str, Entry], config_key: Callable[[str], str] = str
-) -> Layer:
-    """The layer with what is written where a text is due, also if YAML reads a number there.
-
-    Args:
-        config_key: the config's key that a key of the layer sets.
-
-    Raises: UserError: a number that a reader takes for another than YAML does.
-    """
-    texts: dict[str, str] = {}
-    for key, source in layer.sources.items():
-        if holds_text(config_key(key), entries):
-            texts[key] = source
-        elif (kind := other_number(source)) is not None:
-            raise UserError(
-                f"{layer.place(key)}: {key}: YAML reads {source} as {kind}, "
-                f"{yaml.safe_load(source)}: write the number that is meant in decimal digits, or "
-                "quote a text"
-            )
-    return replace(layer, tree=with_sources(layer.tree, texts))
-
-
-def null_excess(source: str | None, entry: Entry | None) -> str | None:
-    """Why the unquoted source of a text is refused: it is null elsewhere; None: it is not."""
-    if source is None or not is_like_null(source):
-        return None
-    if not isinstance(entry, Option) or entry.type is not str:
-        return None
-    null = "write null, or " if entry.nullable else ""
-    return (
-        f"{source} is no null of a config, and most likely no text: {null}quote it if it is one, "
-        f"as '{source}'"
-    )
 
 
 def check_keys(

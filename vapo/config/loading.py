@@ -27,7 +27,6 @@ from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names
 from vapo.config.layers import (
     Layer,
-    as_spelled,
     check_keys,
     is_interpolation,
     is_of_type,
@@ -41,6 +40,7 @@ from vapo.config.origins import Origins, made_from
 from vapo.config.overrides import read_overrides
 from vapo.config.paths import place_paths
 from vapo.config.scalars import is_like_null, is_missing
+from vapo.config.spelling import as_spelled
 from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves, texts_of

@@ -8,11 +8,12 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from vapo.config.layers import ROW, Layer, null_excess, show
+from vapo.config.layers import ROW, Layer, show
 from vapo.config.options import Entries, Option
 from vapo.config.other_models import written_rates
 from vapo.config.run_folders import holds_a_run
 from vapo.config.sources import Change, Sources
+from vapo.config.spelling import null_excess
 from vapo.config.written import flatten_written, written_source
 from vapo.errors import UserError
 

@@ -20,11 +20,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from vapo.config import Components, FitConfig
 from vapo.config.credentials import without_credentials
-from vapo.config.layers import Layer, as_spelled, null_excess, read_text
+from vapo.config.layers import Layer, read_text
 from vapo.config.nearest_path import nearest_path
 from vapo.config.options import describe
 from vapo.config.overrides import override_of
-from vapo.errors import UserError
+from vapo.config.spelling import as_spelled, null_excess
+from vapo.errors import UserError, check_utf8
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,7 @@ class _File(_Block):
 
 def read_grid(path: Path) -> Grid:
     """Raises: UserError that names the file, the line and the key."""
+    check_utf8(str(path), "--grid: the file's name")
     try:
         layer = read_text(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:

@@ -1,0 +1,49 @@
+"""The texts of a layer as they are written, and what is refused of values for their spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import yaml
+
+from vapo.config.layers import Layer
+from vapo.config.options import Entry, Option, holds_text
+from vapo.config.scalars import is_like_null, other_number, with_sources
+from vapo.errors import UserError
+
+
+def as_spelled(
+    layer: Layer, entries: Mapping[str, Entry], config_key: Callable[[str], str] = str
+) -> Layer:
+    """The layer with what is written where a text is due, also if YAML reads a number there.
+
+    Args:
+        config_key: the config's key that a key of the layer sets.
+
+    Raises: UserError: a number that a reader takes for another than YAML does.
+    """
+    texts: dict[str, str] = {}
+    for key, source in layer.sources.items():
+        if holds_text(config_key(key), entries):
+            texts[key] = source
+        elif (kind := other_number(source)) is not None:
+            raise UserError(
+                f"{layer.place(key)}: {key}: YAML reads {source} as {kind}, "
+                f"{yaml.safe_load(source)}: write the number that is meant in decimal digits, or "
+                "quote a text"
+            )
+    return replace(layer, tree=with_sources(layer.tree, texts))
+
+
+def null_excess(source: str | None, entry: Entry | None) -> str | None:
+    """Why the unquoted source of a text is refused: it is null elsewhere; None: it is not."""
+    if source is None or not is_like_null(source):
+        return None
+    if not isinstance(entry, Option) or entry.type is not str:
+        return None
+    null = "write null, or " if entry.nullable else ""
+    return (
+        f"{source} is no null of a config, and most likely no text: {null}quote it if it is one, "
+        f"as '{source}'"
+    )
