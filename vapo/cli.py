@@ -179,6 +179,7 @@ def _run_configured(
     A command for a grid of configs gets their files and overrides themselves.
     """
     from vapo.commands.early_checks import check_early, checked
+    from vapo.config.chosen_systems import check_one_system
     from vapo.config.loading import compose
     from vapo.config.written import to_yaml
     from vapo.runs.resuming import meant_by
@@ -196,6 +197,7 @@ def _run_configured(
         options["ckpt_path"] = meant_by(options["ckpt_path"], files)
     composed = compose(schema, files, overrides)
     if options.pop("print_config"):
+        check_one_system(composed.config.sources)
         sys.stdout.write(to_yaml(composed.tree))  # YAML has its own escapes, and is read again
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"

@@ -9,7 +9,9 @@ import pytest
 
 from tests.config.fits import MINIMAL, ROOT, write
 from tests.systems import CONF, SYSTEMS
+from vapo.cli import main
 from vapo.config import FitConfig
+from vapo.config.chosen_systems import check_one_system
 from vapo.config.loading import load_config
 from vapo.errors import UserError
 
@@ -19,14 +21,15 @@ GRPO, HL_GAUSS = (CONF / f"algorithm/{name}.yaml" for name in ("grpo", "hl_gauss
 
 def refused(*files: Path, overrides: tuple[str, ...] = ()) -> str:
     with pytest.raises(UserError) as caught:
-        load_config(FitConfig, files, overrides)
+        check_one_system(load_config(FitConfig, files, overrides).sources)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("files", permutations((GRPO, HL_GAUSS)), ids=lambda f: f[0].stem)
 @pytest.mark.parametrize("base", [(BASE,), ()])
 def test_two_presets_in_either_order(files: tuple[Path, Path], base: tuple[Path, ...]) -> None:
-    message = refused(*base, *files)
+    needed = () if base else ("actor.path=a", "data.train.path=b")
+    message = refused(*base, *files, overrides=needed)
     first, second = files
     assert message.startswith(f"{second}:")
     assert f"tracking.tags.system is '{second.stem}', and {first}:" in message
@@ -36,7 +39,7 @@ def test_two_presets_in_either_order(files: tuple[Path, Path], base: tuple[Path,
 def test_every_preset_says_which_system_it_is() -> None:
     for system in SYSTEMS:
         if system != "grpo":
-            assert "two systems" in refused(BASE, GRPO, CONF / f"algorithm/{system}.yaml")
+            assert "a run has one system" in refused(BASE, GRPO, CONF / f"algorithm/{system}.yaml")
 
 
 def test_a_recipe_that_extends_a_preset_has_its_system() -> None:
@@ -73,5 +76,22 @@ def test_what_is_no_contradiction(tmp_path: Path) -> None:
         ((BASE, GRPO, own), []),
         ((BASE, GRPO), typed),
     ):
-        tags = load_config(FitConfig, files, overrides).tracking.tags
-        assert tags["system"] in ("grpo", "mine")
+        config = load_config(FitConfig, files, overrides)
+        check_one_system(config.sources)
+        assert config.tracking.tags["system"] in ("grpo", "mine")
+
+
+@pytest.mark.parametrize("more", [["--print_config"], []])
+@pytest.mark.parametrize("files", permutations((GRPO, HL_GAUSS)), ids=lambda f: f[0].stem)
+def test_every_command_refuses_them(
+    files: tuple[Path, Path],
+    more: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    named = [word for file in (BASE, *files) for word in ("--config", str(file))]
+    assert main(["validate", *named, *more]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(str(file) in line for file in files)
+    assert ("critic.loss has no effect" in line) == (files[1] is GRPO), "the first sign of it"

@@ -140,9 +140,9 @@ def test_a_base_may_say_how_a_critic_starts_and_how_large_it_is(system: str) -> 
 
 
 def test_a_critic_free_preset_over_another_is_refused() -> None:
-    """It would leave the other's critic without effect, and has the name of both."""
+    """It would leave the preset's critic without effect, so it must not pass for it."""
     files = [CONF / "vapo.yaml", CONF / "algorithm/sao.yaml", CONF / "algorithm/grpo.yaml"]
-    with pytest.raises(Exception, match="two systems cannot be laid over one another"):
+    with pytest.raises(Exception, match=r"critic\.frozen has no effect"):
         load_config(FitConfig, files, [])
 
 

@@ -27,6 +27,7 @@ from vapo.commands.file_checks import (
     check_store,
 )
 from vapo.config import FitConfig, RewardModelConfig, SftConfig, resolve
+from vapo.config.chosen_systems import check_one_system
 from vapo.config.continuation_rules import unlike_the_rollouts
 from vapo.config.data import GeneratedSource, Mixture
 from vapo.config.environment_variables import values_of
@@ -55,6 +56,7 @@ def checked(command: str, config: Any, options: Options) -> Iterator[None]:
     """
     hide(secret_texts(values_of(config)), in_errors=config.from_environment.texts)
     try:
+        check_one_system(config.sources)
         check_early(command, config, options)
         yield
     except (UserError, StoppedRun) as error:

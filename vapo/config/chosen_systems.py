@@ -1,7 +1,7 @@
-"""Two config files that each choose a system, as GRPO or HL-Gauss, cannot be laid over one another.
+"""Two config files that each choose a system, as GRPO or HL-Gauss, in one command.
 
-The second would change a part of the first: the run would be trained as neither, and be named
-after both.
+A preset that is laid over another changes a part of it only, or all of it: the run would be trained
+as neither, or as one of them, and be named after both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from vapo.config.layers import Layer, show
+from vapo.config.sources import Sources
 from vapo.errors import UserError
 
 _SYSTEM = "tracking.tags.system"
@@ -18,13 +19,11 @@ _SYSTEM = "tracking.tags.system"
 _ESTIMATOR = "algorithm.advantage_estimator"
 
 
-def check_one_system(layers: Sequence[Layer]) -> None:
-    """Check that no two of the config files choose different systems, or different estimators.
+def two_systems(layers: Sequence[Layer]) -> str | None:
+    """Which two files choose different systems or estimators, and the mend; None where none do.
 
     A file may change what it extends. Any file may replace the estimator of the base, which is
     the first file with what it extends.
-
-    Raises: UserError: names both files, their lines, and how to mend it.
     """
     files = [layer for layer in layers if not layer.is_overrides]
     num_base = 1 + next((i for i, layer in enumerate(files) if not layer.is_extended), 0)
@@ -33,9 +32,15 @@ def check_one_system(layers: Sequence[Layer]) -> None:
         for earlier, later in pairwise(chosen):
             before, after = earlier.value(key), later.value(key)
             if before != after and Path(earlier.name).resolve() not in later.builds_on:
-                raise UserError(
+                return (
                     f"{later.place(key)}: {key} is {show(after)}, and {earlier.place(key)} says "
-                    f"{show(before)}: two systems cannot be laid over one another, because the "
-                    "second changes a part of the first only. Leave one of the two files out, or "
+                    f"{show(before)}: a run has one system. Leave one of the two files out, or "
                     "write a file that extends one of them and says what is changed"
                 )
+    return None
+
+
+def check_one_system(sources: Sources) -> None:
+    """Check that the files of a command choose one system. Raises: UserError: names two files."""
+    if sources.two_systems is not None:
+        raise UserError(sources.two_systems)

@@ -21,7 +21,7 @@ from omegaconf.errors import (
 )
 
 from vapo.config import environment_variables, trees
-from vapo.config.chosen_systems import check_one_system
+from vapo.config.chosen_systems import two_systems
 from vapo.config.extends import read_files
 from vapo.config.functions import fill_function_folders
 from vapo.config.kinds import defining_class, option_names
@@ -113,7 +113,6 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
         _forget_other_kinds(values, layer, entries, origins)
         trees.merge(values, layer.tree)
         origins.add(layer)
-    check_one_system(layers)
     tree = _complete(schema, values, entries, origins)
     if (found := expansion_excess(tree)) is not None:
         key, reason = found
@@ -122,12 +121,16 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     fill_function_folders(tree, entries, origins)
     place_paths(tree, origins)
     config = _build(schema, tree, entries, origins)
-    config.sources = made_from(config, layers, changed, entries)
+    contradiction = two_systems(layers)
+    sources = made_from(config, layers, changed, entries)
+    config.sources = replace(sources, two_systems=contradiction)
     _check_texts(config, origins)
     _check_values(config, entries, tree, origins)
     if (problem := first_problem(config)) is not None:
         also = filter(None, (origins.why_no_text(key, entries) for key in problem.keys))
         message = "; ".join([config.from_environment.redact(problem.message), *also])
+        if contradiction is not None:
+            raise UserError(f"{contradiction}. With both, {message}")
         raise origins.error(message, *(key for key in problem.keys if key in entries))
     for key in origins.layers:
         if (not_text := origins.why_no_text(key, entries)) is not None:

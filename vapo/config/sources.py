@@ -53,6 +53,7 @@ class Sources:
     rates: tuple[WrittenRate, ...] = ()
     run_with_store: str | None = None
     """The folder of the run whose own config names `tracking.uri`; None where the user does."""
+    two_systems: str | None = None  # what is wrong with the files, if they choose two
 
     def differences(self) -> str:
         """One line: the keys whose values are not those of the files; without bookkeeping."""
