@@ -84,5 +84,5 @@ def test_the_name_of_a_file_and_of_the_folder_that_it_is_in(
         vapo.load_config(write(folder, MINIMAL))
     write(tmp_path, MINIMAL)
     monkeypatch.chdir(folder)
-    with pytest.raises(UserError, match="the folder of command line is not text in UTF-8"):
+    with pytest.raises(UserError, match="the name of the folder of the command line is not text"):
         vapo.load_config("../overlay.yaml")

@@ -103,7 +103,9 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
     origins = Origins()
     changed: list[tuple[Layer, Layer]] = []  # layers of the command line, what was there before
     for written_layer in layers:
-        check_utf8(written_layer.folder or "", f"the folder of {written_layer.name}")
+        check_utf8(
+            written_layer.folder or "", f"the name of the folder of the {written_layer.name}"
+        )
         check_keys(written_layer, entries)
         layer = as_spelled(written_layer, entries)
         if layer.is_overrides and layer.tree:
