@@ -141,6 +141,16 @@ def test_given_responses_need_no_torch_and_are_judged_by_their_rows(project: Pat
         ("a.jsonl", "[1]\n", "a.jsonl:1: a response is an object"),
         ("a.jsonl", '{"text": "1"}\n', "a.jsonl:1: it has no `response`"),
         ("a.jsonl", '{"response": 1}\n', "a.jsonl:1: `response` must be text"),
+        (
+            "a.jsonl",
+            '{"response": "\\ud800"}\n',
+            r"a.jsonl:1: the line has a text with \ud800",
+        ),
+        (
+            "a.jsonl",
+            f'{{"response": "1", "m": {"[" * 600}{"]" * 600}}}\n',
+            "has lists or obj",
+        ),
         ("a.jsonl", '{"response": "1", "n": 3}\n', "a.jsonl:1: `n` has no effect"),
         (
             "a.jsonl",

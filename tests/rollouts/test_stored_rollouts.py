@@ -160,6 +160,11 @@ def test_texts_in_the_place_of_ids(tmp_path: Path, policy: Path) -> None:
         ({"rollout_logprobs": [0.0, 0.0, float("nan")]}, "rollout_logprobs: has values that are"),
         ({"oracle": [0.5]}, "column oracle: 1 values; the response has 3 tokens"),
         ({"oracle": [0.5, float("inf"), 0.0]}, "column oracle: has values that are not finite"),
+        ({"record": "[" * 9_000}, "column record: is not the JSON text of an object"),
+        (
+            {"record": '{"a": ' * 9_000 + "1" + "}" * 9_000},
+            "column record: is not the JSON text of",
+        ),
         ({"record": "[1]"}, "column record: is not the JSON text of an object"),
         ({"response_ids": [A] * 13}, "13 tokens, above rollouts.max_response_tokens 12"),
     ],

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
@@ -371,3 +372,11 @@ def test_in_the_background_an_error_is_raised_at_an_iterations_end(
     assert run.last == checkpoint_name(1)
     assert run.all == [1]
     run.end()
+
+
+def test_a_full_disk_by_whichever_library_is_no_traceback() -> None:
+    def full() -> None:
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    with pytest.raises(InterruptedRunError, match="cannot write it: I/O error: No space left"):
+        checkpoint_saving.together(full, "cannot write it")

@@ -25,6 +25,7 @@ from vapo.prompts.sources import read_rows
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.system.files import read_line
+from vapo.system.row_values import RefusedValue, check_carried
 from vapo.system.shown_text import say
 
 _OWN = ("response", "prompt_id", "answer")
@@ -113,6 +114,10 @@ def _given(place: str, number: int, line: str) -> Given:
         raise UserError(f"{place}: not a line of JSON ({error})") from None
     if not isinstance(record, dict):
         raise UserError(f"{place}: a response is an object with `response`, this is no object")
+    try:
+        check_carried(record)
+    except RefusedValue as error:
+        raise UserError(f"{place}: the line has {error}") from None
     more = {name: value for name, value in record.items() if name not in _OWN}
     texts = {name: record[name] for name in _OWN if name in record}
     if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:

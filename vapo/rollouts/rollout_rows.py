@@ -173,7 +173,7 @@ class RowReader:
 
     def _prompt(self, row: FileRow, group: str) -> Prompt:
         record, own = row.record, None
-        with suppress(ValueError, TypeError):
+        with suppress(ValueError, TypeError, RecursionError):
             own = json.loads(record.get("record") or "{}")
         if not isinstance(own, dict):
             row.fail("record", "is not the JSON text of an object")
