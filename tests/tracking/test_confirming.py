@@ -16,7 +16,7 @@ from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import InputData, Record
 from vapo.tracking.sink import MlflowSink
-from vapo.tracking.stores import locate_store
+from vapo.tracking.stores import locate_store, what_was_not_sent
 
 INPUT = InputData("rows", "training", "abc", 3, "{}")
 RECORDS = [
@@ -115,7 +115,10 @@ def test_what_is_swallowed_always_is_left_for_later(
     assert report.last_error == "the store says that it takes records, and does not have them"
     assert report.undelivered == len(RECORDS) - 1
     assert report.delivered == 1, "the artifact, which cannot be sent again"
-    assert "artifacts among them are lost: samples/a.json" in notes[1]
+    assert report.missing_files == ("samples/a.json",)
+    lines = what_was_not_sent(report, tmp_path, locate_store("http://host"))
+    assert lines[2].endswith("does not have artifacts that it took: samples/a.json")
+    assert notes == ["tracking: the store does not have 12 records that it said it took"]
     journal = Journal(tmp_path)
     sink = MlflowSink(client, run_id)
     later = Delivery(sink, pytest.fail, journal).close(while_it_moves=True)

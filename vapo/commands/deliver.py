@@ -89,6 +89,8 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     report = delivery.close(while_it_moves=True)
     say(f"  run {run_id}: {report.delivered} sent", end="")
     say(f", {report.refused} refused (see {folder}/refused.jsonl)" if report.refused else "")
+    if report.missing_files:
+        say(f"  it does not have artifacts that it took: {', '.join(report.missing_files)}")
     if report.undelivered:
         say(f"  {report.undelivered} not sent: {report.last_error}")
     return report.undelivered

@@ -42,13 +42,18 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class DeliveryReport:
-    """`undelivered` records were not sent; `lost` of them are not on disk either."""
+    """`undelivered` records were not sent; `lost` of them are not on disk either.
+
+    `missing_files` are artifacts that the store said it took and does not have. Their contents
+    were removed when it said so.
+    """
 
     delivered: int
     undelivered: int
     refused: int
     last_error: str | None
     lost: int = 0
+    missing_files: tuple[str, ...] = ()
 
 
 class Delivery:
@@ -76,6 +81,7 @@ class Delivery:
         self._sink = sink
         self._missing = missing
         self._num_checks = 0
+        self._missing_files: tuple[str, ...] = ()
         self._redact = redact
         self._warn_user = warn
         self._journal = Journal(None) if journal is None else journal
@@ -138,7 +144,9 @@ class Delivery:
             self._abandoned = True
             self._journal.retry_disk()
             left, lost = len(self._journal), self._journal.num_in_process
-            return DeliveryReport(self._delivered, left, self._refused, self._last_error, lost)
+            return DeliveryReport(
+                self._delivered, left, self._refused, self._last_error, lost, self._missing_files
+            )
 
     def _work(self) -> None:
         try:
@@ -200,11 +208,11 @@ class Delivery:
             self._journal.retry_disk()
             for record in islice(self._journal.waiting(), 1 if self._singly else _MAX_BATCH):
                 is_metrics = record is not None and record.kind == "metrics"
-                num += 0 if record is None else len(record.payload or ())
-                if batch and num > _MAX_METRICS:
+                if record is not None and isinstance(record.payload, list):
+                    num += len(record.payload)
+                if batch and (num > _MAX_METRICS or not is_metrics):
                     break
-                if is_metrics or not batch:
-                    batch.append(record)
+                batch.append(record)
                 if not is_metrics:
                     break
             return batch
@@ -225,7 +233,7 @@ class Delivery:
             reason = self._redact(one_line(error))
             self._warn(f"tracking: the store was not asked for what it has of the run: {reason}")
             return False
-        files = [record.name for record in missing if record.kind == "file"]
+        self._missing_files = tuple(record.name for record in missing if record.kind == "file")
         again = [record for record in missing if record.kind != "file"]
         with self._changed:
             if self._abandoned or not missing:
@@ -238,8 +246,6 @@ class Delivery:
             self._warn(
                 f"tracking: the store does not have {len(missing)} records that it said it took"
             )
-            if files:  # their contents were removed when they were taken
-                self._warn(f"tracking: artifacts among them are lost: {', '.join(files):.300}")
             return bool(again)
         self._last_error = "the store says that it takes records, and does not have them"
         return False

@@ -194,6 +194,9 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
             names = f"{TRACKING_USER} and {TRACKING_PASSWORD}" if store.is_http else TRACKING_URI
             command += f"  # with the store's credentials in {names}"
         lines.append(command)
+    if report.missing_files:
+        names = ", ".join(report.missing_files)
+        lines.append(f"tracking: {store.shown_uri} does not have artifacts that it took: {names}")
     if report.refused:
         kept = folder and folder / "refused.jsonl"
         where = f"; see {kept}" if kept and kept.is_file() else ""
