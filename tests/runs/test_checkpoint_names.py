@@ -20,12 +20,13 @@ from tests.runs.test_manifests import write
 from vapo.commands.early_checks import check_early
 from vapo.errors import UserError
 from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.runs import run_dirs
+from vapo.runs import manifests, run_dirs
 from vapo.runs.manifests import (
     DamagedCheckpointError,
     checkpoint_behind,
     checkpoint_name,
     checkpoints_in,
+    is_own,
     iteration_in,
     read_manifest,
     sound_checkpoint,
@@ -135,6 +136,18 @@ def test_trouble_in_tidying_is_a_note(
     assert any(note.startswith("rollouts/") for note in said)
 
 
+def test_a_manifest_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    checkpoint = write(tmp_path, 1)
+    assert is_own(checkpoint)
+    monkeypatch.setattr(manifests, "_contents", refuse)
+    assert not is_own(checkpoint)
+    with pytest.raises(DamagedCheckpointError, match="cannot be read: Permission denied"):
+        read_manifest(checkpoint)
+
+
 def test_links_that_a_copying_tool_has_made_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,8 +224,6 @@ def _damage(checkpoint: Path, how: str) -> None:
     elif how == "gone":
         shutil.rmtree(checkpoint)
     else:
-        from vapo.runs import manifests
-
         del contents["sha256"]
         contents |= {"format": 2} if how == "format" else {"files": {"../../x": [1, "a"]}}
         manifest.write_text(json.dumps(contents | {"sha256": manifests._digest(contents)}))

@@ -85,7 +85,10 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedCheckpointError(
             f"{folder} is not a whole checkpoint of this version: it has no {MANIFEST_NAME}{hint}"
         )
-    contents = _contents(path)
+    try:
+        contents = _contents(path)
+    except OSError as error:
+        raise DamagedCheckpointError(f"{path} cannot be read: {error.strerror}") from error
     if contents is None or contents.pop("sha256", None) != _digest(contents):
         raise DamagedCheckpointError(f"{path} is damaged: it does not match its own checksum")
     if contents.get("format") != FORMAT:
@@ -135,7 +138,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def _contents(manifest: Path) -> dict[str, Any] | None:
-    """What a manifest's file says; None where it is no JSON object."""
+    """What a manifest's file says; None where it is no JSON object. Raises: OSError."""
     try:
         with manifest.open("rb") as file:
             text = file.read(_MAX_MANIFEST_BYTES + 1)
@@ -183,7 +186,10 @@ def is_own(path: Path) -> bool:
     manifest = path / MANIFEST_NAME
     if path.is_symlink() or not path.is_dir() or manifest.is_symlink() or not manifest.is_file():
         return False
-    contents = _contents(manifest)
+    try:
+        contents = _contents(manifest)
+    except OSError:  # it may not be read, so nobody knows whose it is
+        return False
     if contents is None:
         return any((path / name).is_file() for name in (STATE_NAME, SHARDS_NAME))
     return "sha256" in contents and contents.get("iteration") == iteration_in(path.name)
