@@ -28,9 +28,11 @@ _MlflowAdapter: type[HTTPAdapter] = request_utils.TCPKeepAliveHTTPAdapter
 
 @cache
 def limit_answers() -> None:
-    """From now on every request of MLflow's client in this process is bounded."""
+    """From now on the requests of MLflow's client in this process are bounded.
+
+    It keeps connections, so this comes before the first request.
+    """
     request_utils.TCPKeepAliveHTTPAdapter = BoundedAdapter
-    request_utils._cached_get_request_session.cache_clear()
 
 
 class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
