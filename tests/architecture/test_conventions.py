@@ -212,3 +212,24 @@ def test_one_file_starts_python() -> None:
 )
 def test_the_search_finds_each_way_to_start_python(way: str, line: str) -> None:
     assert starts_python(ast.parse(line)) == [way]
+
+
+def read_by_position(path: Path) -> Iterator[str]:
+    """Where the answer of an actor or a critic is unpacked, indexed or sliced."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        is_unpacked = isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+        is_read = is_unpacked or isinstance(node, (ast.Subscript, ast.Starred))
+        answer = getattr(node, "value", None) if is_read else None
+        if isinstance(answer, ast.Call):
+            function = answer.func.func if isinstance(answer.func, ast.Call) else answer.func
+            name = getattr(function, "id", getattr(function, "attr", ""))
+            if name.lower() in ("actor", "critic", "network", "reference", "forward_of_rows"):
+                yield f"{path}:{answer.lineno}"
+
+
+def test_what_networks_say_is_read_by_the_names_of_its_fields() -> None:
+    """A field more would break who unpacks it, maybe on a machine that no test runs on."""
+    root = PACKAGE.parent
+    files = [p for room in ("vapo", "tests", "experiments") for p in (root / room).rglob("*.py")]
+    asking = [p for p in files if "temperature=" in p.read_text(encoding="utf-8")]
+    assert not [place for path in asking for place in read_by_position(path)]

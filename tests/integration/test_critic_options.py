@@ -20,7 +20,6 @@ from tests.integration.test_algorithms import (
 from vapo.networks.loading import load_tokenizer
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
-pytest.importorskip("peft")
 __all__ = ["folder"]
 
 

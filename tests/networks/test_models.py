@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma2Config,
-    Gemma3TextConfig,
     MistralConfig,
     MistralForCausalLM,
     Qwen2ForSequenceClassification,
@@ -260,6 +259,8 @@ def test_sliding_window(tmp_path):
 
 def test_layers_of_two_kinds_have_no_cure_in_their_config(tmp_path):
     """Gemma 3's layers with a window turn their queries by other angles than those without."""
+    from transformers import Gemma3TextConfig  # type: ignore[attr-defined]
+
     config = Gemma3TextConfig(
         num_hidden_layers=2,
         layer_types=["sliding_attention", "full_attention"],
@@ -273,7 +274,7 @@ def test_layers_of_two_kinds_have_no_cure_in_their_config(tmp_path):
 
 def test_a_window_that_is_taken_away_changes_nothing_up_to_its_length(tmp_path):
     """The cure that the error names."""
-    options = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32}
+    options: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32}
     options |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
     torch.manual_seed(0)
     model = MistralForCausalLM(MistralConfig(sliding_window=8, **options)).eval()

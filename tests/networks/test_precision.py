@@ -41,6 +41,23 @@ def test_a_processor_with_fast_products_and_a_wide_policy(has_bf16: bool) -> Non
     assert ("multiplies fast" in found.reason) is has_bf16
 
 
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_gpu_with_fast_products_and_one_without(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    asked: list[bool] = []
+
+    def answer(*, including_emulation: bool) -> bool:
+        asked.append(including_emulation)
+        return is_fast
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", answer)
+    found = choose_precision(torch.device("cuda"), 576)
+    assert found.name == ("bf16-mixed" if is_fast else "32-true")
+    assert "this GPU" in found.reason
+    assert asked == [False]
+
+
 def test_a_narrow_policy_stays_in_float32(has_bf16: bool) -> None:
     assert choose_precision(CPU, 255).name == "32-true"
 

@@ -113,7 +113,6 @@ def test_frozen_is_held_against_the_head_that_the_config_makes(
 
 
 def test_adapters_and_the_head_are_trained(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
     config = critic_config(tmp_path, *LORA)
     plain = make_critic(critic_config(tmp_path), None)
     assert torch.equal(values(make_critic(config, None)), values(plain)), "a new one adds nothing"
@@ -125,7 +124,6 @@ def test_adapters_and_the_head_are_trained(tmp_path: Path) -> None:
 
 
 def test_a_saved_critic_and_a_checkpoint_have_the_adapters_merged(tmp_path: Path) -> None:
-    pytest.importorskip("peft")
     config = critic_config(tmp_path, *LORA)
     critic, _ = trained(config)
     folder = tmp_path / "saved"
@@ -158,7 +156,6 @@ MEAN = ("critic.head.start=mean_reward", "critic.head.mean_reward=0.25")
 def test_adapters_beside_a_head_of_another_kind(tmp_path: Path, head: str) -> None:
     """The head is whole, starts at the mean reward, is trained, and comes back with the adapters
     merged, from its folder and from a checkpoint."""
-    pytest.importorskip("peft")
     config = critic_config(tmp_path, *HEADS[head], *MEAN, *LORA)
     first = make_critic(config, None)
     assert type(first.get_submodule("model.score")) is torch.nn.Linear

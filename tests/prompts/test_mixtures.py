@@ -247,7 +247,6 @@ def test_stages_of_a_procedural_task() -> None:
 
 
 def test_stages_by_the_levels_of_reasoning_gym() -> None:
-    pytest.importorskip("reasoning_gym")
     data = curriculum(
         "reasoning_gym",
         "chain_sum",

@@ -196,7 +196,8 @@ def test_reasoning_gym_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_reasoning_gym_rows_keep_what_the_scorer_needs():
-    gym = pytest.importorskip("reasoning_gym")
+    import reasoning_gym  # takes seconds
+
     source = make(
         SourceConfig,
         kind="reasoning_gym",
@@ -209,7 +210,8 @@ def test_reasoning_gym_rows_keep_what_the_scorer_needs():
     assert rows == read_rows(source, key="data.train")
     metadata = rows[0].metadata
     assert metadata["reasoning_gym_dataset"] == "chain_sum"
-    assert gym.get_score_answer_fn("chain_sum")(rows[0].answer, metadata["entry"]) == 1.0
+    score = reasoning_gym.get_score_answer_fn("chain_sum")
+    assert score(rows[0].answer, metadata["entry"]) == 1.0
     source.options = {"nonsense": 1}
     with pytest.raises(UserError, match=r"data\.train\.options: reasoning_gym's chain_sum says"):
         read_rows(source, key="data.train")

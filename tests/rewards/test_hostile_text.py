@@ -160,8 +160,6 @@ path.write_text("after")
     "verifier", ["regex", "math", pytest.param("reasoning_gym", marks=pytest.mark.attacks)]
 )
 def test_a_wrong_answer_is_never_correct_and_nothing_runs(verifier: str, tmp_path: Path):
-    if verifier == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
     canary = tmp_path / "canary"
     tried = list(cases(140, seed=1, canary=canary))  # ten of each kind
     metadata = SPIRAL if verifier == "reasoning_gym" else {}
@@ -181,7 +179,6 @@ def test_a_wrong_answer_is_never_correct_and_nothing_runs(verifier: str, tmp_pat
 @pytest.mark.attacks
 def test_the_scorers_of_reasoning_gym_run_no_code(tmp_path: Path):
     """Negative control: without the guard this scorer runs what the answer says."""
-    pytest.importorskip("reasoning_gym")
     canary = tmp_path / "canary"
     attack = f"[open({str(canary)!r}, 'w')]"
     answers = ["1 2 3", "[1, 2, 4]", attack]

@@ -158,8 +158,9 @@ def test_math_hostile_text_is_just_incorrect(text: str):
 
 
 def test_reasoning_gym_scorer():
-    gym = pytest.importorskip("reasoning_gym")
-    entry = gym.create_dataset("chain_sum", size=1, seed=0)[0]
+    import reasoning_gym  # takes seconds
+
+    entry = reasoning_gym.create_dataset("chain_sum", size=1, seed=0)[0]
     metadata = {"reasoning_gym_dataset": "chain_sum", "entry": entry}
     verifier = make_reasoning_gym()
     answer = entry["answer"]

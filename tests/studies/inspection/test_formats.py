@@ -65,7 +65,7 @@ def test_the_plain_form(tmp_path: Path) -> None:
 def test_the_same_rows_in_every_wrapping(tmp_path: Path) -> None:
     """Parquet, compressed lines, a DataFrame, a datasets object, an Arrow table, mappings."""
     import datasets
-    import pandas  # type: ignore[import-untyped]
+    import pandas
 
     rows = [PLAIN, PLAIN | {"reward": 0.0}]
     lines(tmp_path / "x.jsonl", rows)

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
+from vapo.config.schema import TrainerConfig
 from vapo.errors import UserError, about
 from vapo.networks.head_layers import class_with_head
 from vapo.networks.loading import load_value_model, load_weights, remove_dropout
@@ -23,6 +24,7 @@ from vapo.networks.model_configs import read_model_config, refusals
 from vapo.networks.model_folders import check_critic_folder, weight_files
 from vapo.networks.value_head import ValueHead, has_classifier, write_head
 from vapo.system.installation import install_command
+from vapo.system.libraries import pick_device
 
 HEADS = ("score", "v_head.summary", "classifier", "value_head", "v_head")
 
@@ -45,7 +47,7 @@ def _with_head(path: str) -> tuple[PreTrainedModel, str]:
     config = read_model_config(path)
     architecture = (config.architectures or ["no architecture"])[0]
     own_dtype = str(config.dtype or torch.float32).removeprefix("torch.")
-    dtype = own_dtype if torch.cuda.is_available() else "float32"
+    dtype = own_dtype if pick_device(TrainerConfig()).type == "cuda" else "float32"
     if has_classifier(config):
         model = load_value_model(path, dtype=dtype, attn_implementation="auto")
         return model, f"sequence classifier ({architecture})"

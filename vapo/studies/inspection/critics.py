@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vapo.config.schema import TrainerConfig
 from vapo.errors import about
 from vapo.networks.actor_critic import Critic
 from vapo.networks.forward_passes import cut_by_tokens
@@ -27,6 +28,7 @@ from vapo.studies.inspection.agreement import ValueComparison
 from vapo.studies.inspection.critic_loading import load_value_network
 from vapo.studies.inspection.fields import check_lists
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
+from vapo.system.libraries import pick_device
 
 _BUDGET = 16_384  # tokens of a forward pass
 _AT_ONCE = 256  # responses that are held, to be cut by their lengths
@@ -75,7 +77,7 @@ def load_critic(path: str, *, tokenizer: PreTrainedTokenizerBase | None = None) 
         model, says, path = load_value_network(path)
         if tokenizer is None:
             tokenizer = load_tokenizer(path)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = pick_device(TrainerConfig())
     config: Any = model.config
     mean, std = 0.0, 1.0
     if getattr(config, "normalize_reward", False) and hasattr(config, "mean"):
