@@ -32,6 +32,10 @@ SKIPS = {
             "tests/studies/inspection/test_page.py",
         ],
     ),
+    "tests/system/test_process_memory.py": (
+        "Linux",
+        ["tests/system/test_process_memory_elsewhere.py"],
+    ),
     "tests/environments/test_verifiers_package.py": (
         "the package verifiers",
         ["tests/environments/test_verifiers_stand_in.py"],

@@ -43,5 +43,6 @@ def test_every_writer_s_own_error_ends_the_run_with_one_line(
     module = make_module()
     monkeypatch.setattr(value_pretraining, "save_network", fail)
     callback = ValuePretraining(components.ValuePretraining(), 1, tmp_path, Progress(enabled=False))
+    assert module.critic is not None
     with pytest.raises(InterruptedRunError, match=r"cannot write the pretrained critic .*resume"):
         callback._save(module.critic, module.config)

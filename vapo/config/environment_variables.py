@@ -87,7 +87,7 @@ class FromEnvironment:
     @property
     def texts(self) -> list[tuple[str, str]]:
         """What the variables hold, each with what is shown in its place."""
-        return texts_of({name for value in self.values.values() for name in value.names})
+        return texts_of_variables({name for value in self.values.values() for name in value.names})
 
 
 def values_of(config: Any) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def variables_in(value: Any) -> set[str]:
 
 def redact_variables(text: str, names: Iterable[str]) -> str:
     """The text with the variables' names where it shows what is in them."""
-    return Redactor(texts_of(names))(text)
+    return Redactor(texts_of_variables(names))(text)
 
 
-def texts_of(names: Iterable[str]) -> list[tuple[str, str]]:
+def texts_of_variables(names: Iterable[str]) -> list[tuple[str, str]]:
     """What these variables hold, each with what is shown in its place."""
     return [(os.environ[name], f"${{oc.env:{name}}}") for name in names if name in os.environ]
 

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 from vapo.errors import UserError
 from vapo.system.credentials import variables_without_credentials
+from vapo.system.python_child import python_program
 from vapo.system.template_frames import LENGTH, SECONDS, max_chars, read_frame, write_frame
 
 if TYPE_CHECKING:  # commands without a model do without its seconds
@@ -124,7 +124,7 @@ class TemplateProcess:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-c", _PROGRAM, _ROOT],
+            python_program(_PROGRAM, _ROOT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from vapo.config.environment_variables import FromEnvironment, texts_of
+from vapo.config.environment_variables import FromEnvironment, texts_of_variables
 from vapo.errors import UserError
 from vapo.errors.redactor import texts_of_environment
 from vapo.errors.secret_rule import secret_variables, secrets_within
@@ -60,7 +60,7 @@ def secret_texts_of_code(
         args: what it is called with.
         given: which of the arguments the environment gives.
     """
-    texts = dict(texts_of(passed))
+    texts = dict(texts_of_variables(passed))
     texts |= {} if given is None else dict(given.texts)
     for text in _texts_in(args):
         texts |= dict.fromkeys(set(secrets_within(text)) - texts.keys(), "***")

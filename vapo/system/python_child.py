@@ -24,6 +24,11 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
+def python_program(program: str, *arguments: str) -> list[str]:
+    """The command that runs a program, given as its text, in the same way."""
+    return [sys.executable, "-P", "-c", program, *arguments]
+
+
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables for such a process, which keep the folder out of those that it starts, too."""
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
