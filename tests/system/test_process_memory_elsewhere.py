@@ -1,4 +1,4 @@
-"""A system other than Linux has no /proc, and nothing of a process's memory is overwritten there."""
+"""A system other than Linux has no /proc: nothing of a process's memory is overwritten there."""
 
 from __future__ import annotations
 

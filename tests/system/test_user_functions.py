@@ -437,7 +437,7 @@ class Waiting:
         functools.partial(functools.partial(Waiting()), metadata=1),
         functools.partial(Waiting().method),
     ],
-    ids=repr,
+    ids=map(str, range(8)),  # the text of a function has its address, another in each process
 )
 def test_a_coroutine_function_is_refused_in_every_wrapping(given: Callable[..., Any]) -> None:
     path = function_path(given, key=KEY)
@@ -446,7 +446,9 @@ def test_a_coroutine_function_is_refused_in_every_wrapping(given: Callable[..., 
 
 
 @pytest.mark.parametrize(
-    "given", [lambda text: True, functools.partial(within, most=2), local], ids=repr
+    "given",
+    [lambda text: True, functools.partial(within, most=2), local],
+    ids=["lambda", "partial", "local"],
 )
 def test_what_does_not_take_its_arguments_is_refused(given: Callable[..., Any]) -> None:
     path = function_path(given, key=KEY)
