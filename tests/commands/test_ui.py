@@ -84,7 +84,9 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     thread.start()
     ui.run(str(store), "127.0.0.1", free_port)
     thread.join()
-    assert mark.read_text() == str(("false", True, "sqlite", "ignore"))
+    assert mark.read_text() == str(
+        ("false", True, "sqlite", "ignore:starlette.middleware.wsgi is deprecated")
+    )
     assert servers
     assert not any(server.is_running() for server in servers)
     assert signal.getsignal(number) is before

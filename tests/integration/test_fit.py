@@ -261,7 +261,7 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
         assert result.returncode == 0, result.stderr
         again = vapo("export", checkpoint, str(folder), "--network", network)
         assert again.returncode == 2
-        assert "is not empty: give a new folder" in again.stderr
+        assert "is not empty (it has config.json): give a new folder" in again.stderr
         model = auto.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("3a12").input_ids
         state = model.state_dict()

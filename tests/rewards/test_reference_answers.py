@@ -130,10 +130,19 @@ def test_nothing_takes_long_or_raises(text: str):
     assert time.process_time() - began < 1
 
 
-def test_a_product_of_hundreds_of_factors_is_no_error():
-    product = "2" + "x" * 300
-    for text in (f"{product}+1", f"{product}+0", rf"{product}\cdot 2"):
-        assert not make_math()(f"\\boxed{{{text}}}", product, {}).is_correct
+def test_a_chain_of_hundreds_of_factors_or_divisors_is_compared_as_a_short_one():
+    for chain in ("2" + "x" * 200, "2" + "/x" * 100, "2" + r"\cdot x/y" * 25):
+        assert make_math()(f"\\boxed{{{chain}+0}}", chain, {}).is_correct
+        for text in (f"{chain}+1", f"{chain}+{chain}", f"-{chain}"):
+            assert not make_math()(f"\\boxed{{{text}}}", chain, {}).is_correct
+
+
+@pytest.mark.parametrize("large", ["x^{300}", "x^{-300}", "x^{300}y", "e^{300x}", "(x+y)^{300}"])
+def test_what_is_small_beside_a_large_power_is_not_lost(large: str):
+    """At a point where the power has hundreds of digits, one is nothing beside it."""
+    assert make_math()(f"\\boxed{{{large}+0}}", large, {}).is_correct
+    for small in ("1", "x"):
+        assert not make_math()(f"\\boxed{{{large}+{small}}}", large, {}).is_correct
 
 
 @pytest.mark.parametrize(

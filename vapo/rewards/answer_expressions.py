@@ -84,19 +84,21 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def product(self) -> Node:
-        left = self.factor()
-        operator = ""
+        """Factors and divisors, each in one node: a chain of hundreds is no deep tree."""
+        factors, divisors = [self.factor()], []
+        divides = False  # the last operator
         while True:
             token = self.peek()
             if token in _OPERATORS:
-                operator = _OPERATORS[self.take()]
-                left = Node(operator, (left, self.factor()))
+                divides = _OPERATORS[self.take()] == "divide"
+                (divisors if divides else factors).append(self.factor())
             elif self.begins_factor():
-                if is_number(token) or operator == "divide":
+                if is_number(token) or divides:
                     raise NotUnderstoodError("a product that is read in two ways")
-                left = Node("multiply", (left, self.factor()))
+                factors.append(self.factor())
             else:
-                return left
+                break
+        return Node("divide", (_times(factors), _times(divisors))) if divisors else _times(factors)
 
     def begins_factor(self) -> bool:
         token = self.peek()
@@ -228,12 +230,12 @@ class _Parser:
     def close_product(self) -> Node:
         if self.peek() in FUNCTIONS:
             raise NotUnderstoodError("a function of a function without brackets")
-        node = self.factor()
+        factors = [self.factor()]
         while self.begins_factor() and self.peek() not in (*FUNCTIONS, "(", "[", "|"):
             if is_number(self.peek()):
                 raise NotUnderstoodError("a product that is read in two ways")
-            node = Node("multiply", (node, self.factor()))
-        return node
+            factors.append(self.factor())
+        return _times(factors)
 
     def symbol(self) -> Node:
         name = self.take()
@@ -253,3 +255,7 @@ class _Parser:
         if not all(is_word(part) or (is_group and part in ("+", "-", ",")) for part in parts):
             raise NotUnderstoodError(f"the subscript {parts}")
         return "".join(parts)
+
+
+def _times(factors: list[Node]) -> Node:
+    return factors[0] if len(factors) == 1 else Node("multiply", tuple(factors))

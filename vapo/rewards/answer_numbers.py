@@ -58,6 +58,13 @@ def bounded(value: Number) -> Number:
     return value
 
 
+def _product(*factors: Number) -> Number:
+    product = factors[0]
+    for factor in factors[1:]:
+        product = bounded(product * factor)
+    return product
+
+
 def _divide(a: Number, b: Number) -> Number:
     if b == 0:
         raise UndefinedError("division by zero")
@@ -189,7 +196,7 @@ def _is_complex(value: Number) -> bool:
 
 _UNKNOWN = mp.sqrt(mp.mpf(7)) / 3 + mp.pi / 1_000
 EXACT: Mapping[str, Callable[..., Number]] = {
-    "add": lambda *terms: sum(terms[1:], terms[0]), "multiply": lambda a, b: a * b,
+    "add": lambda *terms: sum(terms[1:], terms[0]), "multiply": _product,
     "divide": _divide, "power": _power, "root": _root, "abs": abs, "floor": _floor,
     "ceiling": lambda value: -_floor(-value), "factorial": _factorial, "binomial": _binomial,
 }  # fmt: skip

@@ -36,6 +36,16 @@ def points(num_symbols: int) -> tuple[tuple[Number, ...], ...]:
     )
 
 
+def smooth_places(num_symbols: int) -> tuple[int, ...]:
+    """The places of the four points that are enough where no symbol's sign or size makes cases.
+
+    At two of them symbols are up to 16, at two below 1: in `x^{300} + 1` the 1 is lost in rounding
+    where x is 10, and the power where x is small.
+    """
+    small = 2 * len(sign_patterns(num_symbols))
+    return (0, 1, small, small + 1)
+
+
 def num_near_points(num_symbols: int) -> int:
     return NUM_NEAR_VARIANTS * len(sign_patterns(num_symbols))
 

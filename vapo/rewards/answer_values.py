@@ -22,12 +22,9 @@ from vapo.rewards.answer_numbers import (
     mp,
     numbers_equal,
 )
-from vapo.rewards.answer_points import num_near_points, points
+from vapo.rewards.answer_points import num_near_points, points, smooth_places
 from vapo.rewards.answer_text import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
-
-NUM_SMOOTH_POINTS = 4
-"""So many points are enough for expressions that no symbol's sign or size cuts into cases."""
 
 MIN_POINTS = 2
 """At so many points both sides must be defined."""
@@ -84,7 +81,8 @@ def _holds_at_points(first: Node, second: Node, relation: Callable[[Number, Numb
     cases = _cases(first) | _cases(second)
     num_real, have_one_domain = 0, True
     not_real: list[tuple[Number, Number]] = []
-    for index in range(len(points(len(names))) if cases else NUM_SMOOTH_POINTS):
+    num = len(names)
+    for index in range(len(points(num))) if cases else smooth_places(num):
         (a, a_is_real), (b, b_is_real) = (side.at(index) for side in sides)
         if a_is_real and b_is_real:
             if not relation(a, b):
@@ -128,7 +126,7 @@ class _Values:
     def __init__(self, node: Node, names: tuple[str, ...]) -> None:
         self.node = node
         self.names = names if symbols_of(node) else ()
-        self.computed: list[tuple[Number | None, bool] | UnsafeTextError] = []
+        self.computed: dict[int, tuple[Number | None, bool] | UnsafeTextError] = {}
 
     def at(self, index: int) -> tuple[Number | None, bool]:
         """The value at this point, None where there is none, and whether all of its parts are real.
@@ -137,8 +135,8 @@ class _Values:
         """
         if not self.names:
             index = 0
-        while len(self.computed) <= index:
-            self.computed.append(self._compute(len(self.computed)))
+        if index not in self.computed:
+            self.computed[index] = self._compute(index)
         value = self.computed[index]
         if isinstance(value, UnsafeTextError):
             raise UnsafeTextError(str(value))
