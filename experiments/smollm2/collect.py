@@ -28,7 +28,7 @@ PAGE = Path(__file__).parents[2] / "docs/language_model.md"
 PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 END = "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
-LAST_BATCHES = slice(12, 20)  # prompts that no batch before had, the same for all rows of a seed
+FRESH_BATCHES = 8  # their prompts are new to the policy, and the same for all rows of a seed
 SCORE = "eval/avg_at_k"  # of the start, of policies on the way if any, of the last
 WITHIN, RECALL = "truth/explained_within", "truth/mistake_recall"
 Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
@@ -135,18 +135,22 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     and where the seeds differ by more than `COLLAPSE_SPREAD` the median and the seeds themselves
     stand in its place. The held-out prompts and the first policy are the same for all runs, so the
     intervals of "after" say nothing about other prompts. The last column compares the accuracies of
-    training batches 13 to 20, each sampled before it is trained on: their prompts are the same for
-    all systems of a seed and others for each seed.
+    training batches, each sampled before it is trained on: their prompts are the same for all
+    systems of a seed and others for each seed. They are the last ones that every run has. (A run
+    that starts from another run's critic begins with the first batch and has only those of its
+    policy, so the same place of two runs' lists is the same batch.)
     """
+    end = min(len(row["accuracy"]) for row in rows)
+    start = end - FRESH_BATCHES
     after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
     gains = {(r["system"], r["seed"]): 100 * (r["after"] - r["before"]) for r in rows}
     fresh = {
-        (row["system"], row["seed"]): 100 * statistics.fmean(row["accuracy"][LAST_BATCHES])
+        (row["system"], row["seed"]): 100 * statistics.fmean(row["accuracy"][start:end])
         for row in rows
     }
     lines = [
         f"| system | seeds | after | points gained | difference from {against} "
-        "| the same on fresh prompts |",
+        f"| the same on fresh prompts, batches {start + 1} to {end} |",
         "|---|---|---|---|---|---|",
     ]
     for system in dict.fromkeys(name for name, _ in after):

@@ -104,16 +104,17 @@ def test_the_pages_show_every_row(script: ModuleType, name: str) -> None:
 
 
 def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: ModuleType) -> None:
-    """The interval of the second would begin at 56 and end at 108; that on fresh prompts is one."""
+    """The interval of the second would begin at 56 and end at 108; that on fresh prompts is one.
+    One system's runs have four batches more than the other's, which are not compared."""
     scores = {"A": (0.82, 0.80, 0.84), "B": (0.885, 0.701, 0.881)}
-    fresh = {"A": 0.75, "B": 0.8125}
+    accuracies = {"A": [0.0] * 8 + [0.75] * 8 + [0.25] * 4, "B": [0.0] * 8 + [0.8125] * 8}
     rows = [
         {
             "system": name,
             "seed": seed,
             "before": 0.5,
             "after": after,
-            "accuracy": [0.0] * 12 + [fresh[name]] * 8 + [0.0],
+            "accuracy": accuracies[name],
         }
         for name, all_seeds in scores.items()
         for seed, after in enumerate(all_seeds)
@@ -125,6 +126,7 @@ def test_seeds_that_differ_much_are_shown_in_place_of_an_interval(script: Module
         "| 32.2, median 38.1 (38.5, 20.1, 38.1) | +0.2 ["
     )
     assert lines[3].endswith("| +6.2 [+6.2, +6.2] |")
+    assert lines[0].endswith("| the same on fresh prompts, batches 9 to 16 |")
 
 
 def test_a_page_without_a_place_for_the_table(script: ModuleType) -> None:
