@@ -85,7 +85,8 @@ class _Parser:
 
     def product(self) -> Node:
         """Factors and divisors, each in one node: a chain of hundreds is no deep tree."""
-        factors, divisors = [self.factor()], []
+        factors = [self.factor()]
+        divisors: list[Node] = []
         divides = False  # the last operator
         while True:
             token = self.peek()
