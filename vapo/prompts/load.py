@@ -237,7 +237,10 @@ def _render(
             return text
         messages: list[Any] = [{"role": "user", "content": text}]
     elif not data.chat_template:
-        raise UserError(f"{row.place}: the prompt is a list of messages; set data.chat_template")
+        raise UserError(
+            f"{row.place}: the prompt is a list of messages; set data.chat_template=true, which "
+            "needs a tokenizer with a chat template, or write the prompts as plain text"
+        )
     else:
         messages = [
             {name: spelled.marked(text) for name, text in message.items()}
