@@ -140,6 +140,17 @@ def test_parquet(tmp_path: Path):
         read(str(tmp_path / "fake.parquet"), kind="parquet")
 
 
+def test_a_kind_that_the_file_is_not(tmp_path: Path):
+    """The cure is in the error, whichever kind was written."""
+    (tmp_path / "rows.csv").write_text("prompt,answer\na,1\n")
+    for kind in ("jsonl", "parquet"):
+        with pytest.raises(UserError, match=r"CSV is not read; .*\.to_json\('.*rows\.jsonl'\)"):
+            read(str(tmp_path / "rows.csv"), kind=kind)
+    with pytest.raises(UserError, match=r"is JSON, not Parquet; set data\.train\.kind=jsonl"):
+        read(jsonl(tmp_path, GOOD), kind="parquet")
+    assert len(read(jsonl(tmp_path, GOOD, name="lines.csv"))) == 1  # JSON, whatever its name
+
+
 def test_huggingface_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     import datasets
 

@@ -21,6 +21,7 @@ from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
 
 _MOST_ARRAY_BYTES = 64 * 2**20
 """A larger file of one JSON array is not read: it would have to be in memory as a whole."""
+_JSON_STARTS = (b"{", b"[")  # of a row, or of an array of rows
 
 Records = Iterator[tuple[str, Any]]
 
@@ -70,11 +71,13 @@ def _existing_file(path: str, key: str) -> Path:
 
 def _json_records(source: FileSource, key: str) -> Records:
     file = _existing_file(source.path, key)
+    first = _first_byte(file)
+    if first not in _JSON_STARTS:
+        _check_no_csv(source.path, key)
+    if file.suffix == ".json" and first == b"[":
+        yield from _array_records(file)
+        return
     with file.open("rb") as opened:
-        if file.suffix == ".json" and opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
-            yield from _array_records(file)
-            return
-        opened.seek(0)
         for number, line in enumerate(lines_of(opened), start=1):
             place = f"{file}:{number}"
             if line is None:
@@ -84,6 +87,12 @@ def _json_records(source: FileSource, key: str) -> Records:
                 )
             if line.strip():
                 yield place, _value_of(line, place)
+
+
+def _first_byte(file: Path) -> bytes:
+    """The first byte near the start that is no space and no mark of UTF-8, if there is one."""
+    with file.open("rb") as opened:
+        return opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
 
 
 def _value_of(line: bytes, place: str) -> Any:
@@ -156,6 +165,9 @@ def _parquet_records(source: FileSource, key: str) -> Records:
     from vapo.system.parquet_rows import parquet_rows  # it loads pyarrow
 
     file = _existing_file(source.path, key)
+    _check_no_csv(source.path, key)
+    if _first_byte(file) in _JSON_STARTS:
+        raise UserError(f"{key}.path: {source.path} is JSON, not Parquet; set {key}.kind=jsonl")
     with about(f"{key}.path"):
         for number, record in enumerate(parquet_rows(file), start=1):
             yield f"{file}: row {number}", record
@@ -170,17 +182,21 @@ def check_dataset_path(path: str, key: str) -> None:
     """A path that is not here is a hub's. Raises: UserError: it is a file of another kind."""
     if not Path(path).exists():
         read_cache_if_unreachable()
-    elif path.endswith(".csv"):
-        raise UserError(
-            f"{key}.path: {path}: CSV is not read; this Python line writes the same rows as JSONL: "
-            f"datasets.load_dataset('csv', data_files={path!r})['train']"
-            f".to_json({path.removesuffix('.csv') + '.jsonl'!r})"
-        )
     elif not Path(path).is_dir():
+        _check_no_csv(path, key)
         _existing_file(path, key)
         raise UserError(
             f"{key}.path: {path} is a file, but its name ends in none of .jsonl, .json and "
             f".parquet; set {key}.kind to jsonl or parquet"
+        )
+
+
+def _check_no_csv(path: str, key: str) -> None:
+    if path.endswith(".csv"):
+        raise UserError(
+            f"{key}.path: {path}: CSV is not read; this Python line writes the same rows as JSONL: "
+            f"datasets.load_dataset('csv', data_files={path!r})['train']"
+            f".to_json({path.removesuffix('.csv') + '.jsonl'!r})"
         )
 
 
