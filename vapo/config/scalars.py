@@ -7,7 +7,7 @@ that holds a text, what was written is the text; for one that holds a number, th
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -78,7 +78,7 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
             or that looks like null and is a text.
     """
     if isinstance(node, yaml.ScalarNode):
-        if isinstance(value, str) and _MISSING.fullmatch(value):
+        if _is_like_missing(value):
             return node.value  # escapes are taken away when the whole config is resolved
         is_plain = node.style is None
         if is_plain and (isinstance(value, bool | int | float) or is_like_null(node.value)):
@@ -90,9 +90,8 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
             for index, (item, own) in enumerate(items)
         ]
     elif isinstance(node, yaml.MappingNode) and isinstance(value, Mapping):
-        yaml.constructor.SafeConstructor().flatten_mapping(
-            node
-        )  # `<<` becomes the keys it stands for
+        # `<<` becomes the keys that it stands for
+        yaml.constructor.SafeConstructor().flatten_mapping(node)
         block: dict[str, Any] = {}
         for key_node, item in node.value:
             name = key_node.value
@@ -118,13 +117,18 @@ def _joined(prefix: str, name: str | int) -> str:
     return f"{prefix}.{name}" if prefix else str(name)
 
 
-def with_sources(value: Any, sources: Mapping[str, str], prefix: str = "") -> Any:
-    """The value with these sources at their dotted keys."""
+def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
+    """Nested values, each of which is changed by a function of it and its dotted key."""
     if isinstance(value, Mapping):
-        return {n: with_sources(item, sources, _joined(prefix, n)) for n, item in value.items()}
+        return {name: _each(item, change, _joined(key, name)) for name, item in value.items()}
     if isinstance(value, list):
-        return [with_sources(v, sources, _joined(prefix, i)) for i, v in enumerate(value)]
-    return sources.get(prefix, value)
+        return [_each(item, change, _joined(key, index)) for index, item in enumerate(value)]
+    return change(value, key)
+
+
+def with_sources(value: Any, sources: Mapping[str, str]) -> Any:
+    """The value with these sources at their dotted keys."""
+    return _each(value, lambda own, key: sources.get(key, own))
 
 
 def is_missing(value: Any) -> bool:
@@ -138,19 +142,14 @@ def escape_missing(value: Any) -> Any:
     >>> escape_missing(["???", "a???"])
     ['\\???', 'a???']
     """
-    if isinstance(value, Mapping):
-        return {name: escape_missing(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return list(map(escape_missing, value))
-    is_alike = isinstance(value, str) and _MISSING.fullmatch(value)
-    return f"\\{value}" if is_alike else value
+    return _each(value, lambda own, _: f"\\{own}" if _is_like_missing(own) else own)
 
 
 def unescape_missing(value: Any) -> Any:
     """The value that `escape_missing` was given."""
-    if isinstance(value, Mapping):
-        return {name: unescape_missing(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return list(map(unescape_missing, value))
-    is_escaped = isinstance(value, str) and value != MISSING and _MISSING.fullmatch(value)
-    return value[1:] if is_escaped else value
+    return _each(value, lambda own, _: own.removeprefix("\\") if _is_like_missing(own) else own)
+
+
+def _is_like_missing(value: Any) -> bool:
+    """Whether a value is `???`, or that with backslashes before it."""
+    return isinstance(value, str) and _MISSING.fullmatch(value) is not None

@@ -16,33 +16,35 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections import deque
 from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from vapo.errors import UserError
 from vapo.system.files import open_inside, read_inside, remove_inside, try_lock, write_whole
 from vapo.tracking.journal_folders import (
-    FOLDER,
+    ASIDE_NAME,
+    CONTENTS_FOLDER,
     JOURNAL_NAME,
+    MAX_LINE_BYTES,
     NAMES,
+    PAYLOAD,
     REFUSED_NAME,
     SENT_NAME,
     TARGET_NAME,
     cannot_write_journal,
     check_own_files,
+    lines_in,
+    parse_line,
+    read_from,
 )
 from vapo.tracking.records import Record
 
-_PAYLOAD = re.compile(rf"{FOLDER}/[0-9a-f]{{32}}")
 _MAX_PAYLOAD_BYTES = 2**30
-_MAX_LINE_BYTES = 2**26
 _MAX_CHECKED_BYTES = 2**25
 
 
@@ -115,16 +117,15 @@ class Journal:
             return []
         start, end = max(0, self._sent_bytes - _MAX_CHECKED_BYTES), self._sent_bytes
         refused: set[str] = set()
-        for line in (
-            read_inside(self.folder, REFUSED_NAME, _MAX_CHECKED_BYTES) or b""
-        ).splitlines():
+        refused_lines = read_inside(self.folder, REFUSED_NAME, _MAX_CHECKED_BYTES) or b""
+        for line in refused_lines.splitlines():
             with suppress(ValueError, TypeError, KeyError):
                 refused.add(json.loads(line)["record"])
         records: dict[bytes, Record | None] = {}  # what was sent again is there twice
-        for line in _lines(self.folder, start):
+        for line in lines_in(self.folder, start):
             if (start := start + len(line)) > end:
                 break
-            records[line] = None if line.decode("utf-8", "replace") in refused else _parse(line)
+            records[line] = None if line.decode("utf-8", "replace") in refused else parse_line(line)
         return [record for record in records.values() if record is not None]
 
     def append(self, record: Record) -> None:
@@ -148,9 +149,9 @@ class Journal:
 
         Raises: OSError if an artifact's content cannot be read.
         """
-        for record in map(_parse, self._written):
+        for record in map(parse_line, self._written):
             if record and record.kind == "file":
-                content = read_inside(self._path(""), record.payload, _MAX_PAYLOAD_BYTES)
+                content = read_inside(self._path(), record.payload, _MAX_PAYLOAD_BYTES)
                 record = None if content is None else replace(record, payload=content)
             yield record
         yield from self._unwritten
@@ -163,7 +164,7 @@ class Journal:
         lines = list(islice(self._written, num))
         is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
-            with open_inside(self._path(""), REFUSED_NAME, "ab") as refused:
+            with open_inside(self._path(), REFUSED_NAME, "ab") as refused:
                 for line in lines:
                     entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
                     refused.write(json.dumps(entry).encode() + b"\n")
@@ -173,9 +174,9 @@ class Journal:
             return
         with suppress(OSError):  # records sent but not marked are sent again: stored once
             self._mark(self._sent_bytes + sum(map(len, lines)))
-            for record in map(_parse, lines if refused_for is None else []):
+            for record in map(parse_line, lines if refused_for is None else []):
                 if record and record.kind == "file":
-                    remove_inside(self._path(""), record.payload)
+                    remove_inside(self._path(), record.payload)
 
     def start_over(self, without: Container[str]) -> None:
         """Let every record be sent again, to another run: all but the kinds `without`, and
@@ -183,8 +184,8 @@ class Journal:
         if self.folder is None:
             return
         lines = []
-        for line in _lines(self.folder):
-            record = _parse(line)
+        for line in lines_in(self.folder):
+            record = parse_line(line)
             if record and record.kind not in without:
                 is_there = record.kind != "file" or self._path(record.payload).exists()
                 lines += [line] if is_there else []
@@ -205,9 +206,11 @@ class Journal:
         if self.folder is None:
             return
         with suppress(OSError):
-            for name in os.listdir(self.folder / FOLDER) if (self.folder / FOLDER).is_dir() else ():
-                if _PAYLOAD.fullmatch(f"{FOLDER}/{name}"):
-                    with open_inside(self.folder, f"{FOLDER}/{name}", "rb") as file:
+            contents = self.folder / CONTENTS_FOLDER
+            for name in os.listdir(contents) if contents.is_dir() else ():
+                payload = f"{CONTENTS_FOLDER}/{name}"
+                if PAYLOAD.fullmatch(payload):
+                    with open_inside(self.folder, payload, "rb") as file:
                         os.fsync(file.fileno())
             os.fsync(self._file.fileno())
 
@@ -216,12 +219,12 @@ class Journal:
         if self.folder is None:
             return
         with suppress(OSError):  # what cannot be removed is left
-            for record in filter(None, map(_parse, _lines(self.folder))):
+            for record in filter(None, map(parse_line, lines_in(self.folder))):
                 if record.kind == "file":
                     remove_inside(self.folder, record.payload)
             for name in NAMES:
                 remove_inside(self.folder, name)
-            for path in (self.folder / FOLDER, self.folder):
+            for path in (self.folder / CONTENTS_FOLDER, self.folder):
                 if path.is_dir() and not any(path.iterdir()):
                     path.rmdir()
 
@@ -233,127 +236,48 @@ class Journal:
 
     def _open(self) -> None:
         """Read the lines that were not sent, and open the file for appending."""
-        self._file = open_inside(self._path(""), JOURNAL_NAME, "ab", buffering=0)
-        self._end = sum(map(len, _lines(self._path(""))))
+        self._file = open_inside(self._path(), JOURNAL_NAME, "ab", buffering=0)
+        self._end = sum(map(len, lines_in(self._path())))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
         self._sent_bytes = 0
         with suppress(OSError, ValueError, KeyError, TypeError):
-            text = read_inside(self._path(""), SENT_NAME, _MAX_LINE_BYTES)
-            marked = int(json.loads(text or b"{}")["bytes"])
+            text = read_inside(self._path(), SENT_NAME, MAX_LINE_BYTES)
+            marked = int(json.loads(text or b"")["bytes"])
             self._sent_bytes = marked if 0 <= marked <= self._end else 0
-        self._written = deque(_lines(self._path(""), self._sent_bytes))
+        self._written = deque(lines_in(self._path(), self._sent_bytes))
 
     def _mark(self, sent_bytes: int) -> None:
         self._sent_bytes = sent_bytes
         # not forced to disk: the run's thread may be waiting
-        with open_inside(self._path(""), ".sent.json", "wb") as aside:
+        with open_inside(self._path(), ASIDE_NAME, "wb") as aside:
             aside.write(json.dumps({"bytes": sent_bytes}).encode())
-        self._path(".sent.json").replace(self._path(SENT_NAME))
+        self._path(ASIDE_NAME).replace(self._path(SENT_NAME))
 
     def _write(self, record: Record) -> bytes:
         """Write an artifact's content, then the line; after an error neither of them is there."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
         is_file = record.kind == "file"
-        payload = f"{FOLDER}/{uuid4().hex}" if is_file else record.payload
+        payload = f"{CONTENTS_FOLDER}/{uuid4().hex}" if is_file else record.payload
         value = {"kind": record.kind, "payload": payload, "name": record.name}
         line = json.dumps(value).encode() + b"\n"
         try:
             if is_file:
-                self._path(FOLDER).mkdir(exist_ok=True)  # not the journal's: it may be deleted
-                with open_inside(self._path(""), payload, "wb") as file:
+                self._path(CONTENTS_FOLDER).mkdir(
+                    exist_ok=True
+                )  # not the journal's: it may be deleted
+                with open_inside(self._path(), payload, "wb") as file:
                     file.write(record.payload)
             if self._file.write(line) != len(line):
                 raise OSError("no room for a whole line")
         except OSError:
             os.ftruncate(self._file.fileno(), self._end)
             if is_file:
-                remove_inside(self._path(""), payload)
+                remove_inside(self._path(), payload)
             raise
         self._end += len(line)
         return line
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str = "") -> Path:
         assert self.folder is not None
         return self.folder / name
-
-
-def _lines(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """The whole lines of a journal after byte `start`: one that is being written is left out."""
-    with open_inside(folder, JOURNAL_NAME, "rb") as file:
-        file.seek(start)
-        while line := file.readline(_MAX_LINE_BYTES):
-            if len(line) == _MAX_LINE_BYTES:
-                raise UserError(
-                    f"{folder / JOURNAL_NAME} has a line longer than {_MAX_LINE_BYTES} bytes, "
-                    "which no run writes: remove the line"
-                )
-            if line.endswith(b"\n"):
-                yield line
-
-
-def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
-    """The records after byte `start` of a journal that another process writes, and where they end.
-
-    A last line that is not whole yet is left to the next call. A journal shorter than `start`
-    was begun anew, and is read from its beginning.
-
-    Raises: OSError if it cannot be read.
-    """
-    if (folder / JOURNAL_NAME).stat().st_size < start:
-        start = 0
-    lines = list(_lines(folder, start))
-    return list(filter(None, map(_parse, lines))), start + sum(map(len, lines))
-
-
-def _parse(line: bytes) -> Record | None:
-    """None for a damaged line; the payload of a file is its path in the journal's folder."""
-    try:
-        record = Record(**json.loads(line))
-    except (TypeError, ValueError, RecursionError):
-        return None
-    if record.kind == "file":
-        named = isinstance(record.payload, str) and _PAYLOAD.fullmatch(record.payload)
-        return record if named and isinstance(record.name, str) else None
-    return record if _is_well_formed(record) else None
-
-
-def _is_well_formed(record: Record) -> bool:
-    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
-    payload = record.payload
-    if record.kind == "metrics":
-        return isinstance(payload, list) and all(map(_is_metric, payload))
-    if record.kind in ("params", "tags"):
-        items = payload.items() if isinstance(payload, dict) else [(None, None)]
-        return all(isinstance(text, str) for item in items for text in item)
-    if record.kind == "note":
-        return isinstance(payload, str)
-    if record.kind == "inputs":
-        return isinstance(payload, list) and all(map(_is_input, payload))
-    return (
-        record.kind == "status"
-        and isinstance(payload, list)
-        and len(payload) == 2
-        and isinstance(payload[0], str)
-        and _is_time(payload[1])
-    )
-
-
-def _is_metric(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) != 4:
-        return False
-    key, value, at_ms, step = item
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(key, str) and is_number and _is_time(at_ms) and _is_time(step)
-
-
-def _is_input(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) != 5:
-        return False
-    *texts, num_rows, source = item
-    return isinstance(num_rows, int) and all(isinstance(x, str) for x in (*texts, source))
-
-
-def _is_time(value: Any) -> bool:
-    """A count that a store has room for: a time in ms, a step."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

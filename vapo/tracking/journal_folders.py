@@ -1,32 +1,36 @@
-"""The folder of a journal: its files' names, whose records are in it, and what it may not have."""
+"""The folder of a journal: its files' names, what may be in them, and how its lines are read."""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.files import read_inside
-from vapo.tracking.records import is_run_id
+from vapo.system.files import open_inside, read_inside
+from vapo.tracking.records import Record, is_run_id
 
 JOURNAL_NAME = "journal.jsonl"
 SENT_NAME = "sent.json"
 TARGET_NAME = "target.json"
 REFUSED_NAME = "refused.jsonl"
-FOLDER = "files"
+ASIDE_NAME = f".{SENT_NAME}"
+NAMES = (JOURNAL_NAME, SENT_NAME, ASIDE_NAME, TARGET_NAME, REFUSED_NAME, "lock")
+CONTENTS_FOLDER = "files"
 """It has the contents of artifacts, each under a random name of 32 hexadecimal digits."""
-NAMES = (JOURNAL_NAME, SENT_NAME, f".{SENT_NAME}", TARGET_NAME, REFUSED_NAME, "lock")
+PAYLOAD = re.compile(rf"{CONTENTS_FOLDER}/[0-9a-f]{{32}}")
+MAX_LINE_BYTES = 2**26
 _MAX_TARGET_BYTES = 2**20
 
 
 def check_own_files(folder: Path) -> None:
     """Raises: UserError: a link, or what is no file, stands where the journal has a file."""
-    for name in (FOLDER, *NAMES):
+    for name in (CONTENTS_FOLDER, *NAMES):
         path = folder / name
-        is_right = path.is_dir() if name == FOLDER else path.is_file()
+        is_right = path.is_dir() if name == CONTENTS_FOLDER else path.is_file()
         if os.path.lexists(path) and (path.is_symlink() or not is_right):
             raise UserError(
                 f"{path} is a link, or of another kind than a run writes: the records of a run "
@@ -60,3 +64,84 @@ def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
         f"cannot write the run's records in {folder}: {error.strerror}; make room, or choose "
         "another output_dir or export_dir"
     )
+
+
+def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
+    """The whole lines of a journal after byte `start`: one that is being written is left out."""
+    with open_inside(folder, JOURNAL_NAME, "rb") as file:
+        file.seek(start)
+        while line := file.readline(MAX_LINE_BYTES):
+            if len(line) == MAX_LINE_BYTES:
+                raise UserError(
+                    f"{folder / JOURNAL_NAME} has a line longer than {MAX_LINE_BYTES} bytes, "
+                    "which no run writes: remove the line"
+                )
+            if line.endswith(b"\n"):
+                yield line
+
+
+def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
+    """The records after byte `start` of a journal that another process writes, and where they end.
+
+    A last line that is not whole yet is left to the next call. A journal shorter than `start`
+    was begun anew, and is read from its beginning.
+
+    Raises: OSError if it cannot be read.
+    """
+    if (folder / JOURNAL_NAME).stat().st_size < start:
+        start = 0
+    lines = list(lines_in(folder, start))
+    return list(filter(None, map(parse_line, lines))), start + sum(map(len, lines))
+
+
+def parse_line(line: bytes) -> Record | None:
+    """None for a damaged line; the payload of a file is its path in the journal's folder."""
+    try:
+        record = Record(**json.loads(line))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if record.kind == "file":
+        named = isinstance(record.payload, str) and PAYLOAD.fullmatch(record.payload)
+        return record if named and isinstance(record.name, str) else None
+    return record if _is_well_formed(record) else None
+
+
+def _is_well_formed(record: Record) -> bool:
+    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
+    payload = record.payload
+    if record.kind == "metrics":
+        return isinstance(payload, list) and all(map(_is_metric, payload))
+    if record.kind in ("params", "tags"):
+        items = payload.items() if isinstance(payload, dict) else [(None, None)]
+        return all(isinstance(text, str) for item in items for text in item)
+    if record.kind == "note":
+        return isinstance(payload, str)
+    if record.kind == "inputs":
+        return isinstance(payload, list) and all(map(_is_input, payload))
+    return (
+        record.kind == "status"
+        and isinstance(payload, list)
+        and len(payload) == 2
+        and isinstance(payload[0], str)
+        and _is_time(payload[1])
+    )
+
+
+def _is_metric(item: Any) -> bool:
+    if not isinstance(item, list) or len(item) != 4:
+        return False
+    key, value, at_ms, step = item
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return isinstance(key, str) and is_number and _is_time(at_ms) and _is_time(step)
+
+
+def _is_input(item: Any) -> bool:
+    if not isinstance(item, list) or len(item) != 5:
+        return False
+    *texts, num_rows, source = item
+    return isinstance(num_rows, int) and all(isinstance(x, str) for x in (*texts, source))
+
+
+def _is_time(value: Any) -> bool:
+    """A count that a store has room for: a time in ms, a step."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
