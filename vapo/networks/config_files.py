@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.system.files import read_bounded
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24
@@ -67,9 +68,8 @@ def check_config_file(file: Path, shapes: Shapes | None = None) -> None:
 def _read(file: Path) -> dict[str, Any]:
     where = f"{file.parent}: cannot load the {CONFIG_FILE}"
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
+        content = read_bounded(file, MAX_BYTES)
+        if content is None:
             raise UserError(f"{where}: it is larger than {MAX_BYTES} bytes, and no config is")
         config = json.loads(content)
     except OSError as error:

@@ -18,6 +18,7 @@ from transformers.utils import cached_file
 from vapo.errors import UserError
 from vapo.networks.config_files import MAX_BYTES
 from vapo.networks.model_folders import local_folder
+from vapo.system.files import read_bounded
 
 logger = logging.getLogger(__name__)
 
@@ -41,11 +42,10 @@ def generation_file(path: str) -> bytes | None:
     if not file.is_file():
         return None
     try:
-        with file.open("rb") as opened:
-            content = opened.read(MAX_BYTES + 1)
+        content = read_bounded(file, MAX_BYTES)
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from None
-    if len(content) > MAX_BYTES:
+    if content is None:
         raise UserError(f"{file} is larger than {MAX_BYTES} bytes: no generation config is")
     return content
 

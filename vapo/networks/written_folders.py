@@ -10,6 +10,7 @@ from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.system.files import sync, why_not_writable
+from vapo.system.made_folders import missing_folders
 
 _ASIDE = ".saving"
 """The folder in which a model lies until it is whole. A command that was killed leaves it."""
@@ -54,7 +55,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
     `final`, which may be on a disk of its own. `config.json` comes last: without it a folder is no
     model's.
     """
-    made = [folder for folder in (final, *final.parents) if not folder.exists()]
+    made = missing_folders(final)
     aside = final / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     is_whole = False

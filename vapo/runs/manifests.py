@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.files import sha256, write_text
+from vapo.system.files import read_bounded, sha256, write_text
 from vapo.system.installation import __version__
 from vapo.system.process import is_main_process
 
@@ -101,14 +101,23 @@ def read_manifest(folder: Path) -> Manifest:
             name: (int(size), str(digest)) for name, (size, digest) in contents["files"].items()
         }
         manifest = Manifest(**{**contents, "files": files})
-        options = (manifest.lora, manifest.critic_lora, manifest.value_head)
-        is_whole = isinstance(manifest.iteration, int) and isinstance(manifest.parameters, dict)
-        is_whole = is_whole and all(isinstance(each, dict | None) for each in options)
+        is_ours = _is_well_formed(manifest)
     except (KeyError, TypeError, ValueError, AttributeError):
-        is_whole = False
-    if not is_whole or any(Path(name).name != name for name in files):
+        is_ours = False
+    if not is_ours:
         raise DamagedCheckpointError(f"{path} is not a manifest that vapo has written")
     return manifest
+
+
+def _is_well_formed(manifest: Manifest) -> bool:
+    """Whether the entries have their types, and each file lies in the checkpoint's folder."""
+    options = (manifest.lora, manifest.critic_lora, manifest.value_head)
+    return (
+        isinstance(manifest.iteration, int)
+        and isinstance(manifest.parameters, dict)
+        and all(isinstance(each, dict | None) for each in options)
+        and all(Path(name).name == name for name in manifest.files)
+    )
 
 
 def verify(folder: Path) -> Manifest:
@@ -140,9 +149,7 @@ def verify(folder: Path) -> Manifest:
 def _contents(manifest: Path) -> dict[str, Any] | None:
     """What a manifest's file says; None where it is no JSON object. Raises: OSError."""
     try:
-        with manifest.open("rb") as file:
-            text = file.read(_MAX_MANIFEST_BYTES + 1)
-        contents = json.loads(text) if len(text) <= _MAX_MANIFEST_BYTES else None
+        contents = json.loads(read_bounded(manifest, _MAX_MANIFEST_BYTES) or b"")
     except (ValueError, RecursionError):
         return None
     return contents if isinstance(contents, dict) else None
@@ -203,9 +210,9 @@ def checkpoint_behind(path: Path) -> Path:
 
     Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links are a circle.
     """
-    if ".." in path.parts:
-        path = path.parent.resolve() / path.name
     for _ in range(_MOST_LINKS):
+        if ".." in path.parts:
+            path = path.parent.resolve() / path.name
         if not path.is_symlink():
             return path
         target = Path(os.readlink(path))
@@ -218,8 +225,6 @@ def checkpoint_behind(path: Path) -> Path:
                 "itself"
             )
         path = path.parent / target
-        if ".." in target.parts:
-            path = path.parent.resolve() / path.name
     raise DamagedCheckpointError(f"{path} is a link that leads to itself")
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -28,7 +27,7 @@ from vapo.config.run_folders import RECORD_NAME, is_run_folder
 from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
-from vapo.system.files import folder_locked, try_lock, why_not_writable, write_text
+from vapo.system.files import folder_locked, read_bounded, try_lock, why_not_writable, write_text
 from vapo.system.made_folders import missing_folders, taken_back_if_refused
 from vapo.system.process import is_main_process
 from vapo.tracking.records import is_run_id
@@ -134,8 +133,8 @@ def read_record(run_dir: Path) -> dict[str, Any]:
     """run.json, or nothing where it cannot be read."""
     path = run_dir / RECORD_NAME
     try:
-        with path.open("rb") if path.is_file() else nullcontext() as file:
-            contents = json.loads(file.read(_MAX_RECORD_BYTES)) if file is not None else {}
+        text = read_bounded(path, _MAX_RECORD_BYTES) if path.is_file() else None
+        contents = json.loads(text or b"{}")
     except (OSError, ValueError, RecursionError):
         return {}
     return contents if isinstance(contents, dict) else {}

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from vapo.errors import UserError
+from vapo.system.files import read_bounded
 
 INDEX_NAME = ".metadata"  # torch's
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -72,9 +73,8 @@ def read_index(checkpoint: Path) -> Metadata:
     try:
         if not path.is_file():
             raise ValueError("it is no file")
-        with path.open("rb") as file:
-            text = file.read(_MAX_INDEX_BYTES + 1)
-        if len(text) > _MAX_INDEX_BYTES:
+        text = read_bounded(path, _MAX_INDEX_BYTES)
+        if text is None:
             raise ValueError(f"it is larger than {_MAX_INDEX_BYTES} bytes")
         _check_operations(text)
         index = FileSystemReader(checkpoint).read_metadata()

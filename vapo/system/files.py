@@ -172,6 +172,16 @@ def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> I
     return os.fdopen(descriptor, mode, buffering)
 
 
+def read_bounded(path: Path, max_bytes: int) -> bytes | None:
+    """The content of a file; None where it is larger, and then no more than that is read.
+
+    Raises: OSError.
+    """
+    with path.open("rb") as file:
+        content = file.read(max_bytes + 1)
+    return content if len(content) <= max_bytes else None
+
+
 def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
     """The content of a file of a folder; None where there is none, or a larger one.
 

@@ -60,7 +60,7 @@ def read_whole(path: Path) -> pa.Table:
     import pyarrow as pa
 
     with opened(path) as file:
-        schema = pa.schema(map(_plain_field, file.schema_arrow), file.schema_arrow.metadata)
+        schema = _plain_schema(file.schema_arrow)
         return pa.Table.from_batches(checked_batches(file, path), schema)
 
 
