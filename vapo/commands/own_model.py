@@ -32,7 +32,7 @@ from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.columns import take
 from vapo.prompts.records import read_records
 from vapo.system.installation import root
-from vapo.system.row_values import number_text
+from vapo.system.row_values import value_text
 from vapo.system.shown_text import visible
 
 _NO_CHAT_TEMPLATE = (
@@ -201,8 +201,7 @@ def _put_source(
             column = guessed(records[0], place=path, key=option_key)
             values[option_key] = column
         columns.append(column)
-    answer = take(records[0], columns[1], place=path, key=f"{key}.answer_column")
-    answer = number_text(answer) if isinstance(answer, float) else str(answer)
+    answer = value_text(take(records[0], columns[1], place=path, key=f"{key}.answer_column"))
     if "####" in answer and _given(f"{key}.answer_pattern", overrides) is None:
         values[f"{key}.answer_pattern"] = _AFTER_HASHES
         answer = answer.rpartition("####")[2].strip()

@@ -15,7 +15,7 @@ from vapo.config import FitConfig, resolve
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.procedural import HIDDEN_STATES
-from vapo.rollouts.engines.contract import said_ids, sampled_text
+from vapo.rollouts.engines.contract import ids_before_end, sampled_text
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.types import FinishReason, Rollout, RolloutBatch
@@ -35,9 +35,9 @@ def oracle_states(
         return None
     has_ended = rollout.finish_reason in (FinishReason.STOP, FinishReason.TURNS)
     ids = rollout.response_ids
-    said = said_ids(ids, tokenizer, ids[-1:] if has_ended else ())
-    places = list(accumulate((len(sampled_text([i], tokenizer)) for i in said), initial=0))
-    places += places[-1:] * (len(ids) - len(said))
+    spoken = ids_before_end(ids, tokenizer, ids[-1:] if has_ended else ())
+    places = list(accumulate((len(sampled_text([i], tokenizer)) for i in spoken), initial=0))
+    places += places[-1:] * (len(ids) - len(spoken))
     return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 

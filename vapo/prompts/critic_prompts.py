@@ -21,7 +21,7 @@ from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.prompts.load import PromptSplit, token_ids
 from vapo.prompts.training_set import TrainingSet
-from vapo.system.row_values import number_text
+from vapo.system.row_values import value_text
 from vapo.types import Prompt
 
 _KEY = "critic.prompt.template"
@@ -98,10 +98,8 @@ def render(template: str, prompt: Prompt) -> str:
         if name == "answer":
             return prompt.answer
         found = prompt.record.get(name)
-        if isinstance(found, (str, bool)):
-            return str(found)
-        if isinstance(found, (int, float)) and math.isfinite(found):
-            return number_text(found)
+        if isinstance(found, (str, int)) or (isinstance(found, float) and math.isfinite(found)):
+            return value_text(found)
         lacks = "no such column"
         if name in prompt.record:
             lacks = f"{found!r:.40} in that column, which is no text or number"

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, wit
 from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
 from vapo.system.process_protocol import reward_problem
-from vapo.system.row_values import number_text
+from vapo.system.row_values import value_text
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
@@ -173,6 +172,7 @@ class RowReader:
 
     def _prompt(self, row: FileRow, group: str) -> Prompt:
         record, own = row.record, None
+        answer = record.get("answer")  # another program may have it as a number
         with suppress(ValueError, TypeError, RecursionError):
             own = json.loads(record.get("record") or "{}")
         if not isinstance(own, dict):
@@ -181,7 +181,7 @@ class RowReader:
             prompt_id=str(record.get("prompt_id") or f"{self.path.name}: group {group}"),
             text=str(record.get("prompt") or ""),
             prompt_ids=self._ids(row, "prompt", ends=False),
-            answer=_text_of(record.get("answer")),
+            answer="" if answer is None else value_text(answer),
             source=str(record.get("source") or ""),
             record=own,
         )
@@ -210,12 +210,6 @@ class RowReader:
         if outside is not None:
             row.fail(name, f"{outside} is outside of the vocabulary, 0 to {self.vocab_size - 1}")
         return tuple(ids)
-
-
-def _text_of(answer: Any) -> str:
-    """Another program may have an answer as a number."""
-    is_number = isinstance(answer, (int, float, Decimal)) and math.isfinite(answer)
-    return number_text(answer) if is_number else "" if answer is None else str(answer)
 
 
 def _per_token(row: FileRow, column: str, length: int) -> list[Any] | None:

@@ -48,10 +48,10 @@ class RefusedValue(ValueError):
 
 
 def number_text(number: float | Decimal) -> str:
-    """A finite number in positional notation: `0.00005`, never `5e-05`.
+    """A number in positional notation: `0.00005`, never `5e-05`.
 
     A float has the fewest digits that give it back, a whole one no point; a decimal number has the
-    digits that it was written with.
+    digits that it was written with. Infinity and NaN are as Python writes them.
 
     Raises: RefusedValue: the text would have thousands of digits.
 
@@ -64,12 +64,26 @@ def number_text(number: float | Decimal) -> str:
         return str(int(number))
     is_decimal = isinstance(number, Decimal)
     exact = number if isinstance(number, Decimal) else Decimal(float.__repr__(number))
+    if not exact.is_finite():
+        return str(number)
     if abs(exact.adjusted()) + len(exact.as_tuple().digits) > _MOST_DIGITS:
         raise RefusedValue(f"a number of more than {_MOST_DIGITS} digits")
     text = format(exact, "f")
     if not is_decimal and "." in text:
         text = text.rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
+
+
+def value_text(value: Any) -> str:
+    """A number as `number_text` has it, and any other value as Python shows it.
+
+    Raises: RefusedValue: as `number_text`.
+
+    >>> value_text(5e-05), value_text(True), value_text("a")
+    ('0.00005', 'True', 'a')
+    """
+    is_number = isinstance(value, (int, float, Decimal)) and not isinstance(value, bool)
+    return number_text(value) if is_number else str(value)
 
 
 def shortest_float(number: float, width: str) -> float:
@@ -157,14 +171,9 @@ def _check_levels(levels: int) -> None:
 def row_text(record: Mapping[str, Any]) -> str:
     """A row as one line of JSON, which has texts in the place of what JSON has no type for."""
     try:
-        return json.dumps(dict(record), default=_text)
+        return json.dumps(dict(record), default=value_text)
     except TypeError:  # a key that is no text
-        return json.dumps(_with_text_keys(record), default=_text)
-
-
-def _text(value: Any) -> str:
-    is_finite = isinstance(value, Decimal) and value.is_finite()
-    return number_text(value) if is_finite else str(value)
+        return json.dumps(_with_text_keys(record), default=value_text)
 
 
 def _with_text_keys(value: Any) -> Any:

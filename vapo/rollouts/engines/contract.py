@@ -86,11 +86,11 @@ def sampled_text(
     Args:
         end_ids: the tokens that may have ended them; none where they were cut.
     """
-    said = said_ids(ids, tokenizer, end_ids)
-    if not said:
+    spoken = ids_before_end(ids, tokenizer, end_ids)
+    if not spoken:
         return ""
     return str(
-        tokenizer.decode(said, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
 
 
@@ -98,26 +98,24 @@ def has_ended(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int]
 ) -> bool:
     """Whether an end token stands behind all others, but for padding."""
-    return len(said_ids(ids, tokenizer, end_ids)) < len(ids)
+    return len(ids_before_end(ids, tokenizer, end_ids)) < len(ids)
 
 
-def said_ids(
+def ids_before_end(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
 ) -> list[int]:
     """The tokens without the end tokens, and padding behind those, that stand behind all others.
 
     Padding that no end token stands before is no padding: the policy sampled it.
     """
-    num_said = len(ids)
-    if not end_ids:
-        return list(ids)
-    while num_said and ids[num_said - 1] == tokenizer.pad_token_id:
-        num_said -= 1
-    if not num_said or ids[num_said - 1] not in end_ids:
-        num_said = len(ids)
-    while num_said and ids[num_said - 1] in end_ids:
-        num_said -= 1
-    return list(ids[:num_said])
+    padding = {tokenizer.pad_token_id}.difference(end_ids)
+    before_padding = len(ids)
+    while before_padding and ids[before_padding - 1] in padding:
+        before_padding -= 1
+    before_end = before_padding
+    while before_end and ids[before_end - 1] in end_ids:
+        before_end -= 1
+    return list(ids[:before_end] if before_end < before_padding else ids)
 
 
 class TurnStream(Protocol):

@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import Any
 
 from vapo.studies.inspection.responses import InspectedResponse
-from vapo.system.row_values import number_text
+from vapo.system.row_values import value_text
 
 Row = Mapping[str, Any]
 PER_TOKEN = (
@@ -220,8 +220,7 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
 def answer_of(row: Row, key: str) -> str | None:
     """A reference answer as text; None where there is none."""
     value = given(row, key)
-    is_number = isinstance(value, float) and math.isfinite(value)
-    return None if value is None else number_text(value) if is_number else str(value)
+    return None if value is None else value_text(value)
 
 
 def check_lists(response: InspectedResponse) -> InspectedResponse:
