@@ -166,7 +166,13 @@ def mean_gap(model: Qwen2ForCausalLM, rollouts: list[Rollout], *, mixed: bool) -
 
 
 @pytest.mark.filterwarnings("ignore:TF32 acceleration on top of oneDNN")
-@pytest.mark.parametrize("uses_onednn", [True, False], ids=["onednn", "torch_alone"])
+@pytest.mark.parametrize(
+    "uses_onednn",
+    [
+        pytest.param(True, id="onednn"),
+        pytest.param(False, id="torch_alone", marks=pytest.mark.slow),
+    ],
+)
 def test_a_mixed_copy_says_what_a_trainer_in_mixed_precision_says(uses_onednn: bool) -> None:
     """On a processor that has products in bfloat16, and by torch's own kernels, which emulate them.
 
