@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _show_traceback(
     kind: type[BaseException], error: BaseException, at: TracebackType | None
 ) -> None:
-    """As Python does, without secrets: a library's error may quote the request that failed."""
+    """Print a traceback without secrets: a library's error may quote the request that failed."""
     sys.stderr.write(redacted("".join(traceback.format_exception(kind, error, at))))
 
 

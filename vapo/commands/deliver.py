@@ -29,14 +29,14 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
     """
     folders, num_left = list[Path](), 0
     for run_dir in map(Path.absolute, run_dirs):
-        found = [run_dir] if (run_dir / JOURNAL_NAME).is_file() else journals_in(run_dir)
-        if not found:
-            what = "has no records waiting" if run_dir.is_dir() else "is no folder"
+        journals = [run_dir] if (run_dir / JOURNAL_NAME).is_file() else journals_in(run_dir)
+        if not journals:
+            reason = "has no records waiting" if run_dir.is_dir() else "is no folder"
             raise UserError(
-                f"{run_dir} {what}: give the folder of a run, as the last line of `vapo fit` names "
-                "it"
+                f"{run_dir} {reason}: give the folder of a run, as the last line of `vapo fit` "
+                "names it"
             )
-        folders += found
+        folders += journals
     for folder in folders:
         try:
             with closing(Journal(folder)) as journal:
@@ -55,11 +55,11 @@ def journals_in(run_dir: Path) -> list[Path]:
     Raises: UserError: one of them is a link.
     """
     paths = run_dir.iterdir() if run_dir.is_dir() else ()
-    found = sorted(path for path in paths if _JOURNAL.fullmatch(path.name))
-    for path in found:
+    named = sorted(path for path in paths if _JOURNAL.fullmatch(path.name))
+    for path in named:
         if path.is_symlink():
             raise UserError(f"{path} is a link to {path.readlink()}: give the folder of that run")
-    return [path for path in found if (path / JOURNAL_NAME).is_file()]
+    return [path for path in named if (path / JOURNAL_NAME).is_file()]
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:

@@ -40,8 +40,8 @@ def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"])
         )
     with whole_folder(output_dir) as aside:
         _write(contents, config, network, aside)
-    if network == "actor" and (said := no_better_than_start(contents)):
-        say(f"vapo: {said}", file=sys.stderr)
+    if network == "actor" and (warning := no_better_than_start(contents)):
+        say(f"vapo: {warning}", file=sys.stderr)
     say(output_dir)
 
 

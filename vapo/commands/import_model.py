@@ -21,9 +21,9 @@ from vapo.system.shown_text import say
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:
     """Read, write aside, check what was written, and only then put it in its place."""
     quiet_libraries()
-    found = find_source(source)
-    check_new_folder(output_dir, sources=[found.path] if found.gguf_file is None else [])
-    read = read_source(found, dtype)
+    place = find_source(source)
+    check_new_folder(output_dir, sources=[place.path] if place.gguf_file is None else [])
+    read = read_source(place, dtype)
     with whole_folder(output_dir) as aside:
         write_folder(read, aside)
         try:

@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -14,7 +13,13 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.prompts.records import plain_dataset
-from vapo.system.row_values import RefusedValue, narrow_width, plain_value, shortest_floats
+from vapo.system.row_values import (
+    RefusedValue,
+    check_names,
+    narrow_width,
+    plain_value,
+    shortest_floats,
+)
 
 
 def written_rows(rows: Any, key: str, folder: Path) -> Path:
@@ -67,7 +72,7 @@ def _records(rows: Any, key: str) -> Iterator[Any]:
     Raises: UserError: it is neither, or a table with two columns of one name.
     """
     if hasattr(rows, "itertuples"):  # pandas
-        _check_names(list(rows.columns), key)
+        check_names(rows.columns, key)
         return _frame_records(rows)
     if hasattr(rows, "iter_rows"):  # polars
         return iter(rows.iter_rows(named=True))
@@ -76,11 +81,6 @@ def _records(rows: Any, key: str) -> Iterator[Any]:
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping | str | bytes):
         raise UserError(f"{key}: a path, a hub id, or rows, not {type(rows).__name__}")
     return plain_dataset(rows) if hasattr(rows, "features") else iter(rows)
-
-
-def _check_names(names: list[Any], key: str) -> None:
-    if twice := [name for name, num in Counter(names).items() if num > 1]:
-        raise UserError(f"{key}: the column {twice[0]!r} is there twice: rename one of them")
 
 
 def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
@@ -94,6 +94,6 @@ def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
 def _arrow_records(table: Any, key: str) -> Iterator[dict[str, Any]]:
     from vapo.system.parquet_rows import plain_rows
 
-    _check_names(list(table.schema.names), key)
+    check_names(table.schema.names, key)
     for batch in table.to_batches():
         yield from plain_rows(batch)

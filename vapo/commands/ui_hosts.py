@@ -47,9 +47,9 @@ def _names_of(host: str) -> list[str]:
         return [str(address)]
     interfaces = psutil.net_if_addrs().values()
     families = (socket.AF_INET, socket.AF_INET6)
-    found = [a.address for addresses in interfaces for a in addresses if a.family in families]
+    numbers = [a.address for addresses in interfaces for a in addresses if a.family in families]
     names = {socket.gethostname(), socket.getfqdn()}
-    return [*sorted(name.lower() for name in names), *(a.partition("%")[0] for a in found)]
+    return [*sorted(name.lower() for name in names), *(a.partition("%")[0] for a in numbers)]
 
 
 def _in_url(name: str) -> str:

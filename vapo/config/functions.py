@@ -62,8 +62,8 @@ def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> Non
 def names_a_notebooks_function(config: Any) -> bool:
     """Whether a key names what the notebook or script that runs has in hand: `__main__:name`,
     `__handed__:name`."""
-    own = ("__main__:", "__handed__:")
+    in_hand = ("__main__:", "__handed__:")
     return any(
-        key.endswith("function") and isinstance(value, str) and value.startswith(own)
+        key.endswith("function") and isinstance(value, str) and value.startswith(in_hand)
         for key, value in flatten(config).items()
     )

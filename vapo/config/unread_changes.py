@@ -46,9 +46,9 @@ def check_changes_are_read(config: FitConfig) -> None:
 
 
 def check_rows_are_read(rows: Mapping[str, FitConfig]) -> None:
-    """The same of the rows of a grid.
+    """Check that a grid's rows would read what they and the command line change.
 
-    What the command line changes is for all of them, and need be read by one.
+    What the command line changes is for all rows, and one of them must read it.
 
     Raises: UserError: nothing reads a key; names the row, if it is a row's own.
     """

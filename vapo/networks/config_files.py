@@ -113,12 +113,15 @@ def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
 
 
 def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Raises: UserError: the config has more layers than the weights, or other sizes."""
+    """Check that the weights are of such a model.
+
+    Raises: UserError: the config has more layers than the weights, or other sizes.
+    """
     if "quantization_config" in config:  # weights are packed
         return
     nested = config.get("text_config")
     sizes = {**config, **(nested if isinstance(nested, dict) else {})}
-    numbers = {int(found[1]) for name in shapes if (found := _LAYER_NAME.search(name))}
+    numbers = {int(match[1]) for name in shapes if (match := _LAYER_NAME.search(name))}
     key = next((key for key in _LAYERS if isinstance(sizes.get(key), int)), None)
     are_shared = "num_hidden_groups" in sizes  # layers that have one module's weights
     if key is not None and numbers and not are_shared and sizes[key] > max(numbers) + 1:

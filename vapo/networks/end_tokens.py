@@ -88,8 +88,8 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """
     if not tokenizer.chat_template:
         return None
-    said = "What the assistant says."
-    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": said}]
+    answer = "What the assistant says."
+    turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": answer}]
     try:
         text = render_chat(tokenizer, turns)
     except TemplateRefusal:
@@ -97,9 +97,9 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
             text = render_chat(tokenizer, [{"role": "system", "content": "Do it."}, *turns])
         except TemplateRefusal as error:
             raise UserError(f"the tokenizer's chat template fails: {error}") from None
-    _, found, after = text.rpartition(said)
+    _, answer_in_text, after = text.rpartition(answer)
     ids: list[int] = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
-    return ids[0] if found and ids and ids[0] in special_ids(tokenizer) else None
+    return ids[0] if answer_in_text and ids and ids[0] in special_ids(tokenizer) else None
 
 
 def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:

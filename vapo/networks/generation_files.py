@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from vapo.errors import UserError
-from vapo.networks.config_files import MAX_BYTES
+from vapo.networks.config_files import CONFIG_FILE, MAX_BYTES
 from vapo.networks.model_folders import local_folder
 from vapo.system.files import read_bounded
 
@@ -59,7 +59,7 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
     """
     content = generation_file(path)
     if content is None:
-        given, file = getattr(config, _KEY, None), "config.json"
+        named, file = getattr(config, _KEY, None), CONFIG_FILE
     else:
         settings, file = settings_in(content), GENERATION_FILE
         if settings is None:
@@ -69,9 +69,9 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
                 *(path, GENERATION_FILE),
             )
             settings = {}
-        given = settings.get(_KEY)
+        named = settings.get(_KEY)
     num_ids = getattr(config.get_text_config(), "vocab_size", None)
-    ids = _token_ids(given, num_ids, f"{path}/{file}")
+    ids = _token_ids(named, num_ids, f"{path}/{file}")
     return GenerationConfig(eos_token_id=ids[0] if len(ids) == 1 else ids or None)
 
 
@@ -93,9 +93,12 @@ def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
     return f"{json.dumps(settings, indent=2)}\n".encode()
 
 
-def _token_ids(given: Any, num_ids: int | None, file: str) -> list[int]:
-    """Raises: UserError: it is neither null, nor a token id, nor a list of them."""
-    listed = given if isinstance(given, list) else [] if given is None else [given]
+def _token_ids(named: Any, num_ids: int | None, file: str) -> list[int]:
+    """The end tokens that a file names.
+
+    Raises: UserError: an entry is no token id of a model with `num_ids` tokens.
+    """
+    listed = named if isinstance(named, list) else [] if named is None else [named]
     ids = []
     for entry in listed:
         is_text = isinstance(entry, str) and entry.isascii() and entry.isdigit() and len(entry) < 20

@@ -60,7 +60,7 @@ def local_folder(path: str) -> Path | None:
 
 
 def folder_with_config(path: str) -> Path | None:
-    """The same, with a config.json in it, whose numbers a model can have.
+    """The folder that `path` names, or None for a hub id; its config.json is checked.
 
     Raises: UserError: there is none, or a number in it is not that of a model with these weights.
     """
@@ -92,7 +92,10 @@ def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Raises: UserError: there is none, or one that would take minutes and gigabytes to read."""
+    """Check that a tokenizer is there, whose files take no minutes and gigabytes to read.
+
+    Raises: UserError: there is none, or one of its files is too large.
+    """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
             f"{folder}: the folder has no tokenizer (none of {', '.join(_TOKENIZER_FILES)}); "

@@ -235,9 +235,9 @@ def plain_dataset(rows: Any) -> Iterator[dict[str, Any]]:
     """
     from vapo.system.parquet_rows import narrow_columns
 
-    given = getattr(rows, "format", None) or {}
-    if given.get("type") not in (None, "custom"):
-        rows = rows.with_format(None, columns=given.get("columns"))
+    formatted = getattr(rows, "format", None) or {}
+    if formatted.get("type") not in (None, "custom"):
+        rows = rows.with_format(None, columns=formatted.get("columns"))
     features = getattr(rows, "features", None)
     narrow = narrow_columns(features.arrow_schema) if features else {}
     for row in rows:

@@ -74,10 +74,10 @@ class SpelledText:
                 continue
             line_end = _LINE_END.match(part)
             begin = line_end.end() if line_end and plain else 0
-            ids += self._plain(plain + part[:begin])
+            ids += _tokens(plain + part[:begin], self._tokenizer)
             ids += self.letters(self.unmarked(part[begin:]))
             plain = ""
-        return ids + self._plain(plain)
+        return ids + _tokens(plain, self._tokenizer)
 
     def letters(self, text: str) -> list[int]:
         """The tokens of a text in which no special token stands: their texts are spelled.
@@ -94,8 +94,8 @@ class SpelledText:
                 ids += [id_ for id_ in self._split(piece) if id_ not in self._controls]
         return ids
 
-    def _mark(self, found: re.Match[str]) -> str:
-        return f"{_NAME}{self._numbers.setdefault(found[0], len(self._numbers))}x"
+    def _mark(self, match: re.Match[str]) -> str:
+        return f"{_NAME}{self._numbers.setdefault(match[0], len(self._numbers))}x"
 
     def _is_ordinary(self, id_: int) -> bool:
         name = str(self._tokenizer.convert_ids_to_tokens(id_))
@@ -103,15 +103,15 @@ class SpelledText:
             str(self._tokenizer.decode([id_]))
         ) == [id_]
 
-    def _plain(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return ids
-
     def _split(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer(
-            text, add_special_tokens=False, verbose=False, split_special_tokens=True
-        )["input_ids"]
-        return ids
+        return _tokens(text, self._tokenizer, split_special_tokens=True)
+
+
+def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, **options: bool) -> list[int]:
+    ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False, **options)[
+        "input_ids"
+    ]
+    return ids
 
 
 def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
@@ -120,11 +120,11 @@ def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     Others may be ordinary text, as Gemma's runs of line ends. A template may refuse some
     conversations; what it says of the prompts is found out with them.
     """
-    said = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
-    for conversation in (said, said[:1]):
+    messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
+    for conversation in (messages, messages[:1]):
         with suppress(TemplateRefusal):
             text = render_chat(tokenizer, conversation)
-            ids = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+            ids = _tokens(text, tokenizer)
             added = tokenizer.added_tokens_decoder
             return frozenset(
                 id_ for id_ in ids if id_ in added and _IN_BRACKETS.fullmatch(added[id_].content)
@@ -144,11 +144,11 @@ class SpecialTexts:
     def look_at(self, row: SourceRow, pattern: re.Pattern[str]) -> None:
         """Count the row if it has some."""
         messages = [row.problem] if isinstance(row.problem, str) else row.problem
-        found = [text for one in messages for text in _texts_in(one, pattern)]
-        if found:
+        special_texts = [text for one in messages for text in _texts_in(one, pattern)]
+        if special_texts:
             self.num_rows += 1
             self.place = self.place or row.place
-            self.texts.update(dict.fromkeys(found))
+            self.texts.update(dict.fromkeys(special_texts))
 
     def describe(self) -> str:
         """One sentence; empty where there is no such row."""

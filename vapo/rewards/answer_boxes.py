@@ -17,7 +17,7 @@ _FRAMES = (
 _BOXED = "boxed|aboxed"
 _ENVIRONMENTS = "boxed|fbox|framed|mdframed|tcolorbox"
 _NUM_ARGUMENTS = {"colorbox": 1, "fcolorbox": 2}
-"""So many arguments come before what is in the box: the colours."""
+"""How many arguments, the colours, come before what is in the box."""
 
 _OPTIONS = r"\*?(?:\s*\[[^][{}]{0,99}\]){0,2}"
 _OPENING = {
@@ -39,7 +39,7 @@ _BEGINS_ANSWER = re.compile(  # \boxed 42, of which TeX boxes the 4
     r"\s*\$?[-+(\[]?(?:[0-9.]*[0-9]|\\(?:[dt]?frac|sqrt|text|pi|math[a-z]+)(?![A-Za-z])"
     r"|[A-Za-z](?![A-Za-z]|\s+[a-z]))"
 )
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [a-z]{2,}")
+PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [a-z]{2,}")
 _PROSE_APART = re.compile(r"(?<![\\A-Za-z])[a-z]{2,}")  # the command \boxed (required)
 _BETWEEN = re.compile(  # two boxes of one list: `$x = \boxed{1}$, or $x = \boxed{2}$`
     r"[\s$]*(?P<connector>,?[\s$]*(?:\\text\{ ?)?\b(?:and|or)\b(?: ?\})?|[,;])[\s$]*"
@@ -86,7 +86,7 @@ class Box:
         """
         is_long = len(self.content) > _MAX_PLACEHOLDER_CHARS
         has_digits = bool(re.search("[0-9]", self.content))
-        if self.is_frame and (is_long or not has_digits) and _PROSE.search(self.content):
+        if self.is_frame and (is_long or not has_digits) and PROSE.search(self.content):
             return True
         if self.is_cut or is_long or (has_digits and "phantom" not in self.content):
             return False
@@ -213,7 +213,7 @@ def _without_braces(text: str, start: int, end: int) -> _Span | None:
     """
     if match := _OTHER_BRACKETS.match(text, end):
         begin, stop = next(match.span(i) for i in (2, 3, 4) if match.group(i) is not None)
-        prose = _PROSE_APART if text[end].isspace() else _PROSE
+        prose = _PROSE_APART if text[end].isspace() else PROSE
         if not prose.search(text, begin, stop):
             is_point = "," in text[begin:stop]
             begin, stop = (match.start("brackets"), match.end()) if is_point else (begin, stop)

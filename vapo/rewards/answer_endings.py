@@ -11,10 +11,10 @@ from vapo.rewards.answer_setting import without_setting
 from vapo.rewards.answer_words import changes_number, number_in_words
 
 MAX_PLAIN_CHARS = 4_000
-"""Without a box, so many characters of the response's end are searched."""
+"""How many characters of the response's end are searched where there is no box."""
 
 MAX_REMARKS = 5
-"""So many lines without a number may follow the line that is marked as the answer."""
+"""How many lines without a number may follow the line that is marked as the answer."""
 
 _ARROW = r"[-=]+>|[\u2192\u21d2\u27f9\u2234]|\\(?:implies|Rightarrow|therefore|to)(?![A-Za-z])"
 _MARKER = re.compile(
@@ -210,8 +210,8 @@ def _concluded(line: str, is_answer: IsAnswer) -> str | None:
     conclusion, numbers = _CONCLUSION.match(sentence), list(_NUMBER.finditer(sentence))
     if not conclusion or len(numbers) != 1 or sentence[-1] not in ".!" or _INEXACT.search(sentence):
         return None
-    (found,) = numbers
-    before, after = sentence[: found.start()], sentence[found.end() :]
+    (number,) = numbers
+    before, after = sentence[: number.start()], sentence[number.end() :]
     if re.search(r"[0-9=<>\\^$]", before + after) or not re.match(r"\s|[.,;!](?!\S)", after):
         return None
     if not re.search(r"[a-z]\s+$", before[conclusion.end() :]) or _NUMBERED.search(before):
@@ -219,5 +219,5 @@ def _concluded(line: str, is_answer: IsAnswer) -> str | None:
     words = set(re.findall(r"[A-Za-z-]+", (before[conclusion.end() :] + after).lower()))
     if any(changes_number(word) or number_in_words(word) for word in words - _HARMLESS):
         return None
-    answer = without_setting(found.group())
+    answer = without_setting(number.group())
     return answer if re.search("[0-9]", answer) and is_answer(answer) else None

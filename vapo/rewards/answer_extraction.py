@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 
-from vapo.rewards.answer_boxes import Box, last_box, last_tag
+from vapo.rewards.answer_boxes import PROSE, Box, last_box, last_tag
 from vapo.rewards.answer_endings import plain_answer
 from vapo.rewards.answer_setting import clean, plain_characters, trimmed
 from vapo.rewards.answers import MAX_ANSWER_CHARS, parse_answer
 
-_PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,} [a-z]{2,}")
 _LOST_BACKSLASH = re.compile(r"(?<![A-Za-z\\])boxed(?=\{)")  # counts where there is no other box
 _MENTION = re.compile(r"\\boxed(?![A-Za-z])(?:\{[ .]*\})?|</?answer>")
 _HAS_WORDS = re.compile(r"\\text ?\{|[A-Za-z]{2,}(?: [a-z]{2,}|:)")
@@ -28,11 +27,11 @@ def extract_answer(response_text: str) -> str | None:
         candidates = _candidates(_LOST_BACKSLASH.sub(r"\\boxed", text))
     filled = [box for box in candidates if not box.is_placeholder]
     if filled:
-        return _said(trimmed(max(filled, key=lambda box: box.start).content))
+        return _answer_within(trimmed(max(filled, key=lambda box: box.start).content))
     plain = plain_answer(_MENTION.sub("", text), is_answer, only_marked=bool(candidates))
     if plain or not candidates:
         return plain
-    return _said(trimmed(max(candidates, key=lambda box: box.start).content))
+    return _answer_within(trimmed(max(candidates, key=lambda box: box.start).content))
 
 
 def _candidates(text: str) -> list[Box]:
@@ -49,10 +48,10 @@ def last_boxed(text: str) -> str | None:
     return None if box is None else box.content
 
 
-def _said(text: str) -> str:
+def _answer_within(text: str) -> str:
     r"""The answer in a sentence that was put in a box or a tag; other text as it stands.
 
-    >>> _said(r"\text{The answer is } 42")
+    >>> _answer_within(r"\text{The answer is } 42")
     '42'
     """
     if len(text) > MAX_ANSWER_CHARS or is_answer(text):
@@ -71,5 +70,5 @@ def is_answer(text: str) -> bool:
     form = parse_answer(text)
     if form.kind == "words":
         return " " not in form.mark or form.node is not None
-    prose = _PROSE.search(text) if form.unit is None else _PROSE.match(text)
+    prose = PROSE.search(text) if form.unit is None else PROSE.match(text)
     return form.kind != "unknown" and not (form.kind == "value" and prose)  # letters, no product

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from vapo.rewards.answer_setting import without_marks_around
+
 MAX_WISH_CHARS = 200
 
 _RULE_OR_FENCE = re.compile(r"(?:[-*_=~#\u2014] ?){3,}|[#*]{1,2}|`{3,} ?\w*|~{3,} ?\w*")
@@ -97,9 +99,7 @@ def without_marks(text: str) -> str:
             text = text[:-1].rstrip()
         while text and _is_picture(text[0]):
             text = text[1:].lstrip()
-        for marks in _AROUND:
-            if match := marks.fullmatch(text):
-                text = match.group(1).strip()
+        text = without_marks_around(text, _AROUND)
         if text == before:
             return text
 

@@ -15,14 +15,15 @@ from vapo.rewards.answer_numbers import Number, mp
 
 MAX_SYMBOLS_WITH_ALL_SIGNS = 3
 NUM_PATTERNS = 16
-"""With more symbols: all of one sign, a single negative one, and patterns drawn at random."""
+"""How many patterns there are with more symbols: all of one sign, a single negative one, and some
+that are drawn at random."""
 
 SIZES = ((0, 0, False), (0, 0, True), (0, -4, False), (16, 40, True), (16, -20, False))
 """For each variant of a pattern: `least` and `exponent` of its sizes, which are
 (least + 16 u) 2^exponent for u between 0 and 1, and whether their order is the reverse one."""
 
 NUM_NEAR_VARIANTS = 3
-"""So many of the variants come first; the rest are far from zero, or very close to it."""
+"""How many variants have points near zero; the rest are far from it, or very close to it."""
 
 
 @lru_cache(maxsize=64)

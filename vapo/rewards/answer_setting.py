@@ -6,6 +6,7 @@ r"""How an answer is set, which says nothing of it: fonts, sizes, colours, space
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 """One argument of a command."""
@@ -41,7 +42,7 @@ _AROUND = (
     re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
 )
 _TEX_SPACE = r"(?:\s|\\[ ,;:!\\]|\\q?quad(?![A-Za-z]))*"
-_SPACE_BEFORE = re.compile(_TEX_SPACE)
+_SPACE_BEFORE = re.compile(r"\A" + _TEX_SPACE)
 _SPACE_AFTER = re.compile(_TEX_SPACE + r"\\?\Z")
 _MAX_SPACE_AFTER = 50
 
@@ -113,11 +114,9 @@ def plain_characters(text: str) -> str:
 
 def trimmed(text: str) -> str:
     r"""Drop space around it, also TeX's: `42\ ` is 42, where the space's backslash goes with it."""
-    match = _SPACE_BEFORE.match(text)
-    text = text[match.end() :].rstrip() if match else text.rstrip()
+    text = _SPACE_BEFORE.sub("", text, count=1).rstrip()
     end = text[-_MAX_SPACE_AFTER:]
-    match = _SPACE_AFTER.search(end)
-    return text[: len(text) - len(end) + match.start()] if match else text
+    return text.removesuffix(end) + _SPACE_AFTER.sub("", end, count=1)
 
 
 def without_setting(text: str) -> str:
@@ -127,11 +126,17 @@ def without_setting(text: str) -> str:
         text = trimmed(text)
         if re.search(r"(?<![\\.,;])\.$", text):  # the periods of 0.3... end no sentence
             text = text[:-1].rstrip()
-        for marks in _AROUND:
-            if match := marks.fullmatch(text):
-                text = match.group(1).strip()
+        text = without_marks_around(text, _AROUND)
         if text == before:
             return text
+
+
+def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
+    """Strip marks around all of it, in one of the forms after the other."""
+    for form in forms:
+        if match := form.fullmatch(text):
+            text = match.group(1).strip()
+    return text
 
 
 def clean(text: str) -> str:

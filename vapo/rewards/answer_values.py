@@ -27,7 +27,7 @@ from vapo.rewards.answer_text import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
 
 MIN_POINTS = 2
-"""At so many points both sides must be defined."""
+"""At how many points both sides must be defined."""
 
 _CASES = frozenset({"abs", "floor", "ceiling", "root", "ln", "log", "arcsin", "arccos"})
 

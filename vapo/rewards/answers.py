@@ -79,7 +79,7 @@ _BASED = re.compile(
 )
 _MATRIX = re.compile(r"\\begin\{([pb])matrix\}(.*)\\end\{\1matrix\}")
 _SCIENTIFIC = re.compile(r"([+-]?) ?([0-9]+\.?[0-9]*|\.[0-9]+)[eE]([+-]?[0-9]{1,6})")
-"""As programs write numbers: 5e-05. With a space, as in 5 e-5, it is 5 times e, less 5."""
+"""A number as programs write it: 5e-05. With a space, as in 5 e-5, it is 5 times e, less 5."""
 
 _MAX_EXPONENT = 3_000
 _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")

@@ -198,7 +198,7 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Raises: OSError, also for what safetensors raises of its own where the disk is full."""
+    """Write a file. Raises: OSError, also for the error that safetensors has of a full disk."""
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:

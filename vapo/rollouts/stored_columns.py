@@ -44,7 +44,7 @@ class FileRow:
             self.fail(column, "has values that are not finite")
 
     def check_rewards(self, column: str, values: Sequence[Any]) -> None:
-        """Also added up, whatever their signs, the values are not too large for rewards."""
+        """Check that the values are finite, and that their sizes add up to a possible reward."""
         self.check_finite(column, values)
         if problem := reward_problem(sum(map(abs, values))):
             self.fail(column, f"added up without their signs: {problem}")

@@ -52,8 +52,8 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
         raise
     except Exception as error:
         raise UserError(f"{path} is not a readable checkpoint: {error}") from error
-    found = contents if isinstance(contents, dict) else {}
-    has_both = isinstance(found.get("config"), str) and isinstance(found.get("state_dict"), dict)
+    parts = contents if isinstance(contents, dict) else {}
+    has_both = isinstance(parts.get("config"), str) and isinstance(parts.get("state_dict"), dict)
     if not has_both:
         raise UserError(f"{path} is not a checkpoint of `vapo fit`: it has no config and weights")
     return contents

@@ -68,7 +68,7 @@ def check_shards(checkpoint: Path) -> None:
 
 
 def read_index(checkpoint: Path) -> Metadata:
-    """Raises: UserError: no index that torch writes of the shards in this folder."""
+    """The index of the shards in this folder. Raises: UserError: torch has not written it so."""
     path = checkpoint / INDEX_NAME
     try:
         if not path.is_file():
@@ -88,7 +88,7 @@ def read_index(checkpoint: Path) -> Metadata:
 
 
 def _check_place(checkpoint: Path, stored: Any) -> None:
-    """Raises: ValueError: what is stored does not lie, as it is, in a file of this folder."""
+    """Check that what is stored lies, as it is, in a file of this folder. Raises: ValueError."""
     name = str(stored.relative_path)
     is_plain = (
         Path(name).name == name
@@ -127,7 +127,7 @@ def _check_operations(text: bytes) -> None:
 
 
 def _check_name(module: str | None = None, name: str | None = None) -> None:
-    """Raises: ValueError."""
+    """Check that a name is one of torch's own that indexes have. Raises: ValueError."""
     is_dtype = module == "torch" and isinstance(getattr(torch, str(name), None), torch.dtype)
     if not is_dtype and (module, name) not in _ALLOWED:
         raise ValueError(f"it names {module}.{name}, which no index needs")

@@ -43,7 +43,7 @@ class LocalHandle:
         return self.process.poll()
 
     def interrupt(self) -> None:
-        """As Ctrl-C, so that the run ends its MLflow run."""
+        """Send what Ctrl-C sends, so that the run ends its MLflow run."""
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:

@@ -45,7 +45,10 @@ class SweepSignals:
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """Raises: KeyboardInterrupt, StopRequested: at the first signal."""
+        """A block in which this object takes the signals.
+
+        Raises: KeyboardInterrupt, StopRequested: at the first signal.
+        """
         with ending_signals(self._take, SIGNALS):
             yield
 

@@ -13,6 +13,7 @@ import functools
 import re
 import sys
 from collections.abc import Callable
+from itertools import count
 from types import MethodType
 from typing import Any
 
@@ -55,14 +56,10 @@ def _importable_path(function: Callable[..., Any]) -> str | None:
 
 def _name_in_hand(function: Callable[..., Any], key: str) -> str:
     """Keep it under a name of its own; what is made of the same code and values has the same."""
-    own = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
-    name, number = own, 1
-    while name in handed and handed[name] is not function:
-        if _bytes(handed[name], name, key) == _bytes(function, name, key):
-            break
-        number += 1
-        name = f"{own}_{number}"
-    _bytes(function, name, key)
+    description = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
+    sent = _bytes(function, description, key)
+    names = (description if n == 1 else f"{description}_{n}" for n in count(1))
+    name = next(n for n in names if n not in handed or _bytes(handed[n], n, key) == sent)
     handed[name] = function
     return name
 

@@ -7,7 +7,6 @@ at a time, once it is known how large these are.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.errors import UserError
 from vapo.system.files import check_regular_file
 from vapo.system.long_lines import MOST_ROW_BYTES
-from vapo.system.row_values import shortest_float
+from vapo.system.row_values import check_names, shortest_float
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +109,7 @@ def checked_batches(
 
     Raises: UserError: two columns of one name, or rows that hold too much.
     """
-    _check_names(file.schema_arrow, path)
+    _check_all_names(file.schema_arrow, path)
     most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if _least_bytes(file) > most:
         raise _too_large(path, most)
@@ -164,15 +163,12 @@ def _repeated_bytes(file: parquet.ParquetFile) -> int:
     )
 
 
-def _check_names(schema: Any, path: Path) -> None:
-    """Python's rows have one value for a name, and which one would be chance."""
-    fields = list(schema)
-    names = Counter(field.name for field in fields)
-    if twice := [name for name, num in names.items() if num > 1]:
-        raise UserError(f"{path}: the column {twice[0]!r} is there twice: rename one of them")
-    for field in fields:
+def _check_all_names(schema: Any, path: Path) -> None:
+    """Check that no two columns, and no two fields within one, have one name. Raises: UserError."""
+    check_names((field.name for field in schema), path)
+    for field in schema:
         if children := _children(field.type):
-            _check_names(children, path)
+            _check_all_names(children, path)
 
 
 def _children(kind: pa.DataType) -> list[pa.Field]:
@@ -255,8 +251,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
     """For each column with numbers below Python's own width: what gives them their own digits."""
-    found = {field.name: _narrowing(field.type) for field in schema}
-    return {name: shortened for name, shortened in found.items() if shortened is not None}
+    columns = {field.name: _narrowing(field.type) for field in schema}
+    return {name: shortened for name, shortened in columns.items() if shortened is not None}
 
 
 def _narrowing(kind: Any) -> Callable[[Any], Any] | None:

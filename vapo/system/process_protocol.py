@@ -113,8 +113,9 @@ def reward_of(value: Any) -> float | None:
 
 
 MAX_REWARD = 1e12
-"""In size. Losses and norms of gradients add up squares of rewards over all tokens of a batch, and
-of their products with activations and weights, in float32, which ends at 3.4e38."""
+"""The largest size of a reward. Losses and norms of gradients add up squares of rewards over all
+tokens of a batch, and of their products with activations and weights, in float32, which ends at
+3.4e38."""
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """Such a process may use so much memory above what it has at the start; then it is a failure."""

@@ -10,13 +10,16 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from datetime import date, time, timedelta
 from decimal import Decimal
 from fractions import Fraction
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 from uuid import UUID
+
+from vapo.errors import UserError
 
 MOST_LEVELS = 100
 """A row may be nested so deep: pickle and JSON go down by recursion, from wherever they stand."""
@@ -180,6 +183,16 @@ def _with_text_keys(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(name): _with_text_keys(item) for name, item in value.items()}
     return list(map(_with_text_keys, value)) if isinstance(value, (list, tuple)) else value
+
+
+def check_names(names: Iterable[object], place: object) -> None:
+    """Check that no two columns have one name: which of them a row has would be chance.
+
+    Raises: UserError: names the column.
+    """
+    for name, num in Counter(names).items():
+        if num > 1:
+            raise UserError(f"{place}: the column {name!r} is there twice: rename one of them")
 
 
 # ---- what a program's rows may have -------------------------------------------------------------

@@ -46,7 +46,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    r"""The same in a cell of a table, which a `|` would end.
+    r"""The text as `markdown_text`, for a cell of a table, which a `|` would end.
 
     >>> print(markdown_cell("a|b"))
     a\|b

@@ -18,13 +18,13 @@ def max_chars(frame: bytes) -> int:
 
 
 def write_frame(stream: IO[bytes], frame: bytes) -> None:
-    """Raises: OSError: the other side has ended."""
+    """Send a frame behind its length. Raises: OSError: the other side has ended."""
     stream.write(LENGTH.pack(len(frame)) + frame)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes], most: int = 2**62) -> bytes | None:
-    """None: the other side has ended, or announces more bytes than it may send."""
+    """The next frame; None where the other side has ended, or announces more than it may send."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

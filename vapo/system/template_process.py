@@ -53,7 +53,7 @@ class _Generation(Extension):
 
 
 def compiled(template: str) -> Template:
-    """Raises: TemplateError: the text is no template."""
+    """A template as Transformers compiles it. Raises: TemplateError: the text is no template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -122,7 +122,7 @@ class Renderer:
 
 
 def answer_frames() -> None:
-    """Until the other side ends."""
+    """Answer the frames of stdin on stdout until the other side ends."""
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_memory(MEMORY_BYTES)
     renderer = Renderer()

@@ -28,9 +28,9 @@ _MlflowAdapter: type[HTTPAdapter] = request_utils.TCPKeepAliveHTTPAdapter
 
 @cache
 def limit_answers() -> None:
-    """From now on the requests of MLflow's client in this process are bounded.
+    """Bound the requests that MLflow's client makes in this process from now on.
 
-    It keeps connections, so this comes before the first request.
+    The client keeps connections, so this comes before its first request.
     """
     request_utils.TCPKeepAliveHTTPAdapter = BoundedAdapter
 
@@ -48,7 +48,7 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
         return manager
 
     def send(self, request: Any, stream: bool = False, **options: Any) -> requests.Response:
-        """Raises: requests.RequestException."""
+        """Send a request, and read its answer. Raises: requests.RequestException."""
         deadline, error = _Deadline(), None
         _request.deadline = deadline
         try:
@@ -61,8 +61,8 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
             deadline.end()
             _request.deadline = None
         if deadline.is_over:  # what was cut may look like a whole answer
-            what = f"no whole answer came within {ANSWER_S:g} s"
-            raise requests.exceptions.ReadTimeout(what, request=request) from error
+            reason = f"no whole answer came within {ANSWER_S:g} s"
+            raise requests.exceptions.ReadTimeout(reason, request=request) from error
         if error is not None:
             raise error
         return response

@@ -20,14 +20,17 @@ REFUSED_NAME = "refused.jsonl"
 ASIDE_NAME = f".{SENT_NAME}"
 NAMES = (JOURNAL_NAME, SENT_NAME, ASIDE_NAME, TARGET_NAME, REFUSED_NAME, "lock")
 CONTENTS_FOLDER = "files"
-"""It has the contents of artifacts, each under a random name of 32 hexadecimal digits."""
+"""The folder in it with the contents of artifacts, each under 32 random hexadecimal digits."""
 PAYLOAD = re.compile(rf"{CONTENTS_FOLDER}/[0-9a-f]{{32}}")
 MAX_LINE_BYTES = 2**26
 _MAX_TARGET_BYTES = 2**20
 
 
 def check_own_files(folder: Path) -> None:
-    """Raises: UserError: a link, or what is no file, stands where the journal has a file."""
+    """Check that no link, and nothing of another kind, stands where the journal has a file.
+
+    Raises: UserError.
+    """
     for name in (CONTENTS_FOLDER, *NAMES):
         path = folder / name
         is_right = path.is_dir() if name == CONTENTS_FOLDER else path.is_file()
@@ -95,7 +98,10 @@ def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
 
 
 def parse_line(line: bytes) -> Record | None:
-    """None for a damaged line; the payload of a file is its path in the journal's folder."""
+    """The record of a line, whose payload, if it is a file, is its path in the journal's folder.
+
+    A damaged line gives None.
+    """
     try:
         record = Record(**json.loads(line))
     except (TypeError, ValueError, RecursionError):
@@ -143,5 +149,5 @@ def _is_input(item: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    """A count that a store has room for: a time in ms, a step."""
+    """Whether this is a count that a store has room for: a time in ms, a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

@@ -59,10 +59,10 @@ def keeps_beside(store: Store, run_id: str) -> bool:
     try:
         with closing(sqlite3.connect(place, uri=True)) as database:
             query = "SELECT artifact_uri FROM runs WHERE run_uuid = ?"
-            found = database.execute(query, (run_id,)).fetchone()
+            row = database.execute(query, (run_id,)).fetchone()
     except sqlite3.Error:
         return False
-    uri = str(found[0]) if found else ""
+    uri = str(row[0]) if row else ""
     return uri.startswith(f"{store.artifact_location}/") and ".." not in unquote(uri)
 
 
@@ -91,6 +91,6 @@ def _name(store: Store) -> str:
 
 
 def _path() -> Path:
-    """Raises: RuntimeError: there is no home folder."""
+    """The file with the names. Raises: RuntimeError: there is no home folder."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(folder) / "vapo" / "stores"
