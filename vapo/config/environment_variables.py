@@ -112,11 +112,6 @@ def variables_in(value: Any) -> set[str]:
     return set(_VARIABLE.findall(value)) if isinstance(value, str) else set()
 
 
-def redact_variables(text: str, names: Iterable[str]) -> str:
-    """The text with the variables' names where it shows what is in them."""
-    return Redactor(texts_of_variables(names))(text)
-
-
 def texts_of_variables(names: Iterable[str]) -> list[tuple[str, str]]:
     """What these variables hold, each with what is shown in its place."""
     return [(os.environ[name], f"${{oc.env:{name}}}") for name in names if name in os.environ]

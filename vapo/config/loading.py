@@ -45,6 +45,7 @@ from vapo.config.trees import MisfitError, Tree, at, select
 from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves, texts_of
 from vapo.errors import UserError, check_utf8
+from vapo.errors.redactor import Redactor
 
 _T = TypeVar("_T")
 
@@ -269,7 +270,7 @@ def _interpolation_reason(
     if environment_variables.MARKED.search(reason):
         return f"{raw}: a variable of the environment gives a value, not the name of a key"
     variables = environment_variables.variables_in(tree)
-    reason = environment_variables.redact_variables(reason, variables)
+    reason = Redactor(environment_variables.texts_of_variables(variables))(reason)
     target = re.search(r"Interpolation key '(.*)' not found", reason)
     if isinstance(error, InterpolationKeyError) and target:
         close = nearest_key(target[1], entries)

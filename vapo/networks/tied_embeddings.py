@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -64,8 +63,8 @@ def _differ(states: tuple[tuple[str, int, int], ...]) -> bool:
     if len(places) < 2:
         return False
     with (
-        safe_open(Path(places["in"][0]), framework="pt") as one,
-        safe_open(Path(places["out"][0]), framework="pt") as other,
+        safe_open(places["in"][0], framework="pt") as one,
+        safe_open(places["out"][0], framework="pt") as other,
     ):
         slices: list[Any] = [one.get_slice(places["in"][1]), other.get_slice(places["out"][1])]
         shapes = [tuple(part.get_shape()) for part in slices]

@@ -168,7 +168,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         raise UserError(f"{key}: {where} has no rows{_beyond(source, reading.rows)}")
     template = data.prompt_template if source.prompt_template is None else source.prompt_template
     spelled = reading.spelled
-    marked = [_render(row, data, template, tokenizer, spelled) for row in rows]
+    marked = [_render(row, template, reading) for row in rows]
     texts = list(map(spelled.unmarked, marked))
     for row in rows:
         reading.special.look_at(row, spelled.pattern)
@@ -218,18 +218,13 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
     return f" with a pass rate in the range of its bounds ({left_out.by_pass_rate} left out)"
 
 
-def _render(
-    row: SourceRow,
-    data: DataConfig,
-    template: str,
-    tokenizer: PreTrainedTokenizerBase,
-    spelled: SpelledText,
-) -> str:
+def _render(row: SourceRow, template: str, reading: _Reading) -> str:
     """Make the policy's input text. The template is for plain text, not for messages.
 
     In a chat template what the row has of special tokens is marked. Plain text may have been
     rendered before, with special tokens of its own.
     """
+    data, spelled = reading.data, reading.spelled
     if isinstance(row.problem, str):
         problem = spelled.marked(row.problem) if data.chat_template else row.problem
         text = template.replace("{prompt}", problem)  # problems contain braces
@@ -249,7 +244,7 @@ def _render(
     if data.system_prompt is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": data.system_prompt}, *messages]
     try:
-        return render_chat(tokenizer, messages, add_generation_prompt=True)
+        return render_chat(reading.tokenizer, messages, add_generation_prompt=True)
     except TemplateRefusal as error:
         raise UserError(f"{row.place}: the tokenizer's chat template says: {error}") from None
 

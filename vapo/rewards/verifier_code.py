@@ -10,7 +10,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ from vapo.rewards.verifiers import (
 from vapo.system.handed_functions import function_of
 from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
 from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments, takes_arguments
+from vapo.system.user_functions import check_arguments
 
 FUNCTION_KEY = "rewards.function"
 _ARGUMENTS = ("response_text", "answer", "metadata")
@@ -81,21 +81,22 @@ def _as_own(function: Callable[..., Any], what: str) -> Called:
     Raises: UserError: it takes them neither way.
     """
     try:
-        parameters = inspect.signature(function).parameters
+        signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in: it has no signature to ask
         return function
     names = [name for name in _ARGUMENTS if name not in getattr(function, "keywords", ())]
     only = inspect.Parameter.KEYWORD_ONLY
-    by_name = [name for name in names if name in parameters and parameters[name].kind is only]
+    by_name = [p.name for p in signature.parameters.values() if p.name in names and p.kind is only]
     for named in ((), by_name, names):
         placed = [name for name in names if name not in named]
-        if takes_arguments(function, *placed, **dict.fromkeys(named)):
+        with suppress(TypeError):
+            signature.bind(*placed, **dict.fromkeys(named))
             break
     else:
         check_arguments(function, what, *_ARGUMENTS)
 
-    def called(*given: Any) -> Any:
-        values = dict(zip(_ARGUMENTS, given, strict=True))
+    def called(*arguments: Any) -> Any:
+        values = dict(zip(_ARGUMENTS, arguments, strict=True))
         return function(*(values[n] for n in placed), **{n: values[n] for n in named})
 
     return called

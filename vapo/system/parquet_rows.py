@@ -264,24 +264,11 @@ def _narrowing(kind: Any) -> Callable[[Any], Any] | None:
     if pa.types.is_dictionary(kind):
         return _narrowing(kind.value_type)
     if pa.types.is_struct(kind):
-        inner = narrow_columns(_children(kind))
-        return (lambda value: _shortened_fields(value, inner)) if inner else None
-    if pa.types.is_map(kind):
-        item = _narrowing(kind.item_type)
-        return None if item is None else lambda entries: entries and _with_items(entries, item)
+        fields = narrow_columns(_children(kind)).items()
+        return (lambda x: x and {**x, **{n: own(x[n]) for n, own in fields}}) if fields else None
+    if pa.types.is_map(kind) and (item := _narrowing(kind.item_type)) is not None:
+        return lambda entries: entries and [(key, item(value)) for key, value in entries]
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):
         each = _narrowing(kind.value_type)
         return None if each is None else lambda values: values and list(map(each, values))
     return None
-
-
-def _shortened_fields(value: Any, inner: dict[str, Callable[[Any], Any]]) -> Any:
-    if value is None:
-        return None
-    return {**value, **{name: shortened(value[name]) for name, shortened in inner.items()}}
-
-
-def _with_items(
-    entries: Sequence[tuple[Any, Any]], shortened: Callable[[Any], Any]
-) -> list[tuple[Any, Any]]:
-    return [(key, shortened(item)) for key, item in entries]

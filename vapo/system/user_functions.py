@@ -246,15 +246,6 @@ def check_arguments(function: Callable[..., Any], what: str, /, *args: str, **kw
         raise UserError(f"{what} cannot be called with ({names}): {error}") from None
 
 
-def takes_arguments(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> bool:
-    """Whether a function with a signature takes such arguments, without a call."""
-    try:
-        inspect.signature(function).bind(*args, **kwargs)
-    except TypeError:
-        return False
-    return True
-
-
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
     """What a user's function raised, with the last line of its own file that it came through."""
     frames = traceback.extract_tb(error.__traceback__)
