@@ -18,7 +18,7 @@ from tests.tracking.ready_stores import ready_store
 from vapo.commands import report
 from vapo.sweep.report.figures import Drawing, draw_all
 from vapo.sweep.report.runs import Collection
-from vapo.tracking.journal_folders import read_from
+from vapo.tracking.journal import read_from
 
 # Seconds of training for each row; starting the processes takes the time.
 SMOKE = [

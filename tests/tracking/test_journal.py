@@ -16,8 +16,8 @@ from tests.tracking.killed_run import NUM_STEPS
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.delivery import Delivery, OutageError, RefusedError
-from vapo.tracking.journal import Journal
-from vapo.tracking.journal_folders import JOURNAL_NAME, read_from
+from vapo.tracking.journal import Journal, read_from
+from vapo.tracking.journal_folders import JOURNAL_NAME
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Clock, InputData, Record
 from vapo.tracking.sink import MlflowSink

@@ -22,8 +22,8 @@ from vapo.config.loading import load_config
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.runs.run_dirs import Resume, open_run_dir, read_record
-from vapo.tracking.journal import Journal
-from vapo.tracking.journal_folders import read_from, read_target, set_aside_others
+from vapo.tracking.journal import Journal, read_from
+from vapo.tracking.journal_folders import read_target, set_aside_others
 from vapo.tracking.known_stores import check_known, is_known, keeps_beside, remember_store
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import Record, with_table

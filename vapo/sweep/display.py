@@ -25,7 +25,8 @@ from vapo.sweep.plan import Task
 from vapo.sweep.stopping import Stoppable
 from vapo.system.progress import Display
 from vapo.system.shown_text import TextStream, can_redraw, format_seconds, visible
-from vapo.tracking.journal_folders import JOURNAL_NAME, read_from
+from vapo.tracking.journal import read_from
+from vapo.tracking.journal_folders import JOURNAL_NAME
 
 _BLOCK_INTERVAL_S = 1.0
 _LINE_INTERVAL_S = 60.0

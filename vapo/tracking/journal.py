@@ -22,6 +22,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 from vapo.errors import UserError
@@ -39,8 +40,6 @@ from vapo.tracking.journal_folders import (
     cannot_write_journal,
     check_own_files,
     lines_in,
-    parse_line,
-    read_from,
 )
 from vapo.tracking.records import Record
 
@@ -125,7 +124,7 @@ class Journal:
         for line in lines_in(self.folder, start):
             if (start := start + len(line)) > end:
                 break
-            records[line] = None if line.decode("utf-8", "replace") in refused else parse_line(line)
+            records[line] = None if line.decode("utf-8", "replace") in refused else _parse(line)
         return [record for record in records.values() if record is not None]
 
     def append(self, record: Record) -> None:
@@ -149,7 +148,7 @@ class Journal:
 
         Raises: OSError if an artifact's content cannot be read.
         """
-        for record in map(parse_line, self._written):
+        for record in map(_parse, self._written):
             if record and record.kind == "file":
                 content = read_inside(self._path(), record.payload, _MAX_PAYLOAD_BYTES)
                 record = None if content is None else replace(record, payload=content)
@@ -174,7 +173,7 @@ class Journal:
             return
         with suppress(OSError):  # records sent but not marked are sent again: stored once
             self._mark(self._sent_bytes + sum(map(len, lines)))
-            for record in map(parse_line, lines if refused_for is None else []):
+            for record in map(_parse, lines if refused_for is None else []):
                 if record and record.kind == "file":
                     remove_inside(self._path(), record.payload)
 
@@ -185,7 +184,7 @@ class Journal:
             return
         lines = []
         for line in lines_in(self.folder):
-            record = parse_line(line)
+            record = _parse(line)
             if record and record.kind not in without:
                 is_there = record.kind != "file" or self._path(record.payload).exists()
                 lines += [line] if is_there else []
@@ -219,7 +218,7 @@ class Journal:
         if self.folder is None:
             return
         with suppress(OSError):  # what cannot be removed is left
-            for record in filter(None, map(parse_line, lines_in(self.folder))):
+            for record in filter(None, map(_parse, lines_in(self.folder))):
                 if record.kind == "file":
                     remove_inside(self.folder, record.payload)
             for name in NAMES:
@@ -281,3 +280,67 @@ class Journal:
     def _path(self, name: str = "") -> Path:
         assert self.folder is not None
         return self.folder / name
+
+
+def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
+    """The records after byte `start` of a journal that another process writes, and where they end.
+
+    A last line that is not whole yet is left to the next call. A journal shorter than `start`
+    was begun anew, and is read from its beginning.
+
+    Raises: OSError if it cannot be read.
+    """
+    if (folder / JOURNAL_NAME).stat().st_size < start:
+        start = 0
+    lines = list(lines_in(folder, start))
+    return list(filter(None, map(_parse, lines))), start + sum(map(len, lines))
+
+
+def _parse(line: bytes) -> Record | None:
+    """The record of a line, whose payload, if it is a file, is its path in the journal's folder.
+
+    A damaged line gives None.
+    """
+    try:
+        record = Record(**json.loads(line))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    if record.kind == "file":
+        named = isinstance(record.payload, str) and PAYLOAD.fullmatch(record.payload)
+        return record if named and isinstance(record.name, str) else None
+    return record if _is_well_formed(record) else None
+
+
+def _is_well_formed(record: Record) -> bool:
+    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
+    match record.kind, record.payload:
+        case "metrics", list(items):
+            return all(map(_is_metric, items))
+        case "params" | "tags", dict(texts):
+            return all(isinstance(text, str) for item in texts.items() for text in item)
+        case "note", str():
+            return True
+        case "inputs", list(items):
+            return all(map(_is_input, items))
+        case "status", [str(), at_ms]:
+            return _is_time(at_ms)
+    return False
+
+
+def _is_metric(item: Any) -> bool:
+    match item:
+        case [str(), int() | float() as value, at_ms, step]:
+            return not isinstance(value, bool) and _is_time(at_ms) and _is_time(step)
+    return False
+
+
+def _is_input(item: Any) -> bool:
+    match item:
+        case [str(), str(), str(), int(), str()]:
+            return True
+    return False
+
+
+def _is_time(value: Any) -> bool:
+    """Whether this is a count that a store has room for: a time in ms, a step."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

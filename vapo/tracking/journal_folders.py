@@ -11,7 +11,7 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.system.files import open_inside, read_inside
-from vapo.tracking.records import Record, is_run_id
+from vapo.tracking.records import is_run_id
 
 JOURNAL_NAME = "journal.jsonl"
 SENT_NAME = "sent.json"
@@ -81,73 +81,3 @@ def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
                 )
             if line.endswith(b"\n"):
                 yield line
-
-
-def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
-    """The records after byte `start` of a journal that another process writes, and where they end.
-
-    A last line that is not whole yet is left to the next call. A journal shorter than `start`
-    was begun anew, and is read from its beginning.
-
-    Raises: OSError if it cannot be read.
-    """
-    if (folder / JOURNAL_NAME).stat().st_size < start:
-        start = 0
-    lines = list(lines_in(folder, start))
-    return list(filter(None, map(parse_line, lines))), start + sum(map(len, lines))
-
-
-def parse_line(line: bytes) -> Record | None:
-    """The record of a line, whose payload, if it is a file, is its path in the journal's folder.
-
-    A damaged line gives None.
-    """
-    try:
-        record = Record(**json.loads(line))
-    except (TypeError, ValueError, RecursionError):
-        return None
-    if record.kind == "file":
-        named = isinstance(record.payload, str) and PAYLOAD.fullmatch(record.payload)
-        return record if named and isinstance(record.name, str) else None
-    return record if _is_well_formed(record) else None
-
-
-def _is_well_formed(record: Record) -> bool:
-    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
-    payload = record.payload
-    if record.kind == "metrics":
-        return isinstance(payload, list) and all(map(_is_metric, payload))
-    if record.kind in ("params", "tags"):
-        items = payload.items() if isinstance(payload, dict) else [(None, None)]
-        return all(isinstance(text, str) for item in items for text in item)
-    if record.kind == "note":
-        return isinstance(payload, str)
-    if record.kind == "inputs":
-        return isinstance(payload, list) and all(map(_is_input, payload))
-    return (
-        record.kind == "status"
-        and isinstance(payload, list)
-        and len(payload) == 2
-        and isinstance(payload[0], str)
-        and _is_time(payload[1])
-    )
-
-
-def _is_metric(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) != 4:
-        return False
-    key, value, at_ms, step = item
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return isinstance(key, str) and is_number and _is_time(at_ms) and _is_time(step)
-
-
-def _is_input(item: Any) -> bool:
-    if not isinstance(item, list) or len(item) != 5:
-        return False
-    *texts, num_rows, source = item
-    return isinstance(num_rows, int) and all(isinstance(x, str) for x in (*texts, source))
-
-
-def _is_time(value: Any) -> bool:
-    """Whether this is a count that a store has room for: a time in ms, a step."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
