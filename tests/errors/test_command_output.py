@@ -5,22 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
 from vapo import cli
 from vapo.errors import StoppedRun, UserError
-from vapo.errors.redactor import hide
 
 QUOTED = "a server says: hunter2-word, aHVudGVyMi13b3Jk, hunter2%2Dword, Authorization: Basic abc="
 SHOWN = "${oc.env:DB_PASS}, ${oc.env:DB_PASS}, ${oc.env:DB_PASS}, Authorization: ***"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_hidden() -> Iterator[None]:
-    yield
-    hide(())
 
 
 @pytest.mark.parametrize("kind", [UserError, StoppedRun])

@@ -7,7 +7,6 @@ import html
 import json
 import re
 import time
-from collections.abc import Iterator
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -24,12 +23,6 @@ from vapo.errors.redactor import (
 SECRET = "pa/55 w+r'd\"<&é😀\\x\n%41"
 PLAIN = "pa55word/of+1"
 SHORT = "wor5"
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays_hidden() -> Iterator[None]:
-    yield
-    hide(())
 
 
 def in_lower_case_hex(text: str) -> str:
