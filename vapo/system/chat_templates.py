@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
 from vapo.system.credentials import variables_without_credentials
@@ -100,15 +100,16 @@ class TemplateProcess:
     def answer(self, template: str, asked: bytes) -> dict[str, str]:
         """What the process says of a frame of variables, which are the template's."""
         with self._lock:
-            if self._process is None:
-                self._start()
+            process = self._process or self._start()
+            assert process.stdin is not None
+            assert process.stdout is not None
             try:
                 if template != self._template:
-                    write_frame(self._pipe("stdin"), json.dumps({"template": template}).encode())
+                    write_frame(process.stdin, json.dumps({"template": template}).encode())
                     self._template = template
-                write_frame(self._pipe("stdin"), asked)
+                write_frame(process.stdin, asked)
                 most = _BYTES_A_CHARACTER * max_chars(asked) + LENGTH.size
-                frame = read_frame(self._pipe("stdout"), most)
+                frame = read_frame(process.stdout, most)
             except OSError:  # it has ended while it was sent something
                 frame = None
             except BaseException:
@@ -122,8 +123,8 @@ class TemplateProcess:
             answer: dict[str, str] = json.loads(frame)
             return answer
 
-    def _start(self) -> None:
-        self._process = subprocess.Popen(
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = subprocess.Popen(
             python_program(_PROGRAM, _ROOT),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -131,8 +132,9 @@ class TemplateProcess:
             env=variables_without_credentials(),
             start_new_session=True,
         )
-        self._template = None
-        self._finalizer = weakref.finalize(self, _end, self._process, os.getpid())
+        self._process, self._template = process, None
+        self._finalizer = weakref.finalize(self, _end, process, os.getpid())
+        return process
 
     def _stop(self) -> int | None:
         """End it; returns its exit status, if it had ended before."""
@@ -140,17 +142,14 @@ class TemplateProcess:
         self._finalizer()
         return None if process is None else process.returncode
 
-    def _pipe(self, name: str) -> IO[bytes]:
-        return cast("IO[bytes]", getattr(self._process, name))
-
 
 def _end(process: subprocess.Popen[bytes], owner: int) -> None:
     if os.getpid() != owner:  # a process that was forked from it ends
         return
     process.kill()
-    for pipe in (process.stdin, process.stdout):
+    for pipe in filter(None, (process.stdin, process.stdout)):
         with suppress(OSError):  # what is left in its buffer has no reader
-            cast("IO[bytes]", pipe).close()
+            pipe.close()
     process.wait()
 
 

@@ -82,12 +82,8 @@ def remove(path: Path) -> None:
 
 def put_aside(path: Path) -> Path:
     """Rename what lies in a place that is needed to the first free name, as `NAME.other`."""
-    for number in count(1):
-        aside = path.with_name(f"{path.name}.other{'' if number == 1 else number}")
-        if not os.path.lexists(aside):
-            path.rename(aside)
-            return aside
-    raise AssertionError("there is always a further name")
+    names = (f"{path.name}.other{'' if number == 1 else number}" for number in count(1))
+    return path.rename(next(x for x in map(path.with_name, names) if not os.path.lexists(x)))
 
 
 def sha256(path: Path) -> str:
@@ -142,9 +138,8 @@ def check_regular_file(path: Path) -> None:
     except OSError:  # it is not there, or may not be looked at: whoever opens it says so
         return
     if not stat.S_ISREG(mode):
-        is_pipe, is_socket = stat.S_ISFIFO(mode), stat.S_ISSOCK(mode)
-        kind = "a named pipe" if is_pipe else "a socket" if is_socket else "a device"
-        kind = "a folder" if stat.S_ISDIR(mode) else kind
+        kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "a device")
         raise UserError(f"{path} is {kind}: give a regular file")
 
 
