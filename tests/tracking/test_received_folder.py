@@ -246,6 +246,40 @@ def test_a_local_store_that_has_the_run_and_its_files_beside_it(
     assert not (tmp_path / "none").exists()
 
 
+def write_database(path: Path, artifact_uri: str) -> None:
+    """A database with what is asked of one: the run, and where its files lie."""
+    path.parent.mkdir(parents=True)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE runs (run_uuid TEXT, artifact_uri TEXT)")
+        database.execute("INSERT INTO runs VALUES (?, ?)", (HEX, artifact_uri))
+        database.commit()
+
+
+@pytest.mark.parametrize("link", ["", HEX, f"{HEX}/artifacts", f"{HEX}/artifacts/pages"])
+def test_no_file_is_written_through_links_of_a_received_store(tmp_path: Path, link: str) -> None:
+    """Whoever makes the folder makes its store as well, with links to where files should come."""
+    store = locate_store(str(tmp_path / "run/store"))
+    assert store.database is not None
+    write_database(store.database, f"{store.artifact_location}/{HEX}/artifacts")
+    assert keeps_beside(store, HEX)
+    there, mine = tmp_path / "run/store/artifacts" / link, tmp_path / "mine"
+    (mine / HEX / "artifacts").mkdir(parents=True)
+    there.parent.mkdir(parents=True, exist_ok=True)
+    there.symlink_to(mine)
+    assert not keeps_beside(store, HEX)
+
+
+def test_the_options_of_an_address_open_no_other_database(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite's own form of an address names another file than the same text does as a path."""
+    monkeypatch.chdir(tmp_path)
+    store = locate_store("sqlite:///file:./runs.db?uri=true")
+    assert store.database is not None
+    write_database(store.database, f"{store.artifact_location}/{HEX}/artifacts")
+    assert not keeps_beside(store, HEX)
+
+
 def test_whoever_has_recorded_in_a_store_has_named_it(
     tracking: TrackingConfig, tmp_path: Path
 ) -> None:

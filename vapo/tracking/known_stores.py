@@ -12,7 +12,7 @@ import os
 import sqlite3
 from contextlib import closing, suppress
 from pathlib import Path
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 from vapo.config.credentials import split_uri
 from vapo.errors import UserError
@@ -51,10 +51,11 @@ def is_known(store: Store) -> bool:
 def keeps_beside(store: Store, run_id: str) -> bool:
     """Whether a local database has this run, and the run's files lie beside it.
 
-    Then nothing leaves this machine, and nothing is written elsewhere. The file is only read.
+    Then nothing leaves this machine, and nothing is written elsewhere: neither by the address that
+    the database has, nor by a link. The file is only read.
     """
-    if store.database is None or store.artifact_location is None:
-        return False
+    if store.database is None or store.uri != f"sqlite:///{store.database}":
+        return False  # with options in its address another file might be opened
     place = f"{store.database.as_uri()}?mode=ro"
     try:
         with closing(sqlite3.connect(place, uri=True)) as database:
@@ -62,8 +63,17 @@ def keeps_beside(store: Store, run_id: str) -> bool:
             row = database.execute(query, (run_id,)).fetchone()
     except sqlite3.Error:
         return False
-    uri = str(row[0]) if row else ""
-    return uri.startswith(f"{store.artifact_location}/") and ".." not in unquote(uri)
+    return row is not None and _is_beside(str(row[0]), store)
+
+
+def _is_beside(uri: str, store: Store) -> bool:
+    """Whether a folder of artifacts lies in the store's, and no link leads out of it."""
+    if not uri.startswith(f"{store.artifact_location}/") or ".." in unquote(uri):
+        return False
+    folder = Path(unquote(urlsplit(uri).path))
+    around = store.database.parent if store.database else folder
+    parents = [path for path in folder.parents if around in path.parents]
+    return not any(path.is_symlink() for path in (*parents, folder, *folder.rglob("*")))
 
 
 def check_known(uri: str, *, named_by: Path, how: str, run_id: str | None = None) -> None:
