@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from vapo.errors import UserError
 from vapo.runs.checkpoint_saving import _write_state
-from vapo.runs.checkpoints import read_checkpoint
+from vapo.runs.checkpoints import check_state, read_checkpoint
 from vapo.runs.manifests import Manifest, describe_file
 from vapo.runs.shard_index import check_shards, read_index
 
@@ -102,6 +102,24 @@ def test_an_index_that_runs_code(shards: Path, tmp_path: Path) -> None:
     ):
         index.write_bytes(text)
         refused(shards, "is not read", ran)
+
+
+@pytest.mark.parametrize("name", ["state.pt", "meta.pt"])
+def test_a_state_that_runs_code(tmp_path: Path, name: str) -> None:
+    """It is refused in one line, before a run that resumes from it begins."""
+    ran, folder = tmp_path / "ran", tmp_path / "iteration_000001"
+    folder.mkdir()
+    torch.save({"config": "", "state_dict": WEIGHTS}, folder / name)
+    check_state(sealed(folder))
+    torch.save({"config": "", "state_dict": {}, "x": Evil(ran)}, folder / name)
+    for read in (read_checkpoint, check_state):
+        with pytest.raises(UserError, match=r"could run code: it names posix\.mkdir") as refusal:
+            read(sealed(folder))
+        assert "\n" not in str(refusal.value)
+    (folder / name).write_bytes(pickle.dumps(Evil(ran)))
+    with pytest.raises(UserError, match="is not a readable checkpoint: "):
+        check_state(sealed(folder))
+    assert not ran.exists()
 
 
 @pytest.mark.parametrize(

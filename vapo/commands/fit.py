@@ -29,7 +29,7 @@ from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.stored_rollouts import open_stored
-from vapo.runs.checkpoints import check_compatible
+from vapo.runs.checkpoints import check_compatible, check_state
 from vapo.runs.manifests import is_sharded, path_for_lightning, read_manifest
 from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tell
 from vapo.runs.run_dirs import FIRST_FILES, RunDir, open_run_dir
@@ -80,6 +80,7 @@ def run(
     else:
         check_resumable(checkpoint, config)
         check_compatible(read_manifest(checkpoint), config, name=str(checkpoint))
+        check_state(checkpoint)
         if is_sharded(checkpoint):
             check_shards(checkpoint)
     name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint import FileSystemReader, load
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
@@ -42,10 +43,10 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
         raise UserError(f"no checkpoint {path}")
     if not verified:
         verify(path)
+    check_state(path)
     try:
         sharded = is_sharded(path)
-        file = path / (SHARDS_NAME if sharded else STATE_NAME)
-        contents = torch.load(file, map_location="cpu", weights_only=True)
+        contents = torch.load(_state_file(path), map_location="cpu", weights_only=True)
         if sharded:
             contents["state_dict"] = _read_shards(path)
     except UserError:
@@ -57,6 +58,29 @@ def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
     if not has_both:
         raise UserError(f"{path} is not a checkpoint of `vapo fit`: it has no config and weights")
     return contents
+
+
+def check_state(checkpoint: Path) -> None:
+    """Check what Lightning and torch are going to read by themselves; no tensor is read.
+
+    Raises: UserError: no readable state, or one that names what could run code.
+    """
+    file = _state_file(checkpoint)
+    try:
+        names = get_unsafe_globals_in_checkpoint(file)
+    except Exception as error:  # whatever a pickle that was made up can lead to
+        reason = str(error).partition("\n")[0]
+        raise UserError(f"{checkpoint} is not a readable checkpoint: {reason}") from error
+    if names:
+        raise UserError(
+            f"{file} is not read, because it could run code: it names {names[0]}, and vapo writes "
+            "tensors and plain values alone; resume from another checkpoint, or ask whoever made "
+            "it for one that is whole"
+        )
+
+
+def _state_file(checkpoint: Path) -> Path:
+    return checkpoint / (SHARDS_NAME if is_sharded(checkpoint) else STATE_NAME)
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
