@@ -91,6 +91,15 @@ def test_a_secret_is_hidden_amid_letters(glue: str) -> None:
     assert redacted(glue.format(PLAIN)) == glue.format("***")
 
 
+def test_a_password_in_latin_1() -> None:
+    """As `requests` writes it into the headers of a server and a proxy."""
+    secret = "pässwört-1"
+    content = secret.encode("latin-1")
+    hide([(secret, "***")])
+    for spelling in (quote(content), content.hex(), base64.b64encode(b"me:" + content).decode()):
+        assert redacted(f"refused: {spelling}, see line 3") == "refused: ***, see line 3"
+
+
 def test_a_short_secret_or_a_word_is_hidden_where_it_stands_alone() -> None:
     hide([(SHORT, "***"), ("postgres", "***")])
     assert redacted("wor5, x=wor5 a%3Dwor5 \\nwor5") == "***, x=*** a%3D*** \\n***"

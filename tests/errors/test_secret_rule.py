@@ -20,12 +20,12 @@ PASSWORD TOKEN SECRET KEY PASS APIKEY OPENAIKEY PRIVATEKEY ACCESS_TOKEN_2 TOKEN1
 github_pat DJANGO_SECRET SECRETKEY awsSecretKey PGPASSFILE DB_PASSWORT VAULT_PASSPHRASE
 SLACK_WEBHOOK_URL
 SSH_AUTH_SOCK AUTH BASIC_AUTH HTTPAUTH NETRC KUBECONFIG MY_CREDS DOCKER_AUTH_CONFIG REDIS_PW
-OAUTH2_SEED
+OAUTH2_SEED LDAP_BINDPW ROOTPW WIFI_PSK WALLET_MNEMONIC LOGIN_TOTP
 """
 OTHER_NAMES = """
 PWD OLDPWD TOKENIZERS_PARALLELISM TOKENIZER PATH KEYMAP KEYBOARD HOME USER LOGNAME GIT_AUTHOR_NAME
 COMPASS BYPASS_CACHE MONKEY XAUTHORITY PASSENGER LANG OMP_NUM_THREADS CUDA_VISIBLE_DEVICES
-LS_COLORS PYTHONPATH VIRTUAL_ENV HF_HOME MLFLOW_EXPERIMENT_NAME SIGNAL DETOKENIZE
+LS_COLORS PYTHONPATH VIRTUAL_ENV HF_HOME MLFLOW_EXPERIMENT_NAME SIGNAL DETOKENIZE LESSKEY
 """
 
 
@@ -59,6 +59,11 @@ def test_other_names(name: str) -> None:
         ("Bearer abcdef123", {"abcdef123"}),
         ("ghp_0123456789abcdefghij0123", {"ghp_0123456789abcdefghij0123"}),
         ("a,http://b,http://me:word5@c", {"word5"}),
+        ("AUTHORIZATION: basic bWU6cGE1", {"basic bWU6cGE1", "bWU6cGE1"}),  # git's extraheader
+        ("x=1,authorization=Bearer%20abc", {"Bearer%20abc"}),
+        ("PRIVATE-TOKEN: abcdefgh", {"abcdefgh"}),
+        ("https://host/#access_token=abcde&x=1", {"abcde"}),
+        ("sk_live_0123456789abcdefghij", {"sk_live_0123456789abcdefghij"}),
         ("-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END", {"\nabc\n"}),
     ],
 )
@@ -72,7 +77,7 @@ def test_values_are_secret_by_their_form_whatever_the_name(value: str, hidden: s
     [
         "http://proxy:80/a@b", "http://host/?page=2&mail=a@b", "ssh://git@host/x", "a@b.c", "/me",
         "12:30", "git@github.com:me/x.git", "x=1,y=2", "*.key=01;31:*.pem=01", "max_tokens=512",
-        "http://alice@host/", "eos_token=<|end|>", "C.UTF-8",
+        "http://alice@host/", "http://host/a#b=c", "token: 5", "eos_token=<|end|>", "C.UTF-8",
     ],
 )  # fmt: skip
 def test_other_values(value: str) -> None:

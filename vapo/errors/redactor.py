@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from vapo.errors.secret_rule import (
     ASSIGNMENT,
     ENCODED_USER_PART,
+    HEADER,
     KNOWN_TOKEN,
     PRIVATE_KEY,
     QUOTED_ITEM,
@@ -37,12 +38,6 @@ _ESCAPING = re.compile(r"[%&\\+]")
 _BASE64_CHARS = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_%")
 _AMPERSAND, _HASH, _SEMICOLON = "(?:&|%26)", "(?:#|%23)", "(?:;|%3[Bb])"
 _NOTHING_BEFORE = r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2})|(?<=\\[nrt]))"
-_HEADER = re.compile(
-    r"(?P<before>(?<![\w-])"
-    r"(?P<name>(?:proxy-)?authorization|(?:set-)?cookie2?|(?:[a-z]+-)?api-key|x-[\w-]+)\s*[:=]\s*)"
-    r"(?P<value>[^\s'\"](?:[^\r\n'\"\\=]|=(?:\"[^\"\r\n]*\")?)*)",  # to the end of its line
-    re.IGNORECASE,
-)
 _SCHEME = re.compile(
     r"(?P<before>\b(?P<scheme>Basic|Bearer|Negotiate)(?:\s+|%20))(?P<value>[\w+/=.~%-]{6,})",
     re.IGNORECASE,
@@ -108,9 +103,12 @@ class _Secret:
 
     @cached_property
     def _encoded(self) -> re.Pattern[str]:
-        content = self.text.encode("utf-8", "surrogatepass")
-        cores = "|".join(dict.fromkeys(_base64_core(content, before) for before in range(3)))
-        return re.compile(rf"(?i:{content.hex()})|(?P<base64>{cores})")
+        contents = _bytes_of(self.text)
+        cores = "|".join(
+            dict.fromkeys(_base64_core(one, before) for one in contents for before in range(3))
+        )
+        digits = "|".join(one.hex() for one in contents)
+        return re.compile(rf"(?i:{digits})|(?P<base64>{cores})")
 
     def _alone(self, pattern: str) -> re.Pattern[str]:
         """A short secret, or one that is a word, is not taken out of the midst of another word."""
@@ -119,16 +117,25 @@ class _Secret:
         return re.compile(rf"{_NOTHING_BEFORE}{pattern}(?![A-Za-z0-9])")
 
 
+def _bytes_of(text: str) -> list[bytes]:
+    """As UTF-8, and as headers have a text: `requests` writes user and password in Latin-1."""
+    content = text.encode("utf-8", "surrogatepass")
+    try:
+        return list(dict.fromkeys([content, text.encode("latin-1")]))
+    except UnicodeEncodeError:
+        return [content]
+
+
 def _spellings(char: str) -> str:
     """A regular expression of one character: plain, escaped, of an address, of JSON or HTML."""
-    code, content = ord(char), char.encode("utf-8", "surrogatepass")
+    code = ord(char)
     names = [f"{_HASH}0{{0,6}}{code}", f"{_HASH}[xX]0{{0,6}}(?i:{code:x})"]
     if (name := {**codepoint2name, ord("'"): "apos"}.get(code)) is not None:
         names.append(name)
     forms = [
         re.escape(char),
-        "".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in content),
-        "".join(rf"\\{{1,8}}x(?i:{byte:02x})" for byte in content),
+        *("".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in one) for one in _bytes_of(char)),
+        *("".join(rf"\\{{1,8}}x(?i:{byte:02x})" for byte in one) for one in _bytes_of(char)),
         rf"\\(?:U0000|u)(?i:{code:04x})" if code < 0x10000 else rf"\\U(?i:{code:08x})",
         f"{_AMPERSAND}(?:amp{_SEMICOLON}){{0,4}}(?:{'|'.join(names)}){_SEMICOLON}",
     ]
@@ -205,7 +212,7 @@ def redacted(text: str) -> str:
         if not _SHOWN.fullmatch(match["value"]):
             text = f"{text[: match.start('value')]}***{text[match.end() :]}"
     text = _SCHEME.sub(_hide_value_if(_has_credentials), text)
-    for pattern in (_HEADER, QUOTED_ITEM, ASSIGNMENT):
+    for pattern in (HEADER, QUOTED_ITEM, ASSIGNMENT):
         secret = _hide_value_if(lambda m: is_surely_secret(m["name"], m["value"]))
         text = pattern.sub(secret, text)
     for pattern in (PRIVATE_KEY, KNOWN_TOKEN):

@@ -20,14 +20,27 @@ _WITHHELD_ONLY = (TRACKING_URI, TRACKING_USER, "DATABASE_URL")
 
 _WORDS = {"TOKEN", "SECRET", "CREDENTIAL", "CRED", "KEY", "PAT", "SIG", "SIGNATURE", "WEBHOOK"}
 _WORDS |= {"PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PASS", "PW", "PWD", "PSWD"}
-_WORDS |= {"AUTH", "OAUTH", "AUTHORIZATION", "BEARER", "JWT", "COOKIE", "DSN", "OTP", "HMAC"}
+_WORDS |= {
+    "PSK",
+    "TOTP",
+    "MNEMONIC",
+    "AUTH",
+    "OAUTH",
+    "AUTHORIZATION",
+    "BEARER",
+    "JWT",
+    "COOKIE",
+    "DSN",
+    "OTP",
+    "HMAC",
+}
 _WORDS |= {"NETRC", "KUBECONFIG", *(f"{word}S" for word in _WORDS)}
 _WITHIN = re.compile(
     r"PASSWORD|PASSWORT|PASSWD|PASS_?PHRASE|PASS_?CODE|PASS_?FILE|SECRET|CREDENTIAL|SIGNATURE"
     r"|TOKEN(?!I[SZ])|API_?KEY|(?:ACCESS|ACCOUNT|PRIVATE|SHARED)_?KEY|CONN(?:ECTION)?_?STR"
 )
-_ENDINGS = ("PASS", "PWD", "KEY", "KEYS", "AUTH", "JWT", "COOKIE", "COOKIES", "DSN")
-_OTHER_WORDS = {"OLDPWD", "COMPASS", "BYPASS", "HOTKEY", "HOTKEYS"}
+_ENDINGS = ("PASS", "PWD", "PW", "KEY", "KEYS", "AUTH", "JWT", "COOKIE", "COOKIES", "DSN")
+_OTHER_WORDS = {"LESSKEY", "OLDPWD", "COMPASS", "BYPASS", "HOTKEY", "HOTKEYS"}
 _OTHER_WORDS |= {"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY"}
 _PASSWORDS = re.compile(r"PASS|PWD|PW|PSWD")
 _PLAIN_VALUE = re.compile(r"[+-]?[\d.]{0,7}|true|false|yes|no|on|off|none|null", re.IGNORECASE)
@@ -45,7 +58,7 @@ USER_PART = re.compile(
 ENCODED_USER_PART = re.compile(r"(?<=%3A%2F%2F)(?:(?!%40|%2F)[^\s&;#'\"<>])+(?=%40)", re.IGNORECASE)
 _PORT = re.compile(r"\d*(?:[/?#].*)?")  # and no password, although an @ comes after it
 _PARAMETER = re.compile(
-    r"(?:(?P<plain>[?&;])|%3F|%26)(?P<name>[\w.~-]+)(?:=|%3D)"
+    r"(?:(?P<plain>[?&;#])|%3F|%26)(?P<name>[\w.~-]+)(?:=|%3D)"
     r"(?P<value>(?:(?(plain)|(?!%26|%23))[^\s&;#'\"<>])+)",
     re.IGNORECASE,
 )
@@ -57,6 +70,12 @@ QUOTED_ITEM = re.compile(
     r"(?P<before>(?P<q>\\{0,8}['\"])(?P<name>[\w-]+)(?P=q)\s*[:,]\s*[\[(]?b?(?P<quote>\\{0,8}['\"]))"
     r"(?P<value>.+?)(?=(?P=quote))"
 )  # of a dictionary, or a pair of a list, also where their quotes are escaped
+HEADER = re.compile(
+    r"(?P<before>(?<![\w-])(?P<name>(?:proxy-)?authorization|(?:set-)?cookie2?"
+    r"|(?:[a-z]+-)?(?:api-key|token)|x-[\w-]+)\s*[:=]\s*)"
+    r"(?P<value>[^\s'\"](?:[^\r\n'\"\\=]|=(?:\"[^\"\r\n]*\")?)*)",  # to the end of its line
+    re.IGNORECASE,
+)
 PRIVATE_KEY = re.compile(
     r"(?P<before>-----BEGIN [A-Z ]*PRIVATE KEY-----)"
     r"(?P<value>.+?)(?=-----END|\Z)",
@@ -65,14 +84,15 @@ PRIVATE_KEY = re.compile(
 KNOWN_TOKEN = re.compile(
     r"(?<![A-Za-z0-9])(?P<value>gh[opusr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|hf_[A-Za-z0-9]{20,}|sk-(?=[\w-]*\d)[\w-]{16,}|xox[abeprs]-[\w-]{10,}|A[KS]IA[0-9A-Z]{16}"
-    r"|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*)"
+    r"|AIza[\w-]{30,}|eyJ[\w-]{6,}\.[\w-]{6,}\.[\w-]*|[rs]k_live_[A-Za-z0-9]{16,}"
+    r"|npm_[A-Za-z0-9]{30,}|pypi-[\w-]{40,}|dapi[0-9a-f]{32}|SG\.[\w-]{16,}\.[\w-]{16,})"
 )
 _NO_URL = re.compile(r"[^\s:@/]+:[^\s@]+@[\w.(\[-]+\S*")  # me:word@tcp(host:3306)/db
 _TOKEN_LIKE = re.compile(r"(?=.*\d)[\w.~%-]{12,}")  # as https://TOKEN@host, where no name is
 _SURELY = re.compile(
     r"PASSWORD|PASSWORT|PASSWD|PASS_?PHRASE|SECRET|API_?KEY|(?:ACCESS|ACCOUNT|PRIVATE|SHARED)_?KEY"
     r"|^PWD$|AUTHORIZATION$|COOKIE2?$|^X_.*(?:KEY|TOKEN|AUTH|SIGNATURE)"
-    r"|(?:ACCESS|API|AUTH|BEARER|HF|REFRESH|SECURITY|SESSION|TRACKING)_?TOKEN"
+    r"|(?:ACCESS|API|AUTH|BEARER|HF|PRIVATE|REFRESH|SECURITY|SESSION|TRACKING)_?TOKEN"
 )
 _MIN_PART_CHARS = 12
 
@@ -140,6 +160,9 @@ def secrets_within(value: str) -> Iterator[str]:
         for match in pattern.finditer(value):
             if is_surely_secret(match["name"], match["value"]):
                 yield match["value"].strip("'\"")
+    for match in HEADER.finditer(value):
+        if is_surely_secret(match["name"], match["value"]):  # with its scheme, and without it
+            yield from dict.fromkeys((match["value"], match["value"].split()[-1]))
     for pattern in (PRIVATE_KEY, KNOWN_TOKEN):
         yield from (match["value"] for match in pattern.finditer(value))
     if header := re.fullmatch(r"(?:Basic|Bearer|Token|Negotiate)\s+(\S{6,})", value.strip()):
