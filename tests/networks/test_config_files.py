@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.errors import UserError
@@ -19,6 +20,7 @@ from vapo.networks.meta_device import empty_model
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.model_folders import check_model_folder
 
+POLICY = Path(__file__).parents[2] / "models/checked_steps/policy"
 OPTIONS: dict[str, Any] = {"dtype": "float32", "attn_implementation": "auto"}
 
 
@@ -118,6 +120,23 @@ def test_whatever_transformers_raises_is_one_line(folder: Path, changes: dict[st
             load(str(folder), **OPTIONS)
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 700
+
+
+def test_a_model_returns_fields_whatever_its_config_says(folder: Path) -> None:
+    changed(folder, {"return_dict": False})
+    with torch.no_grad():
+        assert load_causal_lm(str(folder), **OPTIONS)(torch.tensor([[1]])).logits.shape[:2] == (
+            1,
+            1,
+        )
+
+
+def test_a_tokenizer_s_length_that_is_no_number(folder: Path) -> None:
+    shutil.copy(POLICY / "tokenizer.json", folder)
+    settings = json.loads((POLICY / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "model_max_length": "x"}))
+    with pytest.raises(UserError, match="cannot load the tokenizer: TypeError"):
+        load_tokenizer(str(folder))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "5", "[" * 100_000, f'{{"a": 1{"0" * 5000}}}'])

@@ -62,6 +62,7 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
     check_model_folder(path, has_tokenizer=True)
     with refusals(path, "tokenizer"), quiet():
         tokenizer = read_tokenizer(path)
+        tokenizer("a b")  # some of its settings are first read here
     if tokenizer.eos_token_id is None:
         raise UserError(
             f"{path}: the tokenizer has no end token, so no response could finish; "

@@ -56,6 +56,7 @@ def read_model_config(path: str) -> PreTrainedConfig:
             "text, as the file has (text_config, decoder or generator): take it out"
         )
     _remove_configured_dropout(path, config)
+    config.return_dict = True  # what a model returns is read by field
     return config
 
 
