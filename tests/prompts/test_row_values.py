@@ -28,6 +28,7 @@ from vapo.errors import UserError
 from vapo.prompts.critic_prompts import render
 from vapo.rewards.verifiers import exact
 from vapo.rollouts.rollout_file import rollout_table
+from vapo.system.parquet_rows import opened
 from vapo.system.row_values import RefusedValue, check_carried
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -230,6 +231,11 @@ BOMBS = {
     "messages": lambda: {
         "prompt": in_one_row(pa.StructArray.from_arrays([repeated(NUM)], ["content"]))
     },
+    "last": lambda: {
+        "prompt": pa.DictionaryArray.from_arrays(
+            np.minimum(np.arange(NUM, dtype=np.int32), 100), [*map(str, range(100)), MEGABYTE]
+        )
+    },
     "nulls": lambda: {"prompt": in_one_row(pa.nulls(10 * 2**20, pa.int8()))},
     "long": lambda: {"prompt": pa.array(["p" * 40 * 2**20])},
 }
@@ -265,6 +271,29 @@ def test_honest_parquet_is_read_as_it_was(tmp_path: Path) -> None:
     delta = {"use_dictionary": False, "column_encoding": {"prompt": "DELTA_BYTE_ARRAY"}}
     path = parquet_file(tmp_path, table.select(["prompt"]), **delta)
     assert [row.problem for row in read(path, kind="parquet", answer_column="prompt")] == long
+
+
+def test_texts_of_many_different_rows_are_read_as_they_are(tmp_path: Path) -> None:
+    """As a dictionary they would take three times the time and the memory."""
+    texts = [f"{number} is short" for number in range(2_000)]
+    table = pa.table(
+        {"short": texts, "long": [*texts[1:], MEGABYTE], "several": [texts[:2]] * 2000}
+    )
+    path = parquet_file(tmp_path, table, row_group_size=1_000, store_schema=False)
+    with opened(Path(path)) as file:
+        types = {field.name: field.type for field in file.schema_arrow}
+    assert types["short"] == pa.string()
+    assert pa.types.is_dictionary(types["long"])
+    assert pa.types.is_dictionary(types["several"].value_type)
+
+
+@pytest.mark.parametrize("place", ["column", "list"])
+def test_a_type_that_hides_the_length_of_its_texts_is_refused(tmp_path: Path, place: str) -> None:
+    values = pa.ExtensionArray.from_storage(pa.json_(), pa.array(['"a"']))
+    column = values if place == "column" else in_one_row(values)
+    path = parquet_file(tmp_path, pa.table({"prompt": ["q"], "answer": ["1"], "m": column}))
+    with pytest.raises(UserError, match=r"has the type extension<arrow\.json>.*write it as string"):
+        read(path, kind="parquet")
 
 
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:

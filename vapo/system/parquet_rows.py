@@ -1,14 +1,15 @@
 """Parquet files read by bytes: what a small file unpacks to cannot fill the memory.
 
-A value that is written once may stand in a million rows, so a file's size says little. Texts are
-read as numbers of entries of a dictionary, which they are in the file, and become texts a few rows
-at a time, once it is known how large these are.
+A value that is written once may stand in a million rows, so a file's size says little. Texts that
+may be long are read as numbers of entries of a dictionary, which they are in the file, and become
+texts a few rows at a time, once it is known how large these are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,15 +72,21 @@ def column_names(path: Path) -> list[str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """The file, opened for `checked_batches`. Raises: UserError: it cannot be read."""
+    """The file, opened for `checked_batches`.
+
+    Raises: UserError: it cannot be read, or has columns that rows of Python cannot have.
+    """
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
     check_regular_file(path)
     try:
         with parquet.ParquetFile(path) as looked_at:
+            _check_columns(looked_at.schema_arrow, path)
             texts = _texts(looked_at)
-        with parquet.ParquetFile(path, read_dictionary=texts) as file:
+        with parquet.ParquetFile(path, read_dictionary=texts) as looked_at:
+            short = _short_texts(looked_at, texts)
+        with parquet.ParquetFile(path, read_dictionary=sorted({*texts} - short)) as file:
             yield file
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: not a readable Parquet file ({error!s:.200})") from None
@@ -96,6 +103,31 @@ def _texts(file: parquet.ParquetFile) -> list[str]:
     return [path for path, is_one in is_text.items() if is_one and path not in others]
 
 
+def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
+    """Those of the columns that are read as they are, in a fraction of the time.
+
+    They have one text in each row, and so many rows as are read at a time cannot be too large,
+    whichever entries of the dictionaries they name. A dictionary is whole with the first row.
+    """
+    import pyarrow.compute as compute
+
+    schema = file.schema
+    leaves = map(schema.column, range(len(schema)))
+    single = {x.path for x in leaves if x.max_repetition_level == 0 and "." not in x.path}
+    longest = dict.fromkeys((path for path in texts if path in single), 0)
+    for group in range(file.num_row_groups if longest else 0):
+        for batch in islice(file.iter_batches(1, row_groups=[group], columns=[*longest]), 1):
+            for path, column in zip(batch.schema.names, batch.columns, strict=True):
+                lengths = compute.binary_length(column.dictionary)
+                longest[path] = max(longest[path], compute.max(lengths).as_py() or 0)
+    short, room = set[str](), _AT_ONCE // _BATCH_ROWS
+    for path, size in longest.items():
+        if size <= room:
+            short.add(path)
+            room -= size
+    return short
+
+
 def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
     """The parts of columns that the file's end lists, one for each row group."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
@@ -107,9 +139,8 @@ def checked_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The rows in small batches, with texts as texts.
 
-    Raises: UserError: two columns of one name, or rows that hold too much.
+    Raises: UserError: rows that hold too much.
     """
-    _check_all_names(file.schema_arrow, path)
     most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if _least_bytes(file) > most:
         raise _too_large(path, most)
@@ -163,12 +194,32 @@ def _repeated_bytes(file: parquet.ParquetFile) -> int:
     )
 
 
-def _check_all_names(schema: Any, path: Path) -> None:
-    """Check that no two columns, and no two fields within one, have one name. Raises: UserError."""
+def _check_columns(schema: Any, path: Path) -> None:
+    """Python's rows have one value for a name, and which one would be chance. And a type that is
+    laid over texts hides how large they are.
+
+    Raises: UserError: two columns of one name, or one of such a type.
+    """
+    import pyarrow as pa
+
     check_names((field.name for field in schema), path)
     for field in schema:
+        if isinstance(field.type, pa.BaseExtensionType) and not _is_fixed(field.type.storage_type):
+            raise UserError(
+                f"{path}: the column {field.name!r} has the type {field.type!s:.80}, which is not "
+                f"read: write it as {field.type.storage_type!s:.80}"
+            )
         if children := _children(field.type):
-            _check_all_names(children, path)
+            _check_columns(children, path)
+
+
+def _is_fixed(kind: pa.DataType) -> bool:
+    """Whether each value takes the same room."""
+    import pyarrow as pa
+
+    if pa.types.is_fixed_size_list(kind):
+        return _is_fixed(kind.value_type)
+    return bool(pa.types.is_primitive(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 def _children(kind: pa.DataType) -> list[pa.Field]:

@@ -132,9 +132,12 @@ def check_carried(value: Any, levels: int = MOST_LEVELS) -> None:
 
     Raises: RefusedValue: they cannot.
     """
+    kind = type(value)
+    if kind in _NUMBERS:
+        return
     if isinstance(value, str):
         _check_text(value)
-    elif isinstance(value, Mapping):
+    elif kind is dict or isinstance(value, Mapping):  # the second question takes its time
         _check_levels(levels)
         for name, item in value.items():
             check_carried(name, levels - 1)
