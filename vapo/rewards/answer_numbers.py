@@ -39,6 +39,17 @@ def numbers_equal(a: Number, b: Number) -> bool:
     return bool(abs(a - b) <= max(_RELATIVE * largest, _ABSOLUTE))
 
 
+def is_zero(value: Number) -> bool:
+    return numbers_equal(value, Fraction(0))
+
+
+def are_too_small(a: Number, b: Number) -> bool:
+    """Whether rounding alone may be what these numbers are, so that they are equal by size only."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return False
+    return bool(max(abs(inexact(a)), abs(inexact(b))) <= 10 * _ABSOLUTE)
+
+
 def inexact(value: Number) -> Number:
     return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
 
@@ -135,7 +146,10 @@ def _whole_root(value: int, n: int) -> int | None:
 def _floor(value: Number) -> Number:
     if _is_complex(value) or abs(value) > MAX_ARGUMENT**9:
         raise UndefinedError("the floor of a number that is complex or large")
-    return Fraction(math.floor(value) if isinstance(value, Fraction) else int(mp.floor(value)))
+    if isinstance(value, Fraction):
+        return Fraction(math.floor(value))
+    nearest = Fraction(int(mp.nint(value)))  # rounding may have left it just below
+    return nearest if numbers_equal(value, nearest) else Fraction(int(mp.floor(value)))
 
 
 def _factorial(value: Number) -> Number:

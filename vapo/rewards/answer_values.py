@@ -12,13 +12,17 @@ from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from functools import lru_cache
 
+from vapo.rewards.answer_cases import case_points
 from vapo.rewards.answer_numbers import (
+    DIGITS,
     EXACT,
     INEXACT,
     Number,
     UndefinedError,
+    are_too_small,
     bounded,
     inexact,
+    is_zero,
     mp,
     numbers_equal,
 )
@@ -29,7 +33,16 @@ from vapo.rewards.hostile_text import UnsafeTextError
 MIN_POINTS = 2
 """At how many points both sides must be defined."""
 
-_CASES = frozenset({"abs", "floor", "ceiling", "root", "ln", "log", "arcsin", "arccos"})
+MORE_DIGITS = 1_000
+"""So many are computed of numbers that are too close to zero to tell them from rounding."""
+
+MAX_SYMBOLS_WITH_LINES = 3
+NUM_LINES = 4
+"""Of the near points, through so many a line is drawn along each symbol, with points on it."""
+
+_CASES = frozenset({
+    "abs", "floor", "ceiling", "root", "ln", "log", "arcsin", "arccos", "arctan"
+})  # fmt: skip
 
 
 def values_equal(first: Node, second: Node) -> bool:
@@ -37,7 +50,7 @@ def values_equal(first: Node, second: Node) -> bool:
 
     Raises: UnsafeTextError for what is too large to compute.
     """
-    return _holds_at_points(first, second, numbers_equal)
+    return _holds_at_points(first, second, numbers_equal, is_equality=True)
 
 
 def constant_ratio(first: Node, second: Node) -> Number | None:
@@ -48,7 +61,7 @@ def constant_ratio(first: Node, second: Node) -> Number | None:
     ratios: list[Number] = []
 
     def is_constant(a: Number, b: Number) -> bool:
-        if any(numbers_equal(value, Fraction(0)) for value in (a, b)):
+        if is_zero(a) or is_zero(b):
             return False
         ratios.append(a / b)
         return numbers_equal(ratios[0], ratios[-1])
@@ -66,18 +79,29 @@ def value_of(node: Node) -> Number | None:
     return None if symbols_of(node) else _values_of(node, ()).at(0)[0]
 
 
-def _holds_at_points(first: Node, second: Node, relation: Callable[[Number, Number], bool]) -> bool:
+def _holds_at_points(
+    first: Node,
+    second: Node,
+    relation: Callable[[Number, Number], bool],
+    *,
+    is_equality: bool = False,
+) -> bool:
     r"""Whether the relation holds of both values wherever all parts of both are real.
 
     Where so few points remain that this says little, it must hold of the complex values at all
     points. An absolute value says that signs matter: beside one, both sides must be real at the
     same points, so that `\ln x` is not `\ln |x|`.
+
+    Args:
+        is_equality: the relation is that of equal numbers, which small ones need more digits for.
     """
     names = tuple(dict.fromkeys((*_in_order(first), *_in_order(second))))
     sides = _values_of(first, names), _values_of(second, names)
     if not names:
         a, b = (side.at(0)[0] for side in sides)
-        return a is not None and b is not None and relation(a, b)
+        if a is None or b is None or not relation(a, b):
+            return False
+        return not is_equality or _are_equal_if_small(sides, 0)
     cases = _cases(first) | _cases(second)
     num_real, have_one_domain = 0, True
     not_real: list[tuple[Number, Number]] = []
@@ -85,7 +109,7 @@ def _holds_at_points(first: Node, second: Node, relation: Callable[[Number, Numb
     for index in range(len(points(num))) if cases else smooth_places(num):
         (a, a_is_real), (b, b_is_real) = (side.at(index) for side in sides)
         if a_is_real and b_is_real:
-            if not relation(a, b):
+            if not relation(a, b) or (is_equality and not _are_equal_if_small(sides, index)):
                 return False
             num_real += 1
             continue
@@ -93,8 +117,69 @@ def _holds_at_points(first: Node, second: Node, relation: Callable[[Number, Numb
         if a is not None and b is not None:
             not_real.append((a, b))
     if num_real >= MIN_POINTS:
-        return have_one_domain or "abs" not in cases
+        has_domain = have_one_domain or "abs" not in cases
+        return has_domain and _holds_on_lines(first, second, names, relation, bool(cases))
     return num_real + len(not_real) >= MIN_POINTS and all(relation(a, b) for a, b in not_real)
+
+
+def _are_equal_if_small(sides: tuple[_Values, _Values], index: int) -> bool:
+    r"""Whether numbers close to zero are equal: what rounding leaves of 0 shrinks with more digits.
+
+    `\pi^{-400}` is not `\pi^{-500}`, and `\sin \pi` is 0.
+    """
+    a, b = (side.at(index)[0] for side in sides)
+    if not are_too_small(a, b):
+        return True
+    with mp.workdps(MORE_DIGITS):
+        precise = [side.compute(index) for side in sides]
+        if any(isinstance(value, UnsafeTextError) or value[0] is None for value in precise):
+            return False
+        more_a, more_b = (inexact(value[0]) for value in precise)  # type: ignore[index]
+        rounding = abs(inexact(a) - inexact(b)) or mp.mpf(10) ** -(MORE_DIGITS - 2 * DIGITS)
+        return bool(abs(more_a - more_b) <= rounding * mp.mpf(10) ** -(DIGITS // 2))
+
+
+def _holds_on_lines(
+    first: Node,
+    second: Node,
+    names: tuple[str, ...],
+    relation: Callable[[Number, Number], bool],
+    has_cases: bool,
+) -> bool:
+    """Whether the relation holds at rational points, and in each case that lines through them pass.
+
+    At rational points powers and what is small beside them are exact. With many symbols no lines
+    are drawn.
+    """
+    num = len(names)
+    num_lines = NUM_LINES if num > 1 and has_cases else 1
+    for base in points(num)[:num_lines]:
+        exact = [Fraction(int(mp.nint(64 * x)), 64) for x in base]
+        tried = [exact]
+        for place, name in enumerate(names if has_cases and num <= MAX_SYMBOLS_WITH_LINES else ()):
+
+            def at(node: Node, x: Number, place: int = place, base: list[Fraction] = exact):
+                return _real_value(node, names, [*base[:place], x, *base[place + 1 :]])
+
+            moved = case_points((first, second), name, at)
+            tried += [[*exact[:place], x, *exact[place + 1 :]] for x in moved]
+        for point in tried:
+            a, b = (_real_value(node, names, point) for node in (first, second))
+            if a is None or b is None or (is_zero(a) and is_zero(b)):
+                continue
+            if not relation(a, b):
+                return False
+    return True
+
+
+def _real_value(node: Node, names: tuple[str, ...], coordinates: list[Number]) -> Number | None:
+    """The value at a point; None where a part of it is not real, or too large to compute."""
+    point = _Point(dict(zip(names, coordinates, strict=True)))
+    try:
+        value = point.value(node)
+    except (UndefinedError, UnsafeTextError):
+        return None
+    return value if point.is_real else None
 
 
 def _in_order(node: Node) -> Iterator[str]:
@@ -136,15 +221,17 @@ class _Values:
         if not self.names:
             index = 0
         if index not in self.computed:
-            self.computed[index] = self._compute(index)
+            self.computed[index] = self.compute(index)
         value = self.computed[index]
         if isinstance(value, UnsafeTextError):
             raise UnsafeTextError(str(value))
         return value
 
-    def _compute(self, index: int) -> tuple[Number | None, bool] | UnsafeTextError:
+    def compute(self, index: int) -> tuple[Number | None, bool] | UnsafeTextError:
+        """As `at`, anew, in the digits that are set; an error is returned."""
         num_symbols = len(self.names)
-        point = _Point(dict(zip(self.names, points(num_symbols)[index], strict=True)))
+        coordinates = points(num_symbols)[index] if num_symbols else ()
+        point = _Point(dict(zip(self.names, coordinates, strict=True)))
         try:
             value = point.value(self.node)
         except UndefinedError:
