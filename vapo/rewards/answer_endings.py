@@ -35,6 +35,9 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
+_THOUGHT_END = re.compile(  # what the policy thought is no part of the line behind it
+    r"</think(?:ing)?>|\[/THINK\]|<\|channel\|>final(?:[^<\n]{0,40})<\|message\|>"
+)
 _REASON = re.compile(r",? (?:because|since)\b.*$")
 _MATH = r"\$[^$]+\$|\\\([^()]+\\\)"
 _SUBJECT = (  # what is 42: a word, x or f(2), and not the 1 of `x + 1 is 42`
@@ -84,14 +87,18 @@ _NUMBERED = re.compile(  # the number is a name: page 42
 _HARMLESS = frozenset({"a", "an", "and", "for", "has", "is", "of", "per", "to", "was", "when"})
 _CLAUSE_END = re.compile(r"[.,;:!?]|\b(?:and|so|but|then|thus|hence|therefore)\b", re.IGNORECASE)
 _RETRACTION = re.compile(
-    r"\b(?:wait|hmm+|actually|however|although|instead|rather|oops|mistake\w*|errors?|sorry"
+    r"\b(?:wait|hm+|hmph|actually|however|although|instead|rather|oops|mistake\w*|errors?|sorry"
     r"|correction|corrected|re-?\w*(?:check|compute|calculate|consider|think)\w*|let me|let us"
-    r"|let's|should|half|twice|double|dozen|hundred|thousand|million|none|infinite\w*|undefined"
-    r"|impossible|minus|negative|opposite|reciprocal|inverse|squared|plus|times|percent|less|more"
-    r"|fewer)\b",
+    r"|let's|should|half|twice|double|dozens?|hundreds?|thousands?|[mbtr]illions?|none|infinite\w*"
+    r"|undefined|impossible|minus|negative|opposite|reciprocal|inverse|squared|plus|times"
+    r"|percent\w*|less|more|fewer|scratch|strike|kidding|jok(?:e|es|ing)|ignore|disregard|forget"
+    r"|redo|slip\w*|(?:hold|hang) on|nope|nah|take (?:it|this|that) back|approximate\w*|naive|trap"
+    r"|(?:lower|upper) bound|in (?:cents|dollars|tens|tenths|units))\b"
+    r"|^(?![^?]*\byou)[^?]*\?$|^\W*(?-i:[a-z])",  # a question, or the sentence goes on
     re.IGNORECASE,
 )
-_TURN = re.compile(r"(?:human|user|question|problem|q|assistant|system)\s*:", re.IGNORECASE)
+_SUPPOSED = re.compile(r"\b(?:suppose|assume|pretend|imagine)\b", re.IGNORECASE)
+_TURN = re.compile(r"(?:human|user|question|problem|q|assistant|system)\s*(?::|$)", re.IGNORECASE)
 
 
 IsAnswer = Callable[[str], bool]
@@ -114,7 +121,8 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
     Args:
         only_marked: no other answers count.
     """
-    lines = closing_lines(_UNREADABLE.sub(" ", text[-MAX_PLAIN_CHARS:]))
+    text = _THOUGHT_END.sub("\n", text[-MAX_PLAIN_CHARS:])
+    lines = closing_lines(_UNREADABLE.sub(" ", text))
     if not lines:
         return None
     for index in range(len(lines) - 1, max(-1, len(lines) - 2 - MAX_REMARKS), -1):
@@ -174,7 +182,8 @@ def _without_remark(answer: str, is_answer: IsAnswer) -> str:
 
 
 def _is_denied(before: str) -> bool:
-    return bool(_DENIAL.search(_CLAUSE_END.split(before)[-1]))
+    clause = _CLAUSE_END.split(before)[-1]
+    return bool(_DENIAL.search(clause) or _SUPPOSED.search(clause))
 
 
 def _is_remark(line: str) -> bool:

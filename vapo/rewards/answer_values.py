@@ -158,7 +158,9 @@ def _holds_on_lines(
         tried = [exact]
         for place, name in enumerate(names if has_cases and num <= MAX_SYMBOLS_WITH_LINES else ()):
 
-            def at(node: Node, x: Number, place: int = place, base: list[Fraction] = exact):
+            def at(
+                node: Node, x: Number, place: int = place, base: list[Fraction] = exact
+            ) -> Number:
                 return _real_value(node, names, [*base[:place], x, *base[place + 1 :]])
 
             moved = case_points((first, second), name, at)
