@@ -85,7 +85,7 @@ def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterat
         for inner in _undone(node, varying[0], target, evaluate):
             yield from _places(varying[0], inner, name, evaluate)
     elif varying:
-        less = Node("add", (node, Node("number", value=-target)))  # type: ignore[operator]
+        less = Node("add", (node, Node("number", value=-target)))
         yield from _zeros_of_polynomial([evaluate(less, x) for x in _SAMPLED])
 
 
