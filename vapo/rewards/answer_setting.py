@@ -38,7 +38,7 @@ _AROUND = (
     re.compile(r"_([^_]+)_"),
     re.compile(r"`([^`]+)`"),
     re.compile(r"~([^~]+)~"),  # spaces, where ~42 is about 42
-    re.compile(r"\\text\{([^{}]*)\}"),
+    re.compile(r"\\text\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
     re.compile(r"\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}"),
 )
 _TEX_SPACE = r"(?:\s|\\[ ,;:!\\]|\\q?quad(?![A-Za-z]))*"
