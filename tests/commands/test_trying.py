@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -257,3 +258,10 @@ def test_sampled_responses(project: Path, capsys: pytest.CaptureFixture[str]) ->
     assert {path.name for path in set(project.rglob("*")) - before} <= {"__pycache__"} | {
         path.name for path in project.rglob("*.pyc")
     }, "no run folder, no tracking"
+
+
+def test_responses_that_never_end(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, kind in ((Path("/dev/zero"), "a device"), (tmp_path / "pipe", "a named pipe")):
+        with pytest.raises(UserError, match=f"--responses: {path} is {kind}: give a regular file"):
+            read_responses(path)

@@ -278,3 +278,8 @@ def test_a_rows_wrong_config_names_the_row(tmp_path: Path) -> None:
     found = grid(tmp_path, "rows: [{product: {algorithm.gama: [1]}}]")
     with pytest.raises(UserError, match=r"row 'gama 1' of the grid: .*did you mean"):
         plan(found)
+
+
+def test_a_grid_that_never_ends() -> None:
+    with pytest.raises(UserError, match="--grid /dev/zero: larger than"):
+        read_grid(Path("/dev/zero"))

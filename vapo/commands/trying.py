@@ -18,13 +18,13 @@ from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.nearest_path import nearest_path
 from vapo.config.rewards import RewardModelVerifier
-from vapo.errors import UserError
+from vapo.errors import UserError, about
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
 from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.system.files import read_line
+from vapo.system.files import check_regular_file, read_line
 from vapo.system.row_values import RefusedValue, check_carried
 from vapo.system.shown_text import say
 
@@ -91,6 +91,8 @@ def read_responses(path: Path) -> list[Given]:
 
     Raises: UserError: unreadable, empty, or a line is malformed; names file and line.
     """
+    with about("--responses"):
+        check_regular_file(path)
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError:

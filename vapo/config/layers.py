@@ -75,27 +75,35 @@ class Layer:
 
 def read_file(path: Path) -> Layer:
     """Raises: UserError when the file is not there or is not a YAML mapping."""
-    check_utf8(str(path), "--config: the file's name")
+    text = text_of(path, option="--config")
+    return replace(read_text(text, str(path)), folder=str(path.parent.resolve()))
+
+
+def text_of(path: Path, *, option: str) -> str:
+    """What a file of YAML says, which the user has named by this option.
+
+    Raises: UserError: it is not there, is too large for a config, or no text.
+    """
+    check_utf8(str(path), f"{option}: the file's name")
     try:
         with path.open("rb") as file:
             contents = file.read(limits.MAX_FILE_BYTES + 1)
         if len(contents) > limits.MAX_FILE_BYTES:
             raise UserError(
-                f"--config {path}: larger than {limits.MAX_FILE_BYTES} bytes, the most for a config"
+                f"{option} {path}: larger than {limits.MAX_FILE_BYTES} bytes, the most for a config"
             )
-        text = contents.decode("utf-8")
+        return contents.decode("utf-8")
     except FileNotFoundError:
         hint = nearest_path(path)
         if path.parts[:1] == ("conf",) and not Path("conf").exists():
             hint = "; `vapo init` writes the shipped configs into this folder"
-        raise UserError(f"--config {path}: no such file{hint}") from None
+        raise UserError(f"{option} {path}: no such file{hint}") from None
     except IsADirectoryError:
-        raise UserError(f"--config {path}: this is a folder, give a YAML file") from None
+        raise UserError(f"{option} {path}: this is a folder, give a YAML file") from None
     except UnicodeDecodeError:
-        raise UserError(f"--config {path}: not text in UTF-8") from None
+        raise UserError(f"{option} {path}: not text in UTF-8") from None
     except OSError as error:
-        raise UserError(f"--config {path}: cannot be read ({error.strerror})") from None
-    return replace(read_text(text, str(path)), folder=str(path.parent.resolve()))
+        raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
 
 
 @lru_cache(maxsize=64)

@@ -20,12 +20,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from vapo.config import Components, FitConfig
 from vapo.config.credentials import without_credentials
-from vapo.config.layers import Layer, read_text
-from vapo.config.nearest_path import nearest_path
+from vapo.config.layers import Layer, read_text, text_of
 from vapo.config.options import describe
 from vapo.config.overrides import override_of
 from vapo.config.spelling import as_spelled, null_excess
-from vapo.errors import UserError, check_utf8
+from vapo.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -169,13 +168,7 @@ class _File(_Block):
 
 def read_grid(path: Path) -> Grid:
     """Raises: UserError that names the file, the line and the key."""
-    check_utf8(str(path), "--grid: the file's name")
-    try:
-        layer = read_text(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not text in UTF-8"
-        hint = nearest_path(path) if isinstance(error, FileNotFoundError) else ""
-        raise UserError(f"--grid {path}: {reason}{hint}") from None
+    layer = read_text(text_of(path, option="--grid"), str(path))
     entries = describe(FitConfig)
     layer = as_spelled(layer, entries, _config_key)
     for key, source in layer.sources.items():
