@@ -65,6 +65,7 @@ def test_a_place_is_the_token_that_completes_the_text() -> None:
     pieces = ("ab", "c", "\xf6", "", "de")  # the fourth has no text of its own
     tokenizer = Mock(spec=PreTrainedTokenizerBase)
     tokenizer.decode.side_effect = lambda ids, **_: "".join(pieces[i] for i in ids)
+    tokenizer.pad_token_id = None
     response = Rollout(PROMPT, (0, 1, 2, 3, 4), "abc\xf6de", (0.0,) * 5, FinishReason.LENGTH)
     assert places_of([1, 2, 3, 4, 5, 6], response, tokenizer) == [1, 1, 2, 3, 5, 5]
 

@@ -100,6 +100,7 @@ def test_all_runs_are_asked_before_one_is_waited_for(tmp_path: Path) -> None:
 
     def kill_the_first_after_the_last() -> None:
         handles[2].process.wait()
+        wait_for((tmp_path / "0.asked").exists)
         handles[0].process.kill()
 
     ends = threading.Thread(target=kill_the_first_after_the_last)
