@@ -241,7 +241,13 @@ BOMBS = {
 }
 
 
-@pytest.mark.parametrize("bomb", BOMBS)
+BY_DAY = ("rows", "last", "long")
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [pytest.param(b, marks=[pytest.mark.attacks] * (b not in BY_DAY)) for b in BOMBS],
+)
 def test_a_small_file_of_parquet_fills_no_memory(tmp_path: Path, bomb: str) -> None:
     options: dict[str, Any] = {"compression": "zstd", "store_schema": False}
     path = parquet_file(tmp_path, pa.table(BOMBS[bomb]()), row_group_size=NUM, **options)

@@ -98,7 +98,7 @@ def test_a_program_that_a_user_s_code_starts_is_as_usual(
     assert found.get(python_child.SAFE_PATH) == theirs
 
 
-@pytest.mark.slow
+@pytest.mark.attacks  # by day its command and its variables are read
 def test_the_ui_s_server_does_not_execute_them(trapped: Path) -> None:
     """The whole way down to the process that answers requests is MLflow's own."""
     (trapped / "store").mkdir()
