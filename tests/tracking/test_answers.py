@@ -108,8 +108,8 @@ def test_an_answer_within_the_bounds_is_read(serve: Callable[[Answer], str], bou
     [
         (endless, "the answer is larger than 1 MiB"),
         (packed, "the answer is larger than 1 MiB"),
-        pytest.param(dripping, r"no whole answer came within 0\.5 s", marks=pytest.mark.attacks),
-        (dripping_header, r"no whole answer came within 0\.5 s"),
+        pytest.param(dripping, r"no whole answer came within 0\.2 s", marks=pytest.mark.attacks),
+        (dripping_header, r"no whole answer came within 0\.2 s"),
     ],
 )
 def test_an_answer_out_of_bounds_is_an_outage(
@@ -119,7 +119,7 @@ def test_an_answer_out_of_bounds_is_an_outage(
     said: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(answers, "ANSWER_S", 0.5 if "0" in said else 60.0)
+    monkeypatch.setattr(answers, "ANSWER_S", 0.2 if "0" in said else 60.0)
     uri, started = serve(answer), time.monotonic()
     for _ in range(2):
         with pytest.raises(MlflowException, match=said):
