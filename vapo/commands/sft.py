@@ -52,16 +52,7 @@ def run(config: SftConfig) -> None:
     sampling = settled_sampling(config, config.export_dir, config.evaluation)
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
-    generation = None
-    if config.model_path is None:
-        new = make_tokenizer(config.new_model.alphabet)
-        model: PreTrainedModel = make_model(config.new_model, new)
-        tokenizer: PreTrainedTokenizerBase = new
-    else:
-        model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
-        tokenizer = load_tokenizer(config.model_path)
-        check_saving(model.config, tokenizer, config.model_path)
-        generation = generation_file(config.model_path)
+    model, tokenizer, generation = starting_model(config)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
     ends = end_tokens(tokenizer, model.generation_config, is_chat=config.data.chat_template)
@@ -111,6 +102,22 @@ def run(config: SftConfig) -> None:
         recorded = logger.describe()
     score = result.metrics["eval/avg_at_k"]
     say(f"held-out avg@{config.evaluation.k}: {score:.3f}\n{recorded}\n{export_dir}")
+
+
+def starting_model(
+    config: SftConfig,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bytes | None]:
+    """The model that is trained, its tokenizer, and its generation_config.json, if it has one.
+
+    Raises: UserError: a given model cannot be loaded, or could not be saved after training.
+    """
+    if config.model_path is None:
+        new = make_tokenizer(config.new_model.alphabet)
+        return make_model(config.new_model, new), new, None
+    model = load_causal_lm(config.model_path, dtype="float32", attn_implementation="auto")
+    tokenizer = load_tokenizer(config.model_path)
+    check_saving(model.config, tokenizer, config.model_path)
+    return model, tokenizer, generation_file(config.model_path)
 
 
 def examples_of(

@@ -80,17 +80,21 @@ def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
     return layers[1] is not None and len(weights) == 2 and not torch.equal(*weights)
 
 
+def folders_of(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
+    """Where a network is saved: several critics in a folder each, named by their numbers from 0."""
+    if isinstance(network, CriticEnsemble):
+        return {folder / str(number): one for number, one in enumerate(members_of(network))}
+    return {folder: network}
+
+
 def save_network(
     network: Actor | Critic, tokenizer_path: str, folder: Path, *, lora: LoraConfig | None = None
 ) -> None:
     """Save a live, maybe sharded, network, its adapters merged. Every rank calls it; 0 writes.
 
-    Several critics get a folder each, named by their numbers from 0.
+    Several critics get a folder each (`folders_of`).
     """
-    if isinstance(network, CriticEnsemble):
-        for number, member in enumerate(members_of(network)):
-            save_network(member, tokenizer_path, folder / str(number), lora=lora)
-        return
-    state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(network, lora)}
-    if rank() == 0:
-        save_folder(network.model, state, load_tokenizer(tokenizer_path), folder)
+    for place, one in folders_of(network, folder).items():
+        state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(one, lora)}
+        if rank() == 0:
+            save_folder(one.model, state, load_tokenizer(tokenizer_path), place)

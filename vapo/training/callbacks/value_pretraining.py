@@ -20,8 +20,8 @@ from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, components
 from vapo.errors import UserError
 from vapo.functional.metrics import explained_variance
-from vapo.networks.actor_critic import Critic, CriticEnsemble, members_of
-from vapo.networks.export import save_network
+from vapo.networks.actor_critic import Critic, members_of
+from vapo.networks.export import folders_of, save_network
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
 from vapo.runs.checkpoint_saving import AFTER_A_SAVE, together
@@ -125,12 +125,11 @@ class ValuePretraining(Callback):
     def _save(self, critic: Critic, config: FitConfig) -> None:
         """Write a folder for the critic, or one for each of several.
 
+        A disk may fill up between two of them, so all processes meet after each.
+
         Raises: InterruptedRunError on all processes: it cannot be written.
         """
-        folders = {self.critic_dir: critic}
-        if isinstance(critic, CriticEnsemble):
-            folders = {self.critic_dir / str(i): one for i, one in enumerate(members_of(critic))}
-        for folder, member in folders.items():
+        for folder, member in folders_of(critic, self.critic_dir).items():
             write = partial(
                 save_network, member, config.actor.path, folder, lora=config.critic.lora
             )
