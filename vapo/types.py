@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -136,6 +136,15 @@ class TurnSpan(NamedTuple):
     end: int
 
 
+class VerifierVerdict(TypedDict):
+    """The verdict of one of several verifiers on a response, and its reward without the weight."""
+
+    is_correct: bool
+    reward: float
+    extracted: str | None
+    failure: str | None
+
+
 @dataclass(frozen=True)
 class Rollout:
     """One episode: the policy's turns after one prompt. A response to a verifier is one turn.
@@ -149,7 +158,8 @@ class Rollout:
     before the first turn has none.
 
     `is_correct` is what the positive-example LM loss and the accuracies use; None: nobody has
-    judged yet. `extracted` is the answer that a verifier read. `in_environment`: an environment
+    judged yet. `extracted` is the answer that a verifier read. `by_verifier` has the verdicts of
+    several verifiers by their names, and is empty with one. `in_environment`: an environment
     answered the turns; else a verifier judged the one turn. `failure` names why one of them failed
     (timeout, crash, garbled, ...): without a verdict a response counts as incorrect. A rollout that
     `is_lost` cannot be trained on: its environment failed, and what it would have earned is not
@@ -165,6 +175,7 @@ class Rollout:
     is_correct: bool | None = None
     extracted: str | None = None
     failure: str | None = None
+    by_verifier: Mapping[str, VerifierVerdict] = field(default_factory=dict)
     in_environment: bool = False
     is_lost: bool = False
 

@@ -12,6 +12,7 @@ SCHEMAS = [FitConfig, SftConfig, RewardModelConfig]
 # Numbers that may be anything finite.
 UNBOUNDED = {
     "rewards.reward_model_threshold",
+    "rewards.verifiers.NAME.reward_model_threshold",
     "environment.correct_above",
 }
 

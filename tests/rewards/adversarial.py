@@ -215,7 +215,7 @@ def judged(verifier: str, rollouts: Sequence[Rollout], **fields: Any) -> Run:
             nonlocal last, rss
             now = time.perf_counter()
             seconds.append((now - last) / num)
-            pool = judge.judges[0].pool
+            pool = judge.judges[0].deciding.pool
             for worker in [] if pool is None else workers_of(pool):
                 rss = max(rss, worker.memory_info().rss)
             last = time.perf_counter()

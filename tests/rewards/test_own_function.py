@@ -160,7 +160,6 @@ def test_a_dict_of_verl_without_a_score_is_an_error(tmp_path: Path):
 @pytest.mark.parametrize(
     ("head", "said"),
     [
-        ("async def f(completions, **kwargs)", "is a coroutine function"),
         ("def f(completions, completion_ids)", "needs completion_ids, which TRL's trainer has"),
         ("def f(solution_str, ground_truth, model)", "needs model beside what verl gives"),
     ],

@@ -103,7 +103,9 @@ def test_groups_that_take_too_long_vote_by_text(
         rollouts = [rollout(text, "3") for text in SPLIT]
         rollouts = math.score(rollouts)
         monkeypatch.setattr(
-            math.judges[0].pool, "run", lambda tasks, on_reply: on_reply(0, {"failure": "timeout"})
+            math.judges[0].deciding.pool,
+            "run",
+            lambda tasks, on_reply: on_reply(0, {"failure": "timeout"}),
         )
         with caplog.at_level(logging.WARNING):
             assert math.votes(rollouts, group_size=5) == [0, 1, 2, 3, 4]

@@ -63,9 +63,9 @@ def test_the_channel_is_not_a_descriptor_that_code_comes_across():
 
 def test_an_idle_worker_that_was_written_to_is_replaced_and_no_response_blamed():
     with hostile("writes_into_sockets", num_workers=1) as python:
-        assert python.judges[0].pool is not None
+        assert python.judges[0].deciding.pool is not None
         python.score([rollout("42")])
-        processes = python.judges[0].pool.processes._processes
+        processes = python.judges[0].deciding.pool.processes._processes
         before = processes[0]
         before.received += b"noise"  # what came after the last reply
         assert python.score([rollout("42")])[0].is_correct

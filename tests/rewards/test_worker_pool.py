@@ -272,7 +272,7 @@ def test_workers_answer_in_an_unguarded_script(tmp_path: Path):
 def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
     """As the kernel does when memory is short: in the middle of a batch, and between two."""
     with hostile("naps", num_workers=2, timeout_s=60) as python:
-        pool = python.judges[0].pool
+        pool = python.judges[0].deciding.pool
         assert pool is not None
         python.score([rollout("0"), rollout("0.1")])
         killed: list[int] = []
@@ -305,7 +305,7 @@ def test_workers_that_are_killed_from_outside_cost_at_most_their_response():
 def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
     """Who is busy elsewhere gives a process a second task while it works on the first."""
     with hostile("dies_later", num_workers=1, timeout_s=60) as python:
-        pool = python.judges[0].pool
+        pool = python.judges[0].deciding.pool
         assert pool is not None
         replies: dict[str, Any] = {}
         for text in ("0.1", "nap", "crash", "42"):
@@ -321,7 +321,7 @@ def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
 def test_a_process_goes_on_while_nobody_looks():
     """With two tasks of 0.3 s it is done after 0.6 s, although it is looked at once."""
     with hostile("naps", num_workers=1) as python:
-        pool = python.judges[0].pool
+        pool = python.judges[0].deciding.pool
         assert pool is not None
         python.score([rollout("0")])
         replies: list[Any] = []
@@ -337,7 +337,7 @@ def test_a_process_goes_on_while_nobody_looks():
 def test_a_large_task_waits_until_the_process_reads():
     """What fits into no buffer would stop whoever gives it."""
     with hostile("naps", num_workers=1) as python:
-        pool = python.judges[0].pool
+        pool = python.judges[0].deciding.pool
         assert pool is not None
         python.score([rollout("0")])
         replies: list[Any] = []

@@ -116,7 +116,7 @@ def test_a_verdict_comes_once_and_only_for_what_is_open() -> None:
 
 def test_forgotten_tasks_get_no_reply_and_others_do() -> None:
     with verifier("regex", pattern="(\\d)", num_workers=1) as regex:
-        pool = regex.judges[0].pool
+        pool = regex.judges[0].deciding.pool
         assert pool is not None
         replies: list[Any] = []
         asked = [pool.submit((str(i), "1", {}), replies.append) for i in range(8)]

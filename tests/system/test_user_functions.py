@@ -23,6 +23,7 @@ from vapo.config.written import config_hash, to_yaml
 from vapo.errors import UserError
 from vapo.rewards.text_judge import WorkerPool
 from vapo.rewards.verifier_code import VerifierCode, make_python
+from vapo.rewards.verifiers import Judgement
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
 from vapo.system import handed_functions, user_functions
@@ -429,7 +430,6 @@ class Waiting:
     "given",
     [
         waits,
-        yields,
         Waiting(),
         Waiting().method,
         Waiting().__call__,
@@ -437,11 +437,17 @@ class Waiting:
         functools.partial(functools.partial(Waiting()), metadata=1),
         functools.partial(Waiting().method),
     ],
-    ids=map(str, range(8)),  # the text of a function has its address, another in each process
+    ids=map(str, range(7)),  # the text of a function has its address, another in each process
 )
-def test_a_coroutine_function_is_refused_in_every_wrapping(given: Callable[..., Any]) -> None:
+def test_a_coroutine_function_is_waited_for_in_every_wrapping(given: Callable[..., Any]) -> None:
     path = function_path(given, key=KEY)
-    with pytest.raises(UserError, match="is a coroutine function: write one that waits for it"):
+    verifier = make_python(path, sent=bytes_of(path, key=KEY))
+    assert verifier("text", "answer", {}) == Judgement(True)
+
+
+def test_a_generator_is_refused() -> None:
+    path = function_path(yields, key=KEY)
+    with pytest.raises(UserError, match="is a generator: write a function that returns"):
         make_python(path, sent=bytes_of(path, key=KEY))
 
 

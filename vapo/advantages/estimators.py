@@ -36,6 +36,7 @@ from vapo.functional.baselines import (
     greedy_baseline_advantages,
     group_mean_advantages,
     group_relative_advantages,
+    group_relative_apart_advantages,
     leave_one_out_advantages,
     step_advantages,
     whitened_group_mean_advantages,
@@ -147,9 +148,26 @@ def group_mean_whitened(
     return on_every_token(batch, scored)
 
 
+def group_relative_apart(
+    batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
+) -> Estimate:
+    """GDPO: the rewards of several verifiers, each compared in its group before they are summed."""
+    weights = hyperparameters.verifier_weights
+    rewards = [[r.by_verifier[name]["reward"] for name in weights] for r in batch.rollouts]
+    scored = group_relative_apart_advantages(
+        torch.tensor(rewards),
+        torch.tensor(list(weights.values())),
+        group_size=batch.group_size,
+        counted=~batch.is_filler,
+        reduce=sum_over_ranks,
+    )
+    return on_every_token(batch, scored)
+
+
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_estimate,
     "group_relative": _of_groups(group_relative_advantages),  # GRPO, DAPO
+    "group_relative_apart": group_relative_apart,  # GDPO
     "group_mean": _of_groups(group_mean_advantages),  # Dr.GRPO
     "group_mean_whitened": group_mean_whitened,  # REINFORCE++-baseline
     "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO

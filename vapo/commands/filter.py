@@ -188,6 +188,10 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
     """All that a pass rate depends on; a function or environment by its name, not by its code."""
     rewards, identify = config.rewards, config.from_environment.identify
     verifier = verifier_settings(rewards)
+    several = {
+        name: {"weight": block.weight, **verifier_settings(block)}
+        for name, block in verifier.get("verifiers", {}).items()
+    }
     sampled = ("engine", "max_response_tokens", "temperature", "top_p", "top_k")
     return {
         "weights": fingerprint(config.actor.path) or identify(config.actor.path),
@@ -202,6 +206,7 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
         "function": identify(verifier.get("function")),
         "reward_model": identify(verifier.get("reward_model_path")),
         "reward_model_threshold": verifier.get("reward_model_threshold", 0.0),
+        **({"verifiers": several, "correct_by": verifier["correct_by"]} if several else {}),
         "timeout_s": rewards.timeout_s,
         **_environment_settings(config),
     }

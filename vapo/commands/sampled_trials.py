@@ -93,5 +93,6 @@ def shown_trial(
         reward=rollout.reward,
         extracted=rollout.extracted,
         failure=rollout.failure,
+        by_verifier=rollout.by_verifier,
         is_lost=rollout.is_lost,
     )

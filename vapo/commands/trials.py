@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.environments import environment_name
@@ -36,6 +37,7 @@ class Trial:
         output: what the verifier printed, with the traceback of what it raised.
         foreign_end: a special token that the policy sampled and that did not end its turn.
         is_lost: its environment failed, so it has no end of its own.
+        by_verifier: the verdicts of several verifiers by their names.
     """
 
     prompt_id: str
@@ -53,6 +55,7 @@ class Trial:
     finish_reason: str | None = None
     foreign_end: str | None = None
     is_lost: bool = False
+    by_verifier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def is_truncated(self) -> bool:
@@ -96,10 +99,19 @@ def trial_text(trial: Trial, number: int, total: int) -> str:
         f"response, {length}:",
         block(trial.response),
         f"verdict: {said}; reward {trial.reward:g}{read}",
+        *(_verifier_text(name, verdict) for name, verdict in trial.by_verifier.items()),
     ]
     if trial.output:
         parts += ["the verifier printed:", block(trial.output.rstrip("\n"))]
     return "\n".join(parts)
+
+
+def _verifier_text(name: str, verdict: Mapping[str, Any]) -> str:
+    """The verdict of one of several verifiers, and its reward without the weight."""
+    judged = "correct" if verdict["is_correct"] else "incorrect"
+    if verdict["failure"] is not None:
+        judged = f"no verdict ({inline(verdict['failure'], 400)}), which counts as incorrect"
+    return f"  {name}: {judged}; reward {verdict['reward']:g} before its weight"
 
 
 def trials_summary(trials: Sequence[Trial]) -> str:
@@ -131,6 +143,7 @@ _READS = {
     "response",
     "python": "look at what your function compares with the answer",
     "reward_model": "look at rewards.reward_model_threshold",
+    "several": "look at what each verifier says, and at rewards.correct_by",
 }
 
 

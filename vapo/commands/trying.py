@@ -7,9 +7,10 @@ there is some.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +18,21 @@ from vapo.commands.trials import Policy, Trial, block, hints, trial_text, trials
 from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.nearest_path import nearest_path
-from vapo.config.rewards import RewardModelVerifier
+from vapo.config.rewards import RewardModelVerifier, verifiers_in
 from vapo.errors import UserError, about
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
-from vapo.rewards.text_judge import TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.several_judges import SeveralJudges, one_or_several
+from vapo.rewards.text_judge import OnReply, TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.verifier_code import Text
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.system.files import check_regular_file, read_line
 from vapo.system.row_values import RefusedValue, check_carried
 from vapo.system.shown_text import say
 
 _OWN = ("response", "prompt_id", "answer")
+Judge = TextJudge | SeveralJudges[TextJudge]
 Asked = tuple[str, SourceRow]
 """What a response is judged against, and the name of its source in a mixture."""
 
@@ -140,23 +144,25 @@ def _given(place: str, number: int, line: str) -> Given:
 
 def started_judges(
     config: FitConfig, asked: Sequence[Asked], output: VerifierOutput, started: ExitStack
-) -> dict[str, TextJudge]:
+) -> dict[str, Judge]:
     """The verifier of each source that is asked, in a process of its own, which `started` closes.
 
     Raises: UserError: one of them is a reward model, or cannot be made.
     """
     by_source = {"": config.rewards, **rewards_by_source(config.rewards, config.data)}
-    judges: dict[str, TextJudge] = {}
+    judges: dict[str, Judge] = {}
     for source in dict.fromkeys(source for source, _ in asked):
         rewards = replace(by_source[source], num_workers=1)
-        if isinstance(rewards, RewardModelVerifier):
-            raise UserError(
-                "rewards.verifier is reward_model, and --responses judges without a model: "
-                "choose another verifier, or leave --responses out"
-            )
+        for key, verifier in verifiers_in("rewards", rewards):
+            if isinstance(verifier, RewardModelVerifier):
+                raise UserError(
+                    f"{key}.verifier is reward_model, and --responses judges without a model: "
+                    "choose another verifier, or leave --responses out"
+                )
         same = [judge for judge in judges.values() if judge.config == rewards]
+        make = partial(TextJudge, output=output)
         judges[source] = (
-            same[0] if same else started.enter_context(closing(TextJudge(rewards, output)))
+            same[0] if same else started.enter_context(closing(one_or_several(rewards, make)))
         )
     return judges
 
@@ -164,13 +170,17 @@ def started_judges(
 def given_trials(
     responses: Sequence[Given],
     asked: Sequence[Asked],
-    judges: Mapping[str, TextJudge],
+    judges: Mapping[str, Judge],
     output: VerifierOutput,
 ) -> Iterator[Trial]:
     """Judge one response after the other."""
     for given, (source, row) in zip(responses, asked, strict=True):
         judge, problem = judges[source], row.problem
-        reply = judge.reply((given.response, row.answer, row.columns))
+        text = (given.response, row.answer, row.columns)
+        if isinstance(judge, SeveralJudges):
+            reply = judge.reply(partial(_ask, text))
+        else:
+            reply = judge.reply(text)
         if not isinstance(problem, str):
             problem = "\n".join(f"{message['role']}: {message['content']}" for message in problem)
         yield Trial(
@@ -182,6 +192,10 @@ def given_trials(
             output=output.take(),
             **verdict_fields(judge.config, reply),
         )
+
+
+def _ask(text: Text, judge: TextJudge, on_reply: OnReply) -> Callable[[], object]:
+    return judge.submit(text, on_reply)
 
 
 def asked_by(config: FitConfig, responses: Sequence[Given]) -> Iterator[Asked]:

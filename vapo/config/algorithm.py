@@ -18,7 +18,13 @@ from vapo.config.estimators import (
 from vapo.config.kinds import choice, option, section
 
 _OfGroups = Literal[
-    "group_relative", "group_mean", "group_mean_whitened", "leave_one_out", "poise", "milestones"
+    "group_relative",
+    "group_relative_apart",
+    "group_mean",
+    "group_mean_whitened",
+    "leave_one_out",
+    "poise",
+    "milestones",
 ]
 COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
@@ -140,7 +146,8 @@ class DppoSurrogate:
 class AlgorithmConfig:
     advantage_estimator: AdvantageEstimator = choice(
         "gae",
-        "gae trains a critic, the others build none: group_relative (GRPO, DAPO), group_mean "
+        "gae trains a critic, the others build none: group_relative (GRPO, DAPO), "
+        "group_relative_apart (GDPO, of several verifiers), group_mean "
         "(Dr.GRPO), group_mean_whitened (REINFORCE++-baseline), leave_one_out (RLOO), "
         "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT), vine (VinePPO, "
         "which continues every response from each of its steps), poise (POISE, a regression on "

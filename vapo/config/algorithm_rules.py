@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from vapo.config.continuation_rules import bad_segments, unlike_the_rollouts
+from vapo.config.data import MixtureSource, sources_of
 from vapo.config.estimators import MilestonesOptions, VineOptions
 from vapo.config.hyperparameters import mismatch_of, resolve
+from vapo.config.rewards import SeveralVerifiers
 from vapo.config.rules import Problem, Problems, Rule, changed
 from vapo.config.schema import FitConfig
 
@@ -163,6 +165,35 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
             )
 
 
+def rewards_are_compared_apart(config: FitConfig) -> Problems:
+    """GDPO compares the rewards of several verifiers, and nothing that is added to their sum."""
+    algorithm, estimator = config.algorithm, "group_relative_apart"
+    if algorithm.advantage_estimator != estimator:
+        return
+    why = f"{_ESTIMATOR} {estimator} compares the rewards of several verifiers apart"
+    instead = f"{_ESTIMATOR}=group_relative"
+    if not isinstance(config.rewards, SeveralVerifiers):
+        yield Problem(
+            f"{why}, and rewards.verifier is {config.rewards.verifier}: set "
+            f"rewards.verifier=several, or {instead}"
+        )
+    for key, source in sources_of(config.data, "train").items():
+        if isinstance(source, MixtureSource) and source.verifier is not None:
+            yield Problem(
+                f"{why}, and {key} has one of its own: set {key}.verifier=null, or {instead}"
+            )
+    if config.rewards.overlong.soft_punishment:
+        yield Problem(
+            f"{why}, and rewards.overlong.soft_punishment is added to their sum: set it to false, "
+            f"or {instead}"
+        )
+    if algorithm.kl.coef > 0 and algorithm.kl.placement == "reward":
+        yield Problem(
+            f"{why}, and algorithm.kl.placement reward adds to their sum: set "
+            f"algorithm.kl.placement=loss, or {instead}"
+        )
+
+
 def baseline_weighs_values(config: FitConfig) -> Problems:
     algorithm = config.algorithm
     kind, estimator = algorithm.baseline.kind, algorithm.advantage_estimator
@@ -236,6 +267,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     objective_reads_its_options,
     mismatch_corrects_a_policy_gradient,
     surrogate_has_one_ratio,
+    rewards_are_compared_apart,
     baseline_weighs_values,
     vine_continues_what_was_sampled,
     milestones_are_worth_rewards,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from omegaconf import MISSING
 
 from vapo.config.kinds import choice, option, section
-from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier
+from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, verifiers_in
 
 
 @dataclass
@@ -191,6 +191,7 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
 
 
 def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
-    """The blocks that choose a verifier, by their keys: `rewards`, and every mixture's sources."""
+    """The blocks that choose one verifier, by their keys: `rewards` or what it has in
+    `verifiers`, and every mixture's sources."""
     own = [item for item in all_sources(config.data) if isinstance(item[1], MixtureSource)]
-    return [("rewards", config.rewards), *own]
+    return [*verifiers_in("rewards", config.rewards), *own]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from vapo.config.data import (
@@ -17,7 +18,7 @@ from vapo.config.data import (
     sources_of,
     verifier_blocks,
 )
-from vapo.config.rewards import RegexVerifier, verifier_settings
+from vapo.config.rewards import RegexVerifier, SeveralVerifiers, verifier_settings
 from vapo.config.rules import Problem, Problems, Rule, bad_pattern
 
 
@@ -29,17 +30,42 @@ def mixtures_have_sources(config: Any) -> Problems:
         key, kind = f"data.{name}.sources", f"data.{name}.kind"
         if not source.sources:
             yield Problem(f"{kind} mixture needs sources by name in {key}", (kind,))
+        yield from _names_fit_metrics(key, source.sources)
         for part, part_source in source.sources.items():
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", str(part)):
-                yield Problem(
-                    f"{key}: the name {part!r} becomes part of metric keys: take small letters, "
-                    "digits and _, a letter first",
-                    (f"{key}.{part}",),
-                )
             if name == "heldout" and part_source.weight != 1:
                 yield Problem(
                     f"{key}.{part}.weight has no effect: all held-out prompts are evaluated"
                 )
+
+
+def _names_fit_metrics(key: str, names: Iterable[str]) -> Problems:
+    for name in names:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", str(name)):
+            yield Problem(
+                f"{key}: the name {name!r} becomes part of metric keys: take small letters, "
+                "digits and _, a letter first",
+                (f"{key}.{name}",),
+            )
+
+
+def several_verifiers_have_names(config: Any) -> Problems:
+    rewards, key = config.rewards, "rewards.verifiers"
+    if not isinstance(rewards, SeveralVerifiers):
+        return
+    yield from _names_fit_metrics(key, rewards.verifiers)
+    if not rewards.verifiers:
+        yield Problem(
+            f"rewards.verifier several needs verifiers by name in {key}, as "
+            f"{key}.answer.verifier=math {key}.form.verifier=regex {key}.form.weight=0.2",
+            ("rewards.verifier",),
+        )
+    elif rewards.deciding not in rewards.verifiers:
+        yield Problem(
+            f"rewards.correct_by {rewards.correct_by} is none of {key}: "
+            f"{', '.join(rewards.verifiers)}"
+        )
+    elif not any(block.weight for block in rewards.verifiers.values()):
+        yield Problem(f"{key}: all weights are 0, so every reward is 0: give one a weight", (key,))
 
 
 def templates_have_a_place(config: Any) -> Problems:
@@ -160,6 +186,7 @@ def rewards_tell_right_from_wrong(config: Any) -> Problems:
 
 DATA_RULES: tuple[Rule, ...] = (
     mixtures_have_sources,
+    several_verifiers_have_names,
     templates_have_a_place,
     files_are_read_as_they_say,
     curricula_are_schedules,

@@ -66,6 +66,11 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
             f"{_ESTIMATOR} vine continues responses from the middle of a text, where an "
             f"environment cannot be: set {_ESTIMATOR}=gae, or {_KIND}=null"
         )
+    if estimator == "group_relative_apart":
+        yield Problem(
+            f"{_ESTIMATOR} group_relative_apart compares the rewards of several verifiers, and an "
+            f"environment gives the rewards: set {_ESTIMATOR}=group_relative, or {_KIND}=null"
+        )
     if estimator == "milestones":
         yield Problem(
             f"{_ESTIMATOR} milestones values a state by what whole responses earned, and the turns "

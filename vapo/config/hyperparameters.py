@@ -6,11 +6,13 @@ below the config sees numbers and never switches. Nothing here imports torch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from vapo.config.algorithm import MismatchConfig
 from vapo.config.estimators import OwnEstimatorOptions, PoiseOptions
+from vapo.config.rewards import SeveralVerifiers
 from vapo.config.schema import FitConfig
 
 if TYPE_CHECKING:  # it imports torch
@@ -30,7 +32,8 @@ class Hyperparameters:
     `lambda_critic` None: the value targets share the policy's lambda. `alpha` None: the
     policy's lambda is the constant `lambda_policy`, unless `k` is given (one of the two at most).
     `gae_over`: whether a token or a whole turn is one step of gamma and the lambdas.
-    `reads_old_logprobs`: see the function of that name.
+    `reads_old_logprobs`: see the function of that name. `verifier_weights`: of several verifiers,
+    by their names.
     """
 
     value_pretraining_iterations: int
@@ -47,6 +50,7 @@ class Hyperparameters:
     gamma: float
     gae_over: Literal["tokens", "turns"] = "tokens"
     reads_old_logprobs: bool = True
+    verifier_weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def num_responses(self) -> int:
@@ -79,7 +83,15 @@ def resolve(config: FitConfig) -> Hyperparameters:
         gamma=algorithm.gamma,
         gae_over=algorithm.gae_over,
         reads_old_logprobs=reads_old_logprobs(config),
+        verifier_weights=verifier_weights(config),
     )
+
+
+def verifier_weights(config: FitConfig) -> dict[str, float]:
+    """The weights of several verifiers by their names; none where there is one verifier."""
+    if not isinstance(config.rewards, SeveralVerifiers):
+        return {}
+    return {name: block.weight for name, block in config.rewards.verifiers.items()}
 
 
 def reads_old_logprobs(config: FitConfig) -> bool:

@@ -39,12 +39,56 @@ class PythonVerifier:
         "environment variables with credentials that the function gets, as OPENAI_API_KEY; others "
         "with credentials are withheld",
     )
+    function_calls: int = option(
+        1,
+        "how many responses each worker gives to the function at a time; more than 1 is for a "
+        "function that waits, as a judge over HTTP: coroutines share an event loop, plain "
+        "functions run in threads",
+        ge=1,
+        le=128,
+    )
 
 
 @dataclass
 class RewardModelVerifier:
     reward_model_path: str = option(MISSING, "the reward model's Hugging Face folder")
     reward_model_threshold: float = option(0.0, "scores above it count as correct")
+
+
+_Single = Literal[
+    "exact", "regex", "math", "math_verify", "reasoning_gym", "python", "reward_model"
+]
+_KINDS: dict[str, type] = {
+    "math": MathVerifier,
+    "regex": RegexVerifier,
+    "python": PythonVerifier,
+    "reward_model": RewardModelVerifier,
+}
+
+
+@dataclass
+class WeightedVerifier:
+    """One of several verifiers, under its name."""
+
+    verifier: _Single = choice("math", "how a response is judged", **_KINDS)
+    weight: float = option(1.0, "the factor of its reward in the response's reward", **REWARD_RANGE)
+
+
+@dataclass
+class SeveralVerifiers:
+    verifiers: dict[str, WeightedVerifier] = option(
+        {}, "the verifiers by name; the reward is the sum of theirs, each times its weight"
+    )
+    correct_by: str | None = option(
+        None,
+        "the verifier whose verdict is the response's, which the accuracies and the "
+        "positive-example LM loss read; null: the first of `verifiers`",
+    )
+
+    @property
+    def deciding(self) -> str:
+        """The name of the verifier whose verdict is the response's."""
+        return self.correct_by or next(iter(self.verifiers))
 
 
 @dataclass
@@ -69,15 +113,8 @@ class OverlongConfig:
 
 @dataclass
 class RewardConfig:
-    verifier: Literal[
-        "exact", "regex", "math", "math_verify", "reasoning_gym", "python", "reward_model"
-    ] = choice(
-        "math",
-        "how a response is judged",
-        math=MathVerifier,
-        regex=RegexVerifier,
-        python=PythonVerifier,
-        reward_model=RewardModelVerifier,
+    verifier: Literal[_Single, "several"] = choice(
+        "math", "how a response is judged", **_KINDS, several=SeveralVerifiers
     )
     correct: float = option(
         1.0, "reward of a correct response (paper: +1, inferred)", **REWARD_RANGE
@@ -103,3 +140,10 @@ def with_verifier(rewards: RewardConfig, block: Any) -> RewardConfig:
     names = [field.name for field in fields(RewardConfig)]
     common = {name: getattr(rewards, name) for name in names if name != "verifier"}
     return make(RewardConfig, **common, **verifier_settings(block))
+
+
+def verifiers_in(key: str, block: Any) -> list[tuple[str, Any]]:
+    """The block that chooses a verifier, under its key; where it chooses several, theirs."""
+    if not isinstance(block, SeveralVerifiers):
+        return [(key, block)]
+    return [(f"{key}.verifiers.{name}", each) for name, each in block.verifiers.items()]

@@ -6,10 +6,11 @@ a verdict, with which the episode ends.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from vapo.types import Prompt, Rollout
+from vapo.types import Prompt, Rollout, VerifierVerdict
 
 EpisodeKey = tuple[int, ...]
 """Names an episode among those that are open."""
@@ -27,6 +28,7 @@ class Verdict:
     reward: float
     extracted: str | None = None
     failure: str | None = None
+    by_verifier: Mapping[str, VerifierVerdict] = field(default_factory=dict)
 
     def on(self, rollout: Rollout) -> Rollout:
         """The response with this verdict, whose reward is that of its turn."""
@@ -37,6 +39,7 @@ class Verdict:
             is_correct=self.is_correct,
             extracted=self.extracted,
             failure=self.failure,
+            by_verifier=self.by_verifier,
         )
 
 

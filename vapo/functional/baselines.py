@@ -117,11 +117,52 @@ def whitened_group_mean_advantages(
     >>> whitened_group_mean_advantages(torch.tensor([1.0, 3.0, 7.0, 7.0]), group_size=2)
     tensor([-1.4142,  1.4142,  0.0000,  0.0000])
     """
-    centered = _centered_in_group(rewards, group_size).flatten()
+    return _scaled_to_one(_centered_in_group(rewards, group_size).flatten(), counted, reduce)
+
+
+@torch.no_grad()
+def group_relative_apart_advantages(
+    verifier_rewards: Float[Tensor, "B R"],
+    weights: Float[Tensor, " R"],
+    *,
+    group_size: int,
+    counted: Bool[Tensor, " B"] | None = None,
+    reduce: Reduce = identity,
+) -> Float[Tensor, " B"]:
+    """Score a response by each of its rewards in its group apart, then sum and scale (GDPO).
+
+        a_i = sum_k w_k (r_ik - mean(r_k)) / (std(r_k) + 1e-6)      std unbiased, over the group
+        A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)                    j over the N counted responses
+
+    Summed before they are normalized, rewards (1, 0) and (0, 1) of two verifiers would be one
+    number, and a group of such responses would teach nothing. The batch's mean of a is 0, as every
+    group's is.
+
+    R is the number of verifiers. counted: those that are no fillers, of which alone the variance
+    is; None: all of them.
+
+    Source: GDPO (arXiv 2601.05242). Deviation: the batch's standard deviation divides by N, and
+    its epsilon is under the root.
+    Units: standard deviations of the batch.
+    Raises: ValueError when group_size < 2 or it does not divide the number of responses.
+
+    >>> rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
+    >>> group_relative_apart_advantages(rewards, torch.tensor([1.0, 0.5]), group_size=2)
+    tensor([ 0.6325, -0.6325,  1.2649, -1.2649])
+    """
+    columns = [group_relative_advantages(r, group_size=group_size) for r in verifier_rewards.T]
+    summed = torch.stack(columns, dim=1) @ weights.to(verifier_rewards.dtype)
+    return _scaled_to_one(summed, counted, reduce)
+
+
+def _scaled_to_one(
+    centered: Float[Tensor, " B"], counted: Bool[Tensor, " B"] | None, reduce: Reduce
+) -> Float[Tensor, " B"]:
+    """Divide numbers of mean 0 by the root of the counted ones' mean square, over all ranks."""
     squares = centered.double().square()
     weights = torch.ones_like(squares) if counted is None else counted.to(squares.dtype)
     total, count = reduce(torch.stack([(weights * squares).sum(), weights.sum()]))
-    return (centered * (total / count.clamp(min=1) + _VARIANCE_EPS).rsqrt()).to(rewards.dtype)
+    return (centered * (total / count.clamp(min=1) + _VARIANCE_EPS).rsqrt()).to(centered.dtype)
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ import torch
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.engines import VllmServerEngine
-from vapo.config.rewards import RewardModelVerifier
+from vapo.config.rewards import RewardModelVerifier, verifiers_in
 from vapo.config.schema import TrainerConfig
 from vapo.networks.model_configs import read_model_config
 from vapo.system.libraries import pick_device
@@ -50,7 +50,8 @@ def may_round_products(config: FitConfig) -> bool:
     if config.training.max_staleness == 0:
         return True
     samples_elsewhere = isinstance(config.rollouts, VllmServerEngine)
-    return samples_elsewhere and not isinstance(config.rewards, RewardModelVerifier)
+    judges = (block for _, block in verifiers_in("rewards", config.rewards))
+    return samples_elsewhere and not any(isinstance(each, RewardModelVerifier) for each in judges)
 
 
 def choose_precision(device: torch.device, width: int) -> Precision:

@@ -45,7 +45,8 @@ class ModelJudge:
 
     def __init__(self, rewards: RewardConfig) -> None:
         assert isinstance(rewards, RewardModelVerifier)
-        self.config, self.pool = rewards, None
+        self.config: RewardConfig = rewards
+        self.pool = None
         self._threshold, path = rewards.reward_model_threshold, rewards.reward_model_path
         self._waiting: dict[int, tuple[Rollout, OnReply]] = {}
         self._numbers, self._enough = itertools.count(), math.inf
@@ -85,6 +86,11 @@ class ModelJudge:
         self._waiting[number] = rollout, on_reply
         self._enough = math.inf if num_responses is None else num_responses
         return partial(self._waiting.pop, number, None)
+
+    @property
+    def deciding(self) -> ModelJudge:
+        """Itself: there is no other verifier (`SeveralJudges.deciding`)."""
+        return self
 
     def pump(self, timeout_s: float) -> None:
         """Score what waits, if it is enough or there is nothing else to do."""

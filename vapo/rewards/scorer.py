@@ -9,6 +9,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import Any, TypeVar
@@ -17,20 +18,28 @@ import torch
 
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RewardModelVerifier
-from vapo.config.schema import FitConfig
+from vapo.config.schema import FitConfig, RewardConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.reward_model import ModelJudge
-from vapo.rewards.text_judge import WAIT_S, TextJudge, rewards_by_source, verdict_fields
+from vapo.rewards.several_judges import SeveralJudges, one_or_several
+from vapo.rewards.text_judge import (
+    WAIT_S,
+    OnReply,
+    TextJudge,
+    rewards_by_source,
+    verdict_fields,
+)
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.system.distributed import sum_over_ranks
 from vapo.system.shown_text import visible
 from vapo.types import Rollout
 
-Judge = TextJudge | ModelJudge
+OneJudge = TextJudge | ModelJudge
+Judge = OneJudge | SeveralJudges[OneJudge]
 _S = TypeVar("_S")
 
 FEWEST_WITHOUT_VERDICT = 8
@@ -130,8 +139,7 @@ class VerifierScorer(Scorer):
             for source, own in by_source.items():
                 same = [judge for judge in self.judges if judge.config == own]
                 if not same:
-                    is_model = isinstance(own, RewardModelVerifier)
-                    same = [ModelJudge(own) if is_model else TextJudge(own, output)]
+                    same = [one_or_several(own, partial(_make_judge, output=output))]
                     self.judges += same
                 self.by_source[source] = same[0]
         except BaseException:
@@ -147,18 +155,33 @@ class VerifierScorer(Scorer):
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]:
         """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
-        prompt, judge = rollout.prompt, self._judge_of(rollout.prompt.source)
+        judge = self._judge_of(rollout.prompt.source)
 
         def on_reply(reply: dict[str, Any]) -> None:
-            verdict = Verdict(**verdict_fields(judge.config, reply))
-            self._check_for_timeouts(judge, verdict)
-            on_verdict(verdict)
+            on_verdict(Verdict(**verdict_fields(judge.config, reply)))
+
+        def ask(one: OneJudge, on_reply: OnReply) -> Callable[[], object]:
+            return self._ask(one, rollout, on_reply, num_responses)
+
+        if isinstance(judge, SeveralJudges):
+            return judge.submit(ask, on_reply)
+        return ask(judge, on_reply)
+
+    def _ask(
+        self, judge: OneJudge, rollout: Rollout, on_reply: OnReply, num_responses: int | None
+    ) -> Callable[[], object]:
+        """Ask one verifier; what is returned withdraws the question."""
+
+        def checked(reply: dict[str, Any]) -> None:
+            self._check_for_timeouts(judge, reply.get("failure"))
+            on_reply(reply)
 
         if isinstance(judge, ModelJudge):
-            return judge.submit(rollout, on_reply, num_responses)
-        return judge.submit((rollout.response_text, prompt.answer, prompt.columns), on_reply)
+            return judge.submit(rollout, checked, num_responses)
+        prompt = rollout.prompt
+        return judge.submit((rollout.response_text, prompt.answer, prompt.columns), checked)
 
-    def _check_for_timeouts(self, judge: Judge, verdict: Verdict) -> None:
+    def _check_for_timeouts(self, judge: OneJudge, failure: str | None) -> None:
         """A verifier that never returns is found after its first responses, and not after a batch
         of them, each of which takes its time limit.
 
@@ -167,8 +190,7 @@ class VerifierScorer(Scorer):
         num = self._num_timeouts.get(id(judge), 0)
         if num is None or not self._warns:
             return
-        is_timeout = (verdict.failure or "").startswith("timeout")
-        num = None if verdict.failure is None else num + is_timeout
+        num = None if failure is None else num + failure.startswith("timeout")
         self._num_timeouts[id(judge)] = num
         if num == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
             raise UserError(
@@ -207,14 +229,23 @@ class VerifierScorer(Scorer):
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         for judge, rows in self._shares(rollouts) if self._warns else ():
-            _check([rollouts[row] for row in rows], _shown(judge), "counted as incorrect")
+            of_judge = [rollouts[row] for row in rows]
+            if not isinstance(judge, SeveralJudges):
+                _check(of_judge, _shown(judge), "counted as incorrect")
+                continue
+            for name, one in judge.judges.items():
+                with_failure = [
+                    replace(r, failure=r.by_verifier[name]["failure"]) for r in of_judge
+                ]
+                _check(with_failure, f"{_shown(one)} ({name})", "counted as incorrect there")
 
     def extracts_answers(self, source: str = "") -> bool:
-        return self._judge_of(source).config.verifier in EXTRACTING
+        return self._judge_of(source).deciding.config.verifier in EXTRACTING
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
         votes: list[int | None] = [None] * len(rollouts)
-        for judge, rows in self._shares(rollouts):
+        for shared, rows in self._shares(rollouts):
+            judge = shared.deciding
             if judge.config.verifier not in EXTRACTING:
                 continue
             found = count_votes(
@@ -284,7 +315,13 @@ def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scor
     return kind(config, output)
 
 
-def _shown(judge: Judge) -> str:
+def _make_judge(rewards: RewardConfig, output: VerifierOutput | None) -> OneJudge:
+    """Start what judges with one verifier."""
+    is_model = isinstance(rewards, RewardModelVerifier)
+    return ModelJudge(rewards) if is_model else TextJudge(rewards, output)
+
+
+def _shown(judge: OneJudge) -> str:
     return f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
 
 
@@ -312,6 +349,9 @@ def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollo
 
     The negative control `rewards.shuffle`: rewards without a relation to the responses.
     """
-    dealt = [Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure) for r in rollouts]
+    dealt = [
+        Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure, r.by_verifier)
+        for r in rollouts
+    ]
     Random(f"shuffle/{seed}").shuffle(dealt)
     return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]

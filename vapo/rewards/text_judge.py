@@ -36,6 +36,9 @@ MAX_REFUSED = 3
 WAIT_S = 0.5
 """For a reply, before whoever waits looks around again."""
 
+_OVERTIME_S = 1.0
+"""A process of several calls at a time that is so late has no time for its other threads."""
+
 OnReply = Callable[[dict[str, Any]], None]
 
 
@@ -49,6 +52,8 @@ class Question:
     """Whether its process had no other: else its end may be another's fault."""
     num_refused: int = 0
     """How many processes that had no other did not take it."""
+    must_be_alone: bool = False
+    """Whether its process failed while it answered several at a time, any of which is to blame."""
 
     def forget(self) -> None:
         """Nobody waits for the reply any more."""
@@ -77,6 +82,7 @@ class WorkerPool:
             may_close=False,
             num_hosts=1 if code.is_shared else num_workers,
         )
+        self._num_calls = code.num_calls
         self._queue: deque[Question] = deque()
         self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
 
@@ -126,10 +132,15 @@ class WorkerPool:
                 question.forget()
 
     def _take(self, answer: Answer) -> None:
-        question = self._given[answer.key].popleft()
+        given = self._given[answer.key]
+        question = given.popleft()
         if answer.is_last:
+            suspects = [question, *given] if self._num_calls > 1 and given else []
             self._take_back(answer.key)
-            if not question.was_first and answer.fields["failure"] != "timeout":
+            is_late = answer.fields["failure"] == "timeout"
+            if suspects or not (question.was_first or is_late):
+                for suspect in suspects:
+                    suspect.must_be_alone = True
                 self._queue.appendleft(question)  # so that it is the first of this process's next
                 return
         if question.on_reply is not None:
@@ -147,7 +158,8 @@ class WorkerPool:
         Who is busy elsewhere gives one more, so that no process waits for it.
         """
         share = min(MAX_GIVEN, len(self._queue) // (4 * len(self._given)))
-        for most in range(1, 1 + max(share, 2 if is_busy else 1)):
+        largest = max(share, 2 if is_busy else 1) if self._num_calls == 1 else self._num_calls
+        for most in range(1, 1 + largest):
             for worker, given in enumerate(self._given):
                 if len(given) < most:
                     self._ask(worker, given)
@@ -166,6 +178,8 @@ class WorkerPool:
         while self._queue and self._queue[0].on_reply is None:
             self._queue.popleft()
         if not self._queue:
+            return
+        if given and (self._queue[0].must_be_alone or given[-1].must_be_alone):
             return
         if not given and worker in self.processes and not self.processes.is_sound(worker):
             self.processes.end(worker, Order.KILL)  # it broke while idle: no task is to blame
@@ -213,6 +227,11 @@ class TextJudge:
             self._output.take()
         return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply).forget
 
+    @property
+    def deciding(self) -> TextJudge:
+        """Itself: there is no other verifier (`SeveralJudges.deciding`)."""
+        return self
+
     def reply(self, text: Text) -> dict[str, Any]:
         """A judgement, or the `failure` that there is none."""
         found: list[dict[str, Any]] = []
@@ -241,6 +260,7 @@ def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, An
         "reward": reward,
         "extracted": reply.get("extracted"),
         "failure": reply.get("failure"),
+        **({"by_verifier": reply["by_verifier"]} if "by_verifier" in reply else {}),
     }
 
 
@@ -274,13 +294,16 @@ def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerP
         percent=own.get("percent", "either"),
         correct=rewards.correct,
         shows_errors=output is not None,
+        num_calls=own.get("function_calls", 1),
+        call_timeout_s=rewards.timeout_s,
         passed=passed,
         hidden=secret_texts_of_code(passed),
     )
     pool = WorkerPool(
         code,
         num_workers=rewards.num_workers,
-        timeout_s=rewards.timeout_s,
+        # several calls at a time are timed in their process, and this limit is of the process
+        timeout_s=rewards.timeout_s + (_OVERTIME_S if code.num_calls > 1 else 0.0),
         output=None if output is None else output.descriptor,
     )
     if function is not None:

@@ -27,6 +27,7 @@ from vapo.rewards.verifiers import (
     make_regex,
     math_vote_classes,
 )
+from vapo.system.concurrent_answers import awaited
 from vapo.system.handed_functions import function_of
 from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
 from vapo.system.shown_text import beginning
@@ -52,10 +53,11 @@ def make_python(
 
     Raises: UserError: not importable, not a function, or one that is called in another way.
     """
-    function = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
+    given = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
     what = f"{FUNCTION_KEY} {path}"
-    if _makes_coroutines(function):
-        raise UserError(f"{what} is a coroutine function: write one that waits for it")
+    if _yields(given):
+        raise UserError(f"{what} is a generator: write a function that returns its verdict")
+    function = awaited(given)
     called = as_called_elsewhere(function, what) or _as_own(function, what)
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
@@ -64,14 +66,14 @@ def make_python(
     return python
 
 
-def _makes_coroutines(function: Any) -> bool:
-    """Whether a call makes what has to be awaited: of a partial, an object and a method, too."""
+def _yields(function: Any) -> bool:
+    """Whether a call makes a generator; partials, objects and methods count, too."""
     while isinstance(function, functools.partial):
         function = function.func
     return any(
         is_one(each)
         for each in (function, type(function).__call__)
-        for is_one in (inspect.iscoroutinefunction, inspect.isasyncgenfunction)
+        for is_one in (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     )
 
 
@@ -84,7 +86,9 @@ def _as_own(function: Callable[..., Any], what: str) -> Called:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in: it has no signature to ask
         return function
-    names = [name for name in _ARGUMENTS if name not in getattr(function, "keywords", ())]
+    names = [
+        name for name in _ARGUMENTS if name not in getattr(inspect.unwrap(function), "keywords", ())
+    ]
     only = inspect.Parameter.KEYWORD_ONLY
     by_name = [p.name for p in signature.parameters.values() if p.name in names and p.kind is only]
     for named in ((), by_name, names):

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
+from vapo.config.rewards import SeveralVerifiers
 from vapo.config.schema import RewardConfig
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.overlong import soft_overlong_punishment
@@ -134,6 +135,33 @@ def source_metrics(
             metrics[f"source_{name}/accuracy"] = accuracy
             metrics[f"source_{name}/reward_mean"] = reward
             metrics[f"source_{name}/response_length_mean"] = length
+    return metrics
+
+
+def verifier_metrics(batch: RolloutBatch, rewards: RewardConfig) -> dict[str, float]:
+    """Compute `verifier_NAME/...` of each of several verifiers; nothing with one.
+
+    A source of a mixture that has a verifier of its own is left out. Every rank must call this.
+    """
+    if not isinstance(rewards, SeveralVerifiers):
+        return {}
+    metrics: dict[str, float] = {}
+    for name in rewards.verifiers:
+        verdicts = [r.by_verifier[name] for r in batch.rollouts if name in r.by_verifier]
+        sums = torch.tensor(
+            [
+                sum(verdict["reward"] for verdict in verdicts),
+                sum(verdict["is_correct"] for verdict in verdicts),
+                sum(verdict["failure"] is not None for verdict in verdicts),
+                len(verdicts),
+            ],
+            dtype=torch.float64,
+        )
+        reward, num_correct, num_failed, num = sum_over_ranks(sums).tolist()
+        metrics[f"verifier_{name}/failures"] = num_failed
+        if num:
+            metrics[f"verifier_{name}/reward_mean"] = reward / num
+            metrics[f"verifier_{name}/accuracy"] = num_correct / num
     return metrics
 
 

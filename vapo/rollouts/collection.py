@@ -15,7 +15,7 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
-from vapo.rollouts.batch import make_rollout_batch, source_metrics
+from vapo.rollouts.batch import make_rollout_batch, source_metrics, verifier_metrics
 from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
@@ -153,6 +153,7 @@ class RolloutCollection:
         )
         metrics = filling.metrics()
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
+        metrics |= verifier_metrics(batch, self.config.rewards)
         metrics |= self.player.scorer.failures(batch.rollouts)
         if num_fillers := len(filling.fillers):
             carries_loss = torch.ones(len(batch), dtype=torch.bool)

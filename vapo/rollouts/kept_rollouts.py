@@ -23,11 +23,11 @@ from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
 
 _FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")
-_FORMAT = 6  # of the file; rollouts in another one are sampled again
+_FORMAT = 7  # of the file; rollouts in another one are sampled again
 # of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
 _TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
 # of a rollout, as JSON has them
-_PLAIN = ("is_correct", "extracted", "failure", "in_environment", "is_lost")
+_PLAIN = ("is_correct", "extracted", "failure", "by_verifier", "in_environment", "is_lost")
 
 
 @dataclass(frozen=True)

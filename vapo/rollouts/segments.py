@@ -137,6 +137,7 @@ def with_response(
         is_correct=None,
         extracted=None,
         failure=None,
+        by_verifier={},
     )
 
 

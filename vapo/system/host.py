@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -23,6 +24,7 @@ import psutil
 
 from vapo.errors import UserError
 from vapo.errors.redactor import hide
+from vapo.system.concurrent_answers import answer_concurrently
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
     MESSAGE,
@@ -128,7 +130,7 @@ class Host:
             self._channel.close()
             os.close(self._woken)
             os.close(self._wake)
-            answer(self._make(), channel_of(descriptor), shows_errors=self._code.shows_errors)
+            answer(self._make(), channel_of(descriptor), self._code)
             sys.stdout.flush()
             sys.stderr.flush()
         finally:  # never back into the host's loop, nor to its exit handlers
@@ -170,23 +172,30 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def answer(answering: Answering, channel: Connection, *, shows_errors: bool) -> None:
+def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
     """In a process of its own: answer each `(ticket, question)` until the trainer hangs up."""
     limit_memory()
-    with suppress(EOFError, OSError):
-        while True:
-            ticket, question = channel.recv()
-            try:
-                fields = answering(question)
-            except BaseException as error:  # a user's code may raise anything
-                if shows_errors:
-                    print_error(error)
-                fields = {"failure": failure_of(error)}
-            write_reply(channel.fileno(), ticket, fields)
+
+    def reply(question: Any) -> dict[str, Any]:
+        try:
+            return answering(question)
+        except BaseException as error:  # a user's code may raise anything
+            if code.shows_errors:
+                print_error(error)
+            return {"failure": failure_of(error)}
+
+    write = partial(write_reply, channel.fileno())
+    if code.num_calls > 1:
+        answer_concurrently(reply, channel, write, timeout_s=code.call_timeout_s)
+    else:
+        with suppress(EOFError, OSError):
+            while True:
+                ticket, question = channel.recv()
+                write(ticket, reply(question))
     try:
         getattr(answering, "close", bool)()
     except BaseException as error:  # which can change no reward any more
-        if shows_errors:
+        if code.shows_errors:
             print_error(error)
 
 

@@ -54,6 +54,11 @@ class UserCode(ABC):
     """What its failures must not show, of what it is given: `vapo.errors.redactor.hide`."""
     max_answer_bytes: int = 2**16
     """A longer line is no answer."""
+    num_calls: int = 1
+    """How many questions a process answers at a time, each in a thread; more than 1 is for code
+    that waits (`vapo.system.concurrent_answers`)."""
+    call_timeout_s: float = math.inf
+    """The time limit of one of several calls at a time."""
     is_shared: bool = True
     """Whether one host imports it for all its processes, which share what the import has opened."""
 

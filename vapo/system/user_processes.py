@@ -138,7 +138,8 @@ class UserProcesses:
         ticket = secrets.token_hex(8)
         message = ForkingPickler.dumps((ticket, question))
         waiting = sum(asked.num_bytes for asked in process.asked) + len(message)
-        if process.asked and waiting > process.max_waiting_bytes:
+        is_busy = len(process.asked) >= self._code.num_calls  # else it reads the question at once
+        if is_busy and waiting > process.max_waiting_bytes:
             return False
         process.channel.send_bytes(message)
         if not process.asked:

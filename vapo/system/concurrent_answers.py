@@ -1,0 +1,93 @@
+"""Several questions answered at a time by one process of a user's code: for code that waits.
+
+Each question has a thread. Answers are written in the order of the questions, since the trainer
+takes them so; one that takes too long is a `timeout`, and the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from typing import Any
+
+_lock = threading.Lock()
+_loops: list[asyncio.AbstractEventLoop] = []
+
+
+def answer_concurrently(
+    reply: Callable[[Any], dict[str, Any]],
+    channel: Connection,
+    write: Callable[[str, dict[str, Any]], None],
+    *,
+    timeout_s: float,
+) -> None:
+    """Answer each `(ticket, question)` of a channel in a thread, until the trainer hangs up.
+
+    Args:
+        reply: the fields of a question's answer; it never raises.
+        write: sends an answer with its ticket.
+        timeout_s: a question that has run so long is answered with the failure `timeout`. Its
+            thread is left alone, because no thread can be ended.
+    """
+    waiting: SimpleQueue[tuple[str, float, Future[dict[str, Any]]]] = SimpleQueue()
+
+    def write_in_order() -> None:
+        with suppress(OSError):  # nobody reads any more: the process ends
+            while True:
+                ticket, deadline, future = waiting.get()
+                try:
+                    fields = future.result(max(0.0, deadline - time.monotonic()))
+                except TimeoutError:
+                    fields = {"failure": "timeout"}
+                write(ticket, fields)
+
+    threading.Thread(target=write_in_order, daemon=True).start()
+    with suppress(EOFError, OSError):
+        while True:
+            ticket, question = channel.recv()
+            future: Future[dict[str, Any]] = Future()
+            waiting.put((ticket, time.monotonic() + timeout_s, future))
+            threading.Thread(
+                target=lambda f=future, q=question: f.set_result(reply(q)), daemon=True
+            ).start()
+
+
+def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A plain function, with the same parameters, that waits for a coroutine function's result.
+
+    All coroutines of a process run in one event loop, so that they may share a client. One that
+    is waited for by a thread whose time is over runs on until it ends.
+    """
+    if not makes_coroutines(function):
+        return function
+
+    @functools.wraps(function, updated=())
+    def waits(*args: Any, **kwargs: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), _event_loop()).result()
+
+    return waits
+
+
+def makes_coroutines(function: Any) -> bool:
+    """Whether a call makes what has to be awaited; partials, objects and methods count, too."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return any(inspect.iscoroutinefunction(each) for each in (function, type(function).__call__))
+
+
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The process's event loop, which runs in a thread of its own from the first call on."""
+    with _lock:
+        if not _loops:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, daemon=True).start()
+            _loops.append(loop)
+    return _loops[0]
