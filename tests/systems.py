@@ -47,6 +47,8 @@ CRITIC_FREE = (
     "vineppo",
     "poise",
     "milestones",
+    "gspo",
+    "cispo",
 )
 PRESETS = (
     "sao",
@@ -65,7 +67,7 @@ PRESETS = (
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)
 SYSTEMS = (*WITH_CRITIC, *CRITIC_FREE)
-AT_ONCE = ("vapo", "grpo", "dapo", "tether", "vineppo")
+AT_ONCE = ("vapo", "grpo", "dapo", "tether", "vineppo", "gspo", "cispo")
 MAX_RESPONSE_TOKENS = 10
 
 

@@ -94,6 +94,40 @@ def test_token_weights_in_the_loss_by_hand() -> None:
     torch.testing.assert_close(gradient, expected)
 
 
+ICEPOP = MismatchConfig(icepop=True, icepop_low=0.5, icepop_high=2.0)
+
+
+def test_icepop_in_the_loss_by_hand() -> None:
+    """Ratios 3, 1/2, 1/4: 3 and 1/4 leave the band, and are counted among the 3 tokens."""
+    metrics, gradient = metrics_and_gradient(ICEPOP)
+    assert metrics["actor/policy_loss"] == pytest.approx(-0.5 / 3)
+    lm = 0.1 / 3  # all three tokens keep their positive-example LM loss
+    expected = torch.tensor([[-lm, -0.5 / 3 - lm], [-lm, 0.0]])
+    torch.testing.assert_close(gradient, expected)
+    wide = MismatchConfig(icepop=True)
+    metrics, _ = metrics_and_gradient(wide)  # 0.5 to 5: the ratio itself, which has no cap
+    assert metrics["actor/policy_loss"] == pytest.approx(-(3 + 0.5) / 3)
+
+
+def test_the_share_of_tokens_that_icepop_drops() -> None:
+    found = correction_metrics(correct_mismatch(two_responses(), ICEPOP), ICEPOP)
+    assert found == pytest.approx(
+        {
+            "rollout/effective_sample_share": (3 + 0.5 + 0.25) ** 2 / 3 / (9 + 0.25 + 0.0625),
+            "rollout/mismatch_weight_mean": 0.5 / 3,
+            "rollout/mismatch_masked_token_share": 2 / 3,
+        }
+    )
+
+
+def test_icepop_beside_the_mask_of_responses() -> None:
+    """The second response is out, so that one of two tokens is dropped."""
+    both = MismatchConfig(icepop=True, icepop_high=2.0, mask_below=0.5)
+    found = correction_metrics(correct_mismatch(two_responses(), both), both)
+    assert found["rollout/mismatch_masked_share"] == 0.5
+    assert found["rollout/mismatch_masked_token_share"] == 0.5
+
+
 def test_a_masked_response_is_not_counted_by_hand() -> None:
     # geometric means sqrt(3/2) and 1/4: the second response is out
     metrics, gradient = metrics_and_gradient(MismatchConfig(mask_below=0.5))
@@ -178,8 +212,9 @@ def test_an_engine_that_agrees_changes_no_bit(system: str) -> None:
     batch = estimated(config, replace(made, rollout_logprobs=made.old_logprobs))
     off = gradient_of(config, batch, logprobs)
     tight = MismatchConfig(tis_cap=1.0, mask_below=0.999, mask_above=1.001)
-    batch = correct_mismatch(batch, tight)
-    assert torch.equal(gradient_of(config, batch, logprobs), off)
+    assert torch.equal(gradient_of(config, correct_mismatch(batch, tight), logprobs), off)
+    icepop = MismatchConfig(icepop=True, icepop_low=1.0, icepop_high=1.0)
+    assert torch.equal(gradient_of(config, correct_mismatch(batch, icepop), logprobs), off)
 
 
 @pytest.mark.parametrize("system", mostly_slow(CRITIC_FREE))

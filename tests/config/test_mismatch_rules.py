@@ -41,7 +41,33 @@ def test_fine_tuning_on_correct_responses_has_nothing_to_correct(tmp_path: Path,
     fit_config(tmp_path, f"algorithm.mismatch.{key}")
 
 
-@pytest.mark.parametrize("key", ["tis_cap=0", "mask_below=1", "mask_below=0", "mask_above=1"])
+def test_icepop_corrects_alone(tmp_path: Path) -> None:
+    on = "algorithm.mismatch.icepop=true"
+    found = fit_config(tmp_path, on).algorithm.mismatch
+    assert (found.icepop_low, found.icepop_high) == (0.5, 5.0)
+    message = problem(tmp_path, on, "algorithm.mismatch.tis_cap=2")
+    assert "algorithm.mismatch.tis_cap=null, or algorithm.mismatch.icepop=false" in message
+    message = problem(tmp_path, *RAFT, on)
+    assert message.endswith("set algorithm.mismatch.icepop=false")
+    for surrogate in ("dis", "dppo_tv"):
+        own = (f"algorithm.surrogate={surrogate}", "components.clip_higher.enabled=false")
+        assert "a second time: set algorithm.mismatch.icepop=false" in problem(tmp_path, *own, on)
+
+
+@pytest.mark.parametrize("bound", ["icepop_low=0.2", "icepop_high=8"])
+def test_icepops_band_is_not_ignored(tmp_path: Path, bound: str) -> None:
+    message = problem(tmp_path, f"algorithm.mismatch.{bound}")
+    assert "has no effect: algorithm.mismatch.icepop is off" in message
+    fit_config(tmp_path, f"algorithm.mismatch.{bound}", "algorithm.mismatch.icepop=true")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("tis_cap=0", "mask_below=1", "mask_below=0", "mask_above=1"),
+        *("icepop_low=0", "icepop_low=1.1", "icepop_high=0.9"),
+    ],
+)
 def test_ranges(tmp_path: Path, key: str) -> None:
     assert "must be" in problem(tmp_path, f"algorithm.mismatch.{key}")
 
@@ -84,6 +110,7 @@ def test_the_correction_is_on_where_rollouts_are_older(tmp_path: Path) -> None:
     assert cap(OVERLAP, "algorithm.mismatch.tis_cap=5") == 5
     assert cap(OVERLAP, "algorithm.mismatch.correct_stale=false") is None
     assert cap(OVERLAP, *RAFT) is None
+    assert cap(OVERLAP, "algorithm.mismatch.icepop=true") is None, "which corrects by itself"
 
 
 def test_overlap_needs_an_engine_beside_the_trainer(tmp_path: Path) -> None:
@@ -106,6 +133,7 @@ def test_overlap_without_a_ratio_needs_the_correction(tmp_path: Path) -> None:
     assert "algorithm.mismatch.tis_cap" in message
     fit_config(tmp_path, OVERLAP, *rloo)
     fit_config(tmp_path, OVERLAP, *rloo, uncorrected, "algorithm.mismatch.tis_cap=2")
+    fit_config(tmp_path, OVERLAP, *rloo, uncorrected, "algorithm.mismatch.icepop=true")
     fit_config(tmp_path, OVERLAP, *RAFT)
 
 

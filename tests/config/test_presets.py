@@ -123,6 +123,8 @@ EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
     "vineppo": ("vine", "clipped_ratio", "token_mean", 0.2, True, "k3 loss"),
     "poise": ("poise", "clipped_ratio", "token_mean", 0.28, False, None),
     "milestones": ("milestones", "clipped_ratio", "token_mean", 0.28, True, None),
+    "gspo": ("group_relative", "gspo", "sequence_mean", 0.2, False, None),
+    "cispo": ("group_relative", "cispo", "token_mean", 0.2, False, None),
     "vc_ppo": ("gae", "clipped_ratio", "sequence_mean", 0.2, False, None),
 }
 
@@ -399,7 +401,8 @@ def test_vc_ppo_is_the_algorithm_box() -> None:
 def test_names_of_the_config_are_those_of_the_tables() -> None:
     hints = get_type_hints(AlgorithmConfig)
     assert set(get_args(hints["advantage_estimator"])) == {*ESTIMATORS, "function"}
-    assert set(get_args(hints["surrogate"])) == {"clipped_ratio", "logprob", "dis", "dppo_tv"}, (
+    others = {"gspo", "cispo", "logprob", "dis", "dppo_tv"}
+    assert set(get_args(hints["surrogate"])) == {"clipped_ratio", *others}, (
         "else the objective takes it for clipped_ratio"
     )
     assert set(COMPARES_GROUPS) < set(ESTIMATORS)

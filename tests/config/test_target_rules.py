@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import fit_config
+from tests.config.test_components import OWNED, STATES, with_switches
 from tests.systems import system_config
 from vapo.config import resolve
+from vapo.config.algorithm_rules import response_ratio_is_of_responses, surrogate_has_one_ratio
 from vapo.config.hyperparameters import compares_groups
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import UserError
@@ -22,6 +24,12 @@ PUNISHED = "rewards.overlong.soft_punishment=true"
 FILTERED = "rewards.overlong.filter_truncated=true"
 DIS = ("algorithm.surrogate=dis", "components.clip_higher.enabled=false")
 DPPO = ("algorithm.surrogate=dppo_tv", "components.clip_higher.enabled=false")
+GSPO = (
+    "algorithm.surrogate=gspo",
+    "components.clip_higher.enabled=false",
+    "components.token_level_loss.enabled=false",
+)
+CISPO = ("algorithm.surrogate=cispo", "components.clip_higher.enabled=false")
 K = "components.length_adaptive_gae.k=0.5"
 CRITIC_FREE = (
     "algorithm.advantage_estimator=leave_one_out",
@@ -84,6 +92,23 @@ REFUSED = [
         (*DIS, *NO_CRITIC, "algorithm.advantage_estimator=correct_only"),
         "has no policy gradient to correct",
     ),
+    (GSPO[:2], "by its length: set components.token_level_loss.enabled=false, or algorithm.surr"),
+    ((GSPO[0], GSPO[2]), "takes the place of: set components.clip_higher.enabled=false"),
+    (
+        (*GSPO, "algorithm.sequence_reduction=sum"),
+        "sequence_reduction sum would weigh each by its length: set algorithm.sequence_reduction=m",
+    ),
+    ((*GSPO, "algorithm.sequence_reduction=constant_length"), "sequence_reduction=mean"),
+    ((*GSPO, "algorithm.dual_clip=3"), "algorithm.dual_clip=null"),
+    (
+        (*GSPO, *NO_CRITIC, "algorithm.advantage_estimator=correct_only"),
+        "has no policy gradient to correct",
+    ),
+    ((CISPO[0],), "of PPO's clip, which it takes the place of: set components.clip_higher"),
+    ((*CISPO, "algorithm.dual_clip=3"), "algorithm.dual_clip=null"),
+    ((*CISPO, "algorithm.gspo_eps_low=1e-3"), "unknown key 'algorithm.gspo_eps_low'"),
+    ((*GSPO, "algorithm.gspo_eps_high=0"), "must be"),
+    ((*CISPO, "algorithm.cispo_eps_high=0"), "must be"),
 ]
 
 
@@ -107,6 +132,11 @@ def test_one_error_names_all_that_dis_excludes(tmp_path: Path) -> None:
     [
         (EVPO, SINGLE),
         DIS,
+        GSPO,
+        CISPO,
+        (*GSPO, "algorithm.mismatch.icepop=true", "training.minibatch_size=null"),
+        (*GSPO, "algorithm.mismatch.tis_cap=2", "rollouts.top_p=0.9"),
+        (*CISPO, "components.token_level_loss.enabled=false", "algorithm.cispo_eps_low=0.9"),
         (*DPPO, "training.max_staleness=1"),
         (*DPPO, "components.token_level_loss.enabled=false", "algorithm.sequence_reduction=sum"),
         (BOOTSTRAP, "critic.truncated=leave_out"),
@@ -166,3 +196,32 @@ def test_the_first_tokens_weight_is_said_at_the_start() -> None:
 def test_tether_below_lambda_1_is_no_guard(overrides: tuple[str, ...], is_guard: bool) -> None:
     lines = reward_weight_notes(system_config("tether", *overrides))
     assert any("tether takes the critic's values out" in line for line in lines) != is_guard
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "excluded"),
+    [
+        ("gspo", {"clip_higher", "token_level_loss"}),
+        ("cispo", {"clip_higher"}),
+        ("dis", {"clip_higher"}),
+    ],
+)
+def test_a_surrogate_excludes_its_switches_alone_in_all_128_states(
+    tmp_path: Path, surrogate: str, excluded: set[str]
+) -> None:
+    off = ("components.clip_higher.enabled=false", "components.token_level_loss.enabled=false")
+    config = fit_config(tmp_path, f"algorithm.surrogate={surrogate}", *off)
+    for state in STATES:
+        switched = with_switches(state, config)
+        numbers = resolve(switched)
+        assert (numbers.loss_reduction == "token_mean") == state[
+            list(OWNED).index("token_level_loss")
+        ]
+        rules = (surrogate_has_one_ratio, response_ratio_is_of_responses)
+        problems = [problem for rule in rules for problem in rule(switched)]
+        named = {
+            key.split(".")[1] for problem in problems for key in problem.keys if "components" in key
+        }
+        is_on = {name for name, on in zip(OWNED, state, strict=True) if on}
+        assert named == excluded & is_on
+        assert len(problems) == len(named)

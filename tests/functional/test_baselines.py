@@ -15,7 +15,8 @@ from vapo.functional.baselines import (
     step_advantages,
     whitened_group_mean_advantages,
 )
-from vapo.functional.losses import aggregate, logprob_surrogate
+from vapo.functional.losses import aggregate
+from vapo.functional.surrogates import logprob_surrogate
 
 GROUP_ESTIMATORS = [
     group_relative_advantages,

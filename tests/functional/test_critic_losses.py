@@ -14,10 +14,9 @@ from torch import Tensor
 from vapo.functional.losses import (
     aggregate,
     categorical_value_loss,
-    dis_surrogate,
-    dppo_surrogate,
     value_loss,
 )
+from vapo.functional.surrogates import dis_surrogate, dppo_surrogate
 from vapo.functional.value_heads import hl_gauss_targets, two_hot_targets
 
 NAN, INF = float("nan"), float("inf")

@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from vapo.functional.mismatch import mismatch, responses_in_range, truncated_importance_weights
+from vapo.functional.mismatch import (
+    icepop_weights,
+    mismatch,
+    responses_in_range,
+    truncated_importance_weights,
+)
 
 NAN, INF = float("nan"), float("inf")
 LN2 = math.log(2)
@@ -116,6 +121,38 @@ def test_weights_carry_no_gradient_and_show_a_broken_logprob() -> None:
     weights = truncated_importance_weights(f64([-1.0, NAN]), f64([-1.0, -1.0]), mask("xx"), cap=2)
     assert weights[0, 0].item() == 1.0
     assert weights[0, 1].isnan()
+
+
+def test_icepop_weights_by_hand() -> None:
+    """Ratios 2, 1/2, 4 | 1/4 in a band of 0.5 to 3: the bound itself is in it."""
+    weights = icepop_weights(ROLLOUT, TRAINER, MASK, low=0.5, high=3)
+    torch.testing.assert_close(weights, f64([2.0, 0.5, 0.0], [0.0, 1.0, 1.0]), rtol=0, atol=1e-12)
+    ring = icepop_weights(ROLLOUT, TRAINER, MASK, low=0.5, high=5)
+    torch.testing.assert_close(ring, f64([2.0, 0.5, 4.0], [0.0, 1.0, 1.0]), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_icepop_keeps_its_bounds_and_drops_what_is_beyond(dtype: torch.dtype) -> None:
+    ratios = f64([0.4999, 0.5, 1.0, 5.0, 5.001]).to(dtype)
+    weights = icepop_weights(torch.zeros_like(ratios), ratios.log(), mask("xxxxx"), low=0.5, high=5)
+    kept = torch.tensor([[0, 0.5, 1, 5, 0]], dtype=dtype)
+    torch.testing.assert_close(weights, kept, rtol=0, atol=1e-5)
+
+
+def test_icepop_has_no_gradient_and_shows_a_broken_logprob() -> None:
+    weights = icepop_weights(ROLLOUT, TRAINER.clone().requires_grad_(), MASK, low=0.5, high=5)
+    assert not weights.requires_grad
+    for bad in (NAN, INF, -INF):
+        broken = icepop_weights(f64([-1.0, bad]), f64([-1.0, -1.0]), mask("xx"), low=0.5, high=5)
+        assert broken.isnan().tolist() == [[False, True]]
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 5.0), (-1.0, 5.0), (1.1, 5.0), (0.5, 0.9), (NAN, 5.0), (0.5, NAN)]
+)
+def test_icepop_needs_a_band_around_one(low: float, high: float) -> None:
+    with pytest.raises(ValueError, match="must have 1 in it"):
+        icepop_weights(ROLLOUT, TRAINER, MASK, low=low, high=high)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ from vapo.functional.losses import (
     aggregate,
     clipped_surrogate,
     kl_penalty,
-    logprob_surrogate,
     positive_example_lm_loss,
     value_loss,
 )
@@ -39,6 +38,7 @@ from vapo.functional.masking import (
 )
 from vapo.functional.metrics import approx_kl, clip_fractions, explained_variance
 from vapo.functional.mismatch import mismatch, responses_in_range, truncated_importance_weights
+from vapo.functional.surrogates import logprob_surrogate
 
 bounded = settings(max_examples=15, deadline=None, derandomize=True, database=None)
 REDUCTIONS: tuple[LossReduction, ...] = ("token_mean", "sequence_mean", "sequence_sum")

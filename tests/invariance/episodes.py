@@ -39,12 +39,15 @@ def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict
     return fitted(RecordsGradients(config, pad_id=0), Episodes(config), config)
 
 
-def by_hand(*, over_turns: bool = False, filters: bool = False) -> dict[str, Tensor]:
+def by_hand(
+    *, over_turns: bool = False, filters: bool = False, of_responses: bool = False
+) -> dict[str, Tensor]:
     """The gradients of the policy's and the critic's losses, sequence by sequence.
 
     Args:
         over_turns: a turn is one step of GAE.
         filters: truncated episodes carry no loss.
+        of_responses: the policy's loss is GSPO's.
     """
     actor = AutoModelForCausalLM.from_pretrained(ROOT / ACTOR, dtype=torch.float32)
     critic = AutoModelForSequenceClassification.from_pretrained(ROOT / CRITIC, dtype=torch.float32)
@@ -72,9 +75,14 @@ def by_hand(*, over_turns: bool = False, filters: bool = False) -> dict[str, Ten
         if filters and rollout.finish_reason is not FinishReason.STOP:
             continue
         white = ((torch.tensor(advantages[i], dtype=torch.float64) - mean) / deviation).float()
-        ratio = (logprobs[i] - old[i]).exp()
-        bounded = ratio.clamp(1 - EPS_LOW, 1 + EPS_HIGH)
-        policy.append(-torch.minimum(ratio * white, bounded * white))
+        if of_responses:
+            s = (logprobs[i] - old[i]).mean().exp().detach()
+            is_kept = torch.where(white > 0, s <= 1 + 4e-4, s >= 1 - 3e-4)
+            policy.append(-(s * white * logprobs[i] * is_kept).mean()[None])
+        else:
+            ratio = (logprobs[i] - old[i]).exp()
+            bounded = ratio.clamp(1 - EPS_LOW, 1 + EPS_HIGH)
+            policy.append(-torch.minimum(ratio * white, bounded * white))
         if verdicts[i].is_correct:
             likelihood.append(-logprobs[i])
         counted = torch.tensor([target is not None for target in targets[i]])

@@ -13,6 +13,7 @@ import pytest
 from tests.forked import Ranks
 from tests.invariance.episodes import by_hand, compute
 from tests.invariance.test_gradients import (
+    GSPO,
     MANY,
     ONE_FORWARD,
     PACKED,
@@ -62,6 +63,14 @@ def test_truncated_episodes_carry_no_loss_where_they_are_filtered() -> None:
 @pytest.mark.parametrize("budget", [ONE_FORWARD, MANY])
 def test_many_microbatches_packed_equal_one_padded(whole: dict[str, Any], budget: int) -> None:
     assert_same(whole, compute(1, budget, PACKED))
+
+
+@pytest.mark.slow
+def test_the_ratio_of_an_episode_is_over_the_sampled_tokens_of_all_its_turns() -> None:
+    one = compute(1, ONE_FORWARD, PADDED, *GSPO)
+    assert one["metrics"]["actor/clip_fraction_high"] > 0
+    assert_same(one, compute(1, MANY, PACKED, *GSPO))
+    assert largest_relative_difference(by_hand(of_responses=True), one["gradients"]) < 1e-5
 
 
 @pytest.mark.slow

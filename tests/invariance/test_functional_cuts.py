@@ -14,6 +14,7 @@ from vapo.functional.losses import (
 )
 from vapo.functional.masking import loss_denominator
 from vapo.functional.metrics import clip_fractions
+from vapo.functional.surrogates import cispo_surrogate, gspo_surrogate
 
 B, T = 12, 9
 Loss = Callable[[dict[str, Tensor], Tensor, dict[str, int | None]], Tensor]
@@ -46,6 +47,23 @@ def policy(reduction) -> Loss:
     return loss
 
 
+def gspo(batch, x, denominators) -> Tensor:
+    mask = batch["mask"]
+    token_losses = gspo_surrogate(
+        x, batch["old"], batch["advantages"], mask, eps_low=0.05, eps_high=0.1
+    )
+    return aggregate(
+        token_losses, mask, reduction="sequence_mean", denominator=denominators["responses"]
+    )
+
+
+def cispo(batch, x, denominators) -> Tensor:
+    token_losses = cispo_surrogate(x, batch["old"], batch["advantages"], eps_low=None, eps_high=0.2)
+    return aggregate(
+        token_losses, batch["mask"], reduction="token_mean", denominator=denominators["tokens"]
+    )
+
+
 def critic(batch, x, denominators) -> Tensor:
     return value_loss(x, batch["targets"], batch["mask"], denominator=denominators["tokens"])
 
@@ -59,6 +77,8 @@ def positive(batch, x, denominators) -> Tensor:
 LOSSES = {
     "token_mean": policy("token_mean"),
     "sequence_mean": policy("sequence_mean"),
+    "gspo": gspo,
+    "cispo": cispo,
     "value": critic,
     "positive": positive,
 }

@@ -17,6 +17,9 @@ from tests.invariance.gradients import compute
 ONE_FORWARD, MANY = 100_000, 40
 SEQUENCE_LEVEL = "components.token_level_loss.enabled=false"
 PADDED, PACKED = "training.packing=padded", "training.packing=packed"
+NO_CLIP = "components.clip_higher.enabled=false"
+GSPO = (SEQUENCE_LEVEL, NO_CLIP, "algorithm.surrogate=gspo")
+CISPO = (NO_CLIP, "algorithm.surrogate=cispo", "algorithm.cispo_eps_high=0.1")
 CORRECTED = ("algorithm.mismatch.tis_cap=1.1", "algorithm.mismatch.mask_below=0.98")
 
 
@@ -78,6 +81,20 @@ def test_the_mismatch_correction_leaves_the_critic_alone(whole: dict[str, Any]) 
     corrected = compute(1, ONE_FORWARD, *CORRECTED, PADDED)["gradients"]
     for key, gradient in whole["gradients"].items():
         assert torch.equal(gradient, corrected[key]) == key.startswith("critic."), key
+
+
+@pytest.mark.parametrize(
+    "surrogate",
+    [pytest.param(GSPO, id="gspo"), pytest.param(CISPO, marks=pytest.mark.slow, id="cispo")],
+)
+def test_the_ratio_of_a_response_does_not_depend_on_the_cut(
+    whole: dict[str, Any], surrogate: tuple[str, ...]
+) -> None:
+    """Nor do its weights: a response is never cut, so each part has all tokens of its rows."""
+    one = compute(1, ONE_FORWARD, *surrogate, PADDED)
+    assert 0.1 < one["metrics"]["actor/clip_fraction_high"] < 0.9
+    assert_same(one, compute(1, MANY, *surrogate, PACKED))
+    assert largest_relative_difference(one["gradients"], whole["gradients"]) > 1e-2
 
 
 @pytest.mark.slow

@@ -238,9 +238,31 @@ def milestones(p: Paper) -> Tensor:
     return vapo(p, p.step_values)
 
 
+def gspo(p: Paper) -> Tensor:
+    """The ratio of a response as one differentiable number; the shipped loss goes by tokens."""
+    total = ZERO
+    for i, length in enumerate(p.lengths):
+        group = p.group(i)
+        advantage = (p.rewards[i] - mean(group)) / (std(group) + 1e-6)
+        logs = [p.new[i][t] - p.old[i][t] for t in range(length)]
+        s = (sum(logs, ZERO) / length).exp()
+        total = total - torch.min(s * advantage, s.clamp(1 - 3e-4, 1 + 4e-4) * advantage)
+    return total / p.num
+
+
+def cispo(p: Paper) -> Tensor:
+    def loss(i: int, t: int) -> Tensor:
+        group = p.group(i)
+        advantage = (p.rewards[i] - mean(group)) / (std(group) + 1e-6)
+        weight = min(math.exp(p.new[i][t].item() - p.old[i][t]), 5.0)
+        return -weight * advantage * p.new[i][t]
+
+    return p.token_level(list(range(p.num)), loss)
+
+
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
-    vineppo, poise, milestones,
+    vineppo, poise, milestones, gspo, cispo,
 )} | {"hl_gauss": vapo, "probe": vapo, "adapters": vapo, **CRITIC_READINGS}  # fmt: skip
 
 

@@ -100,10 +100,15 @@ def test_a_row_keeps_the_head_that_its_value_pretraining_has_trained(tmp_path: P
 def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) -> None:
     """What has no influence is the base's, and must not contradict what stays the row's."""
     presets = sorted((ROOT / "conf/algorithm").glob("*.yaml"))
-    rows = ", ".join(f"{{row: {p.stem}, configs: [{p}]}}" for p in presets)
-    planned = plan(grid(tmp_path, f"{{rows: [{rows}]}}"))
+    rows = [f"{{row: {p.stem}, configs: [{p}]}}" for p in presets]
+    off = "components.clip_higher.enabled: false, components.token_level_loss.enabled: false"
+    for surrogate in ("gspo", "cispo"):  # with a critic, which their presets have none of
+        own = f"{{algorithm.surrogate: {surrogate}, {off}}}"
+        rows.append(f"{{row: VAPO with {surrogate}, overrides: {own}}}")
+    planned = plan(grid(tmp_path, f"{{rows: [{', '.join(rows)}]}}"))
     first = [t for t in planned.tasks if t.is_pretraining]
     assert len(first) >= 8
+    assert {"gspo", "cispo"} <= {one.config.algorithm.surrogate for one in first}
     for one in first:
         written = to_yaml(one.config)
         assert to_yaml(from_yaml(FitConfig, written, source=one.name)) == written

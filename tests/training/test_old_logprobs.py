@@ -28,6 +28,12 @@ SEVERAL = "training.minibatch_size=8"
 DIS = "algorithm.surrogate=dis"
 DPPO = "algorithm.surrogate=dppo_tv"
 OWN_RATIO = ("components.clip_higher.enabled=false",)
+CISPO = "algorithm.surrogate=cispo"
+GSPO = (
+    "algorithm.surrogate=gspo",
+    "components.token_level_loss.enabled=false",
+    *OWN_RATIO,
+)
 GAP = "rollout/logprob_gap_mean"
 
 
@@ -44,10 +50,15 @@ def config_of(*overrides: str) -> FitConfig:
         ([SEVERAL], True),
         ([ONE_STEP], False),
         (["training.minibatch_size=16"], False),
+        ([*GSPO, SEVERAL], True),
+        ([*GSPO, ONE_STEP], False),
+        ([CISPO, SEVERAL, *OWN_RATIO], True),
+        ([CISPO, ONE_STEP, *OWN_RATIO], False),
         ([DIS, SEVERAL, *OWN_RATIO], False),
         ([DPPO, SEVERAL, *OWN_RATIO], False),
         ([ONE_STEP, "algorithm.surrogate=logprob", *OWN_RATIO], False),
         ([ONE_STEP, "algorithm.mismatch.tis_cap=2"], True),
+        ([ONE_STEP, "algorithm.mismatch.icepop=true"], True),
         ([ONE_STEP, "algorithm.mismatch.mask_above=2"], True),
         ([ONE_STEP, "training.max_staleness=1"], True),
         ([ONE_STEP, "algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"], True),
@@ -165,9 +176,10 @@ def test_a_page_changes_nothing_of_the_training() -> None:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_the_ratio_of_a_single_step_is_one() -> None:
+@pytest.mark.parametrize("system", ["ppo", "gspo", "cispo"])
+def test_the_ratio_of_a_single_step_is_one(system: str) -> None:
     """Whatever stands in the place of the old log-probs: not clipped, KL 0, gradient -A pi'."""
-    config = system_config("ppo", ONE_STEP)
+    config = system_config(system, ONE_STEP)
     batch, logprobs = made_up_batch(config)
     carrier = replace(estimated(config, batch), old_values=logprobs)
     (minibatch,) = make_minibatches(carrier, num_minibatches=1, max_tokens=9999, pad_id=0, seed=0)

@@ -17,7 +17,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config.schema import MismatchConfig
-from vapo.functional.mismatch import mismatch, responses_in_range, truncated_importance_weights
+from vapo.functional.mismatch import (
+    icepop_weights,
+    mismatch,
+    responses_in_range,
+    truncated_importance_weights,
+)
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, TrainingBatch
 
@@ -35,6 +40,9 @@ def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> Traini
             *logprobs, cap=correction.tis_cap, level=correction.tis_level
         )
         batch = replace(batch, importance_weights=weights)
+    elif correction.icepop:
+        low, high = correction.icepop_low, correction.icepop_high
+        batch = replace(batch, importance_weights=icepop_weights(*logprobs, low=low, high=high))
     if correction.masks:
         kept = responses_in_range(*logprobs, low=correction.mask_below, high=correction.mask_above)
         batch = replace(batch, policy_mask=batch.loss_mask & kept[:, None])
@@ -120,13 +128,15 @@ def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict
         rows = torch.stack([loss_mask.any(dim=1).sum(), policy_mask.any(dim=1).sum()])
         num_rows, num_kept = sum_over_ranks(rows).tolist()
         metrics["rollout/mismatch_masked_share"] = 1.0 - num_kept / num_rows if num_rows else 0.0
-    if correction.tis_cap is not None:
+    if correction.weighs:
         weights = batch.importance_weights[policy_mask].double()
-        is_cut = weights >= correction.tis_cap
+        cap = correction.tis_cap
+        is_cut = weights == 0 if cap is None else weights >= cap
         sums = torch.stack([weights.sum(), is_cut.sum().double(), policy_mask.sum().double()])
         total, num_cut, num_tokens = sum_over_ranks(sums).tolist()
+        key = "masked_token_share" if cap is None else "clipped_share"
         metrics["rollout/mismatch_weight_mean"] = total / num_tokens if num_tokens else 1.0
-        metrics["rollout/mismatch_clipped_share"] = num_cut / num_tokens if num_tokens else 0.0
+        metrics[f"rollout/mismatch_{key}"] = num_cut / num_tokens if num_tokens else 0.0
     return metrics
 
 

@@ -16,6 +16,7 @@ from vapo.config.estimators import (
     VineOptions,
 )
 from vapo.config.kinds import choice, option, section
+from vapo.config.surrogates import CispoSurrogate, DisSurrogate, DppoSurrogate, GspoSurrogate
 
 _OfGroups = Literal[
     "group_relative",
@@ -64,17 +65,28 @@ class MismatchConfig:
         lt=1,
     )
     mask_above: float | None = option(None, "the same above this; null: no such bound", gt=1)
-
+    icepop: bool = option(
+        False,
+        "IcePop, instead of tis_cap: a token's policy loss is multiplied by its own "
+        "pi_old / pi_rollout, and by 0 where that leaves icepop_low to icepop_high",
+    )
+    icepop_low: float = option(0.5, "lower end of IcePop's band (Ring-1T: 0.5)", gt=0, le=1)
+    icepop_high: float = option(5.0, "upper end of IcePop's band (Ring-1T: 5)", ge=1)
     correct_stale: bool = option(
         True,
-        "with training.max_staleness above 0, tis_cap null is 2 where the surrogate has no "
-        "correction of its own (dis, dppo); false: it stays off",
+        "with training.max_staleness above 0, tis_cap null is 2 where neither icepop nor the "
+        "surrogate (dis, dppo_tv) corrects; false: it stays off",
     )
 
     @property
     def masks(self) -> bool:
         """Whether some responses may lose their policy loss."""
         return self.mask_below is not None or self.mask_above is not None
+
+    @property
+    def weighs(self) -> bool:
+        """Whether tokens have importance weights."""
+        return self.tis_cap is not None or self.icepop
 
 
 @dataclass
@@ -128,21 +140,6 @@ class BaselineConfig:
 
 
 @dataclass
-class DisSurrogate:
-    """A token whose ratio to the rollout policy leaves (1 - low, 1 + high) has no gradient."""
-
-    dis_eps_low: float = option(0.3, "the band's lower part (SAO: 0.3 reasoning, 0.8 code)", gt=0)
-    dis_eps_high: float = option(5.0, "the band's upper part (SAO: 5 reasoning, 3 code)", gt=0)
-
-
-@dataclass
-class DppoSurrogate:
-    dppo_delta: float = option(
-        0.2, "largest rise (or fall, of a negative advantage) of a token's probability", gt=0, le=1
-    )
-
-
-@dataclass
 class AlgorithmConfig:
     advantage_estimator: AdvantageEstimator = choice(
         "gae",
@@ -168,11 +165,15 @@ class AlgorithmConfig:
     baseline: BaselineConfig = section(
         BaselineConfig, "what is subtracted from the return, with estimator gae"
     )
-    surrogate: Literal["clipped_ratio", "logprob", "dis", "dppo_tv"] = choice(
+    surrogate: Literal["clipped_ratio", "gspo", "cispo", "logprob", "dis", "dppo_tv"] = choice(
         "clipped_ratio",
-        "loss of a token: clipped_ratio is PPO's; logprob is -A * log pi, without old policy or "
-        "clip (RLOO, ReMax, RAFT); dis (SAO) and dppo_tv (BPCO) take the ratio to the policy that "
-        "sampled, and drop tokens outside a band of it",
+        "loss of a token: clipped_ratio is PPO's; gspo clips the ratio of the whole response, the "
+        "geometric mean of its tokens' (GSPO); cispo is -w * A * log pi, w the clipped ratio "
+        "without gradient (MiniMax-M1); logprob is -A * log pi, without old policy or clip (RLOO, "
+        "ReMax, RAFT); dis (SAO) and dppo_tv (BPCO) take the ratio to the policy that sampled, "
+        "and drop tokens outside a band of it",
+        gspo=GspoSurrogate,
+        cispo=CispoSurrogate,
         dis=DisSurrogate,
         dppo_tv=DppoSurrogate,
     )
@@ -217,6 +218,13 @@ class AlgorithmConfig:
     mismatch: MismatchConfig = section(
         MismatchConfig, "correction for the engine's policy not being the trainer's"
     )
+
+    @property
+    def ratio_to(self) -> Literal["old_policy", "rollout_policy", None]:
+        """The policy by whose probability the surrogate divides, if it does."""
+        if self.surrogate in ("dis", "dppo_tv"):
+            return "rollout_policy"
+        return None if self.surrogate == "logprob" else "old_policy"
 
     @property
     def has_critic(self) -> bool:

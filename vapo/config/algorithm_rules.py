@@ -7,7 +7,7 @@ from vapo.config.data import MixtureSource, sources_of
 from vapo.config.estimators import MilestonesOptions, VineOptions
 from vapo.config.hyperparameters import mismatch_of, resolve
 from vapo.config.rewards import SeveralVerifiers
-from vapo.config.rules import Problem, Problems, Rule, changed
+from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
 from vapo.config.schema import FitConfig
 
 _ESTIMATOR = "algorithm.advantage_estimator"
@@ -62,7 +62,7 @@ def surrogate_is_on_policy(config: FitConfig) -> Problems:
             "the rollouts only: set training.minibatch_size=null (one step an iteration), or "
             "algorithm.surrogate=clipped_ratio"
         )
-    if config.training.max_staleness > 0 and mismatch_of(config).tis_cap is None:
+    if config.training.max_staleness > 0 and not mismatch_of(config).weighs:
         yield Problem(
             "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
             "training.max_staleness above 0 they are of older ones: set "
@@ -118,30 +118,48 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
             f"algorithm.mismatch.tis_level {level} has no effect while truncated importance "
             "sampling is off: set algorithm.mismatch.tis_cap, or algorithm.mismatch.tis_level=token"
         )
+    mismatch = config.algorithm.mismatch
+    if mismatch.icepop and mismatch.tis_cap is not None:
+        yield Problem(
+            "algorithm.mismatch.icepop and algorithm.mismatch.tis_cap are two weights for the same "
+            "tokens: set algorithm.mismatch.tis_cap=null, or algorithm.mismatch.icepop=false"
+        )
+    if not mismatch.icepop:
+        band = ("algorithm.mismatch.icepop_low", "algorithm.mismatch.icepop_high")
+        yield from without_effect(config, band, "algorithm.mismatch.icepop is off")
     if config.algorithm.advantage_estimator == "correct_only":
-        for key in _mismatch_limits(config):
+        for key, off in _mismatch_options(config).items():
             yield Problem(
                 f"{key} corrects a policy gradient, and {_ESTIMATOR} correct_only has none: it "
-                f"fine-tunes on correct responses, whichever policy they are from; set {key}=null"
+                f"fine-tunes on correct responses, whichever policy they are from; set {key}={off}"
             )
 
 
-def _mismatch_limits(config: FitConfig) -> list[str]:
+def _mismatch_options(config: FitConfig) -> dict[str, str]:
+    """The keys that correct for the engine's policy, with the values that turn them off."""
     names, mismatch = ("tis_cap", "mask_below", "mask_above"), config.algorithm.mismatch
-    return [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
+    limits = [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
+    icepop = {"algorithm.mismatch.icepop": "false"} if mismatch.icepop else {}
+    return dict.fromkeys(limits, "null") | icepop
+
+
+_INSTEAD_OF_CLIP = {
+    "gspo": "clips the ratio of a whole response",
+    "cispo": "clips the weight of a token's gradient",
+    "dis": "divides by the rollout policy's own probability and drops tokens outside a band of it",
+}
+_INSTEAD_OF_CLIP["dppo_tv"] = _INSTEAD_OF_CLIP["dis"]
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problems:
-    """DIS and DPPO: conflicts with all that corrects, clips or renormalises the ratio."""
+    """GSPO, CISPO, DIS and DPPO: conflicts with what else corrects, clips or renormalises it."""
     surrogate, rollouts = config.algorithm.surrogate, config.rollouts
-    if surrogate not in ("dis", "dppo_tv"):
+    if surrogate not in _INSTEAD_OF_CLIP:
         return
-    why = (
-        f"algorithm.surrogate {surrogate} divides by the rollout policy's own "
-        "probability and drops tokens outside a band of it"
-    )
-    clips, again = _clip_options(config), dict.fromkeys(_mismatch_limits(config), "null")
-    found = clips | again
+    why = f"algorithm.surrogate {surrogate} {_INSTEAD_OF_CLIP[surrogate]}"
+    divides_by_rollouts = config.algorithm.ratio_to == "rollout_policy"
+    clips = _clip_options(config)
+    found = clips | (_mismatch_options(config) if divides_by_rollouts else {})
     if found:
         reason = (
             "is of PPO's clip, which it takes the place of"
@@ -157,7 +175,7 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
         )
     cuts = {"rollouts.top_p": (rollouts.top_p < 1, 1), "rollouts.top_k": (rollouts.top_k > 0, 0)}
     for key, (cuts_off, whole) in cuts.items():
-        if cuts_off:
+        if cuts_off and divides_by_rollouts:
             yield Problem(
                 f"algorithm.surrogate {surrogate} compares the policy with the "
                 f"probabilities that were sampled from, and {key} renormalises these, so that "
@@ -192,6 +210,23 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
             f"{why}, and algorithm.kl.placement reward adds to their sum: set "
             f"algorithm.kl.placement=loss, or {instead}"
         )
+
+
+def response_ratio_is_of_responses(config: FitConfig) -> Problems:
+    """GSPO's objective is a mean over responses: another sum would weigh them by their lengths."""
+    algorithm, reduction = config.algorithm, resolve(config).loss_reduction
+    if algorithm.surrogate != "gspo" or reduction == "sequence_mean":
+        return
+    key, fix = "algorithm.sequence_reduction", "mean"
+    given = f"{key} {algorithm.sequence_reduction}"
+    if reduction == "token_mean":
+        key, fix = "components.token_level_loss.enabled", "false"
+        given = f"{key} true"
+    yield Problem(
+        "algorithm.surrogate gspo has one ratio for a response, and its loss is a mean over "
+        f"responses; {given} would weigh each by its length: set {key}={fix}, or "
+        "algorithm.surrogate=clipped_ratio"
+    )
 
 
 def baseline_weighs_values(config: FitConfig) -> Problems:
@@ -268,6 +303,7 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     mismatch_corrects_a_policy_gradient,
     surrogate_has_one_ratio,
     rewards_are_compared_apart,
+    response_ratio_is_of_responses,
     baseline_weighs_values,
     vine_continues_what_was_sampled,
     milestones_are_worth_rewards,

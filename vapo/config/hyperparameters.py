@@ -98,9 +98,10 @@ def reads_old_logprobs(config: FitConfig) -> bool:
     """Whether the training reads the policy's log-probs from before an iteration's update.
 
     They cost a forward pass over all rollouts. These read them:
-    - the clipped ratio, where an iteration has several optimizer steps of the actor. In a single
-      step it is 1 by definition, and its gradient that of the log-prob: the pass of the update
-      itself has both. The other surrogates divide by the rollouts' own probabilities, or by none;
+    - a surrogate whose ratio is to the old policy (clipped_ratio, gspo, cispo), where an iteration
+      has several optimizer steps of the actor. In a single step the ratio is 1 by definition, and
+      its gradient that of the log-prob: the pass of the update itself has both. The other
+      surrogates divide by the rollouts' own probabilities, or by none;
     - the correction of the engine's mismatch, whose weights and masks are made before the update;
     - a KL penalty in the reward, which advantages add up before the update (as a loss it compares
       the log-probs of the update with the reference's);
@@ -109,8 +110,8 @@ def reads_old_logprobs(config: FitConfig) -> bool:
     The entropy bonus and the positive-example loss are of the log-probs of the update.
     """
     algorithm, correction = config.algorithm, mismatch_of(config)
-    has_ratio = algorithm.surrogate == "clipped_ratio" and num_actor_steps(config) > 1
-    is_corrected = correction.tis_cap is not None or correction.masks
+    has_ratio = algorithm.ratio_to == "old_policy" and num_actor_steps(config) > 1
+    is_corrected = correction.weighs or correction.masks
     is_penalised = algorithm.kl.coef > 0 and algorithm.kl.placement == "reward"
     reads_states = isinstance(algorithm, OwnEstimatorOptions | PoiseOptions)
     return has_ratio or is_corrected or is_penalised or reads_states
@@ -140,15 +141,15 @@ STALE_TIS_CAP = 2.0
 def mismatch_of(config: FitConfig) -> MismatchConfig:
     """The correction for rollouts of another policy, with its default where rollouts are older.
 
-    `training.max_staleness` above 0 turns truncated importance sampling on, unless the surrogate
-    divides by the rollouts' own probabilities already (dis, dppo_tv), or imitates whoever wrote
-    them (correct_only).
+    `training.max_staleness` above 0 turns truncated importance sampling on, unless IcePop is on,
+    the surrogate divides by the rollouts' own probabilities already (dis, dppo_tv), or the
+    estimator imitates whoever wrote them (correct_only).
     """
     algorithm, mismatch = config.algorithm, config.algorithm.mismatch
-    has_own = algorithm.surrogate in ("dis", "dppo_tv")
+    has_own = algorithm.ratio_to == "rollout_policy"
     imitates = algorithm.advantage_estimator == "correct_only"
     is_off = config.training.max_staleness == 0 or not mismatch.correct_stale
-    if is_off or has_own or imitates or mismatch.tis_cap is not None:
+    if is_off or has_own or imitates or mismatch.weighs:
         return mismatch
     return replace(mismatch, tis_cap=STALE_TIS_CAP)
 

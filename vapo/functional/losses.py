@@ -1,5 +1,7 @@
 """Losses of the actor and the critic, per token, and their reduction to one number.
 
+The surrogates that may stand in the place of PPO's clipped one are in `surrogates.py`.
+
 Every denominator belongs to the optimizer step's whole minibatch. A caller that cuts the
 minibatch into micro-batches passes it in (`masking.loss_denominator`, added up over
 micro-batches and ranks); the sum of the parts is then the loss of the whole.
@@ -14,9 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.functional.masking import LossReduction, at_least_float32, loss_denominator, zero_outside
-from vapo.functional.mismatch import probability_near, ratio_in_band
-
-_MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
+from vapo.functional.mismatch import MAX_LOG_RATIO
 
 
 def clipped_surrogate(
@@ -49,84 +49,11 @@ def clipped_surrogate(
     is_valid = torch.isfinite(log_ratio) & torch.isfinite(advantages)
     log_ratio = torch.where(is_valid, log_ratio, 0.0)
     advantages = torch.where(is_valid, advantages, 0.0)
-    ratio = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()  # keeps exp finite
+    ratio = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()  # keeps exp finite
     clipped_ratio = ratio.clamp(1.0 - eps_low, 1.0 + eps_high)
     loss = -torch.minimum(ratio * advantages, clipped_ratio * advantages)
     if dual_clip is not None:
         loss = torch.where(advantages < 0, torch.minimum(loss, -dual_clip * advantages), loss)
-    return torch.where(is_valid, loss, torch.nan)
-
-
-def dis_surrogate(
-    logprobs: Float[Tensor, "B T"],
-    rollout_logprobs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    *,
-    eps_low: float | int,
-    eps_high: float | int,
-) -> Float[Tensor, "B T"]:
-    """Return SAO's loss of every token (DIS), to be minimised.
-
-        r      = exp(logprobs - rollout_logprobs)
-        f(r)   = r if 1 - eps_low < r < 1 + eps_high, else 0      whatever the sign of A
-        loss_t = -sg(f(r)) * A * log pi
-
-    Source: SAO (arXiv 2607.07508). There is no old policy, and no further TIS: r corrects for
-    the engine. Ports differ; here the band is strict as in the paper (a ratio within rounding
-    of a bound is on it), and no gradient goes through f(r). Rejected tokens stay in the mask.
-    Padding: as `clipped_surrogate`.
-    Raises: ValueError when a bound is not above 0.
-    """
-    if not (eps_low > 0 and eps_high > 0):
-        raise ValueError(f"the band's bounds must be above 0, got {eps_low} and {eps_high}")
-    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
-    is_kept = ratio_in_band(log_pi, log_mu, eps_low=eps_low, eps_high=eps_high)
-    ratio = (log_pi - log_mu).detach().exp()
-    loss = -torch.where(is_kept, ratio, 0.0) * advantages * log_pi
-    return torch.where(is_valid, loss, torch.nan)
-
-
-def dppo_surrogate(
-    logprobs: Float[Tensor, "B T"],
-    rollout_logprobs: Float[Tensor, "B T"],
-    advantages: Float[Tensor, "B T"],
-    *,
-    delta: float | int,
-) -> Float[Tensor, "B T"]:
-    """Return DPPO's loss of every token (binary total variation, as in BPCO), to be minimised.
-
-        pi, mu = exp(logprobs), exp(rollout_logprobs)
-        M      = sg([pi - mu <= delta] if A > 0 else [pi - mu >= -delta])
-        loss_t = -A * (pi / mu) * M
-
-    Source: DPPO (arXiv 2602.04879) in the form of BPCO's code (2608.23566): the ratio has its
-    gradient and no cap (another port: the log-prob's, ratio capped at 20, without gradient).
-    Padding and very large ratios: as `clipped_surrogate`.
-    Raises: ValueError when delta is negative.
-    """
-    if not delta >= 0:
-        raise ValueError(f"delta must be >= 0, got {delta}")
-    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
-    ratio = (log_pi - log_mu).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
-    is_kept = probability_near(log_pi, log_mu, advantages, delta=delta)
-    loss = -advantages * torch.where(is_kept, ratio, 0.0)
-    return torch.where(is_valid, loss, torch.nan)
-
-
-def logprob_surrogate(
-    logprobs: Float[Tensor, "B T"], advantages: Float[Tensor, "B T"]
-) -> Float[Tensor, "B T"]:
-    """Return the policy-gradient loss of every token, to be minimised.
-
-        loss_t = -A * log pi
-
-    Source: REINFORCE, as in RLOO (arXiv 2402.14740) and ReMax (2310.10505); with A = 1 it is
-    the language-modelling loss (RAFT). Its gradient is the policy gradient only where the
-    tokens were sampled from pi itself: nothing here corrects for an older policy.
-    Padding: as `clipped_surrogate`.
-    """
-    is_valid = torch.isfinite(logprobs) & torch.isfinite(advantages)
-    loss = -torch.where(is_valid, advantages, 0.0) * torch.where(is_valid, logprobs, 0.0)
     return torch.where(is_valid, loss, torch.nan)
 
 
@@ -276,7 +203,7 @@ def kl_penalty(
     elif estimator == "k2":
         kl = 0.5 * difference.square()
     elif estimator == "k3":
-        kl = torch.expm1(-difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)) + difference
+        kl = torch.expm1(-difference.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)) + difference
     else:
         raise ValueError(f"estimator must be k1, k2 or k3, got {estimator!r}")
     return torch.where(is_valid, kl, torch.nan)
@@ -286,14 +213,3 @@ def _divide(total: Tensor, denominator: float | int | Tensor) -> Tensor:
     """total / denominator, where 0 things counted leave the total (which is then 0)."""
     count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
     return total / torch.where(count > 0, count, 1.0)
-
-
-def _finite(
-    logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where all three are finite, and each in at least float32, 0 where one is not."""
-    given = (logprobs, rollout_logprobs.detach(), advantages.detach())
-    is_valid = torch.stack([torch.isfinite(x) for x in given]).all(dim=0)
-    dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    first, second, third = (torch.where(is_valid, x.to(dtype), 0.0) for x in given)
-    return is_valid, first, second, third

@@ -68,6 +68,25 @@ def first_token_reward_weight(
 
 
 @torch.no_grad()
+def clipped_tokens(
+    ratio: Float[Tensor, "B T"],
+    advantages: Float[Tensor, "B T"],
+    *,
+    eps_low: float | int,
+    eps_high: float | int,
+) -> tuple[Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
+    """Find the tokens whose gradient the lower and the upper clip bound cut off.
+
+        low:   ratio < 1 - eps_low  and A < 0
+        high:  ratio > 1 + eps_high and A > 0
+
+    A ratio outside the bounds on the other side of A still has its gradient.
+    """
+    is_low = (ratio < 1.0 - eps_low) & (advantages < 0)
+    return is_low, (ratio > 1.0 + eps_high) & (advantages > 0)
+
+
+@torch.no_grad()
 def clip_fractions(
     logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
@@ -77,19 +96,13 @@ def clip_fractions(
     eps_low: float | int,
     eps_high: float | int,
 ) -> tuple[Int[Tensor, ""], Int[Tensor, ""]]:
-    """Count the tokens whose gradient the lower and the upper clip bound cut off.
+    """Count the `clipped_tokens` of the token ratio, to be divided by the minibatch's tokens.
 
-        low:   ratio < 1 - eps_low  and A < 0
-        high:  ratio > 1 + eps_high and A > 0
-
-    Counts, to be divided by the minibatch's number of tokens. A ratio outside the bounds on
-    the other side of A still has its gradient, and is not counted.
     Padding: ignored.
     """
     ratio = (logprobs - old_logprobs).exp()
-    low = mask & (ratio < 1.0 - eps_low) & (advantages < 0)
-    high = mask & (ratio > 1.0 + eps_high) & (advantages > 0)
-    return low.sum(), high.sum()
+    low, high = clipped_tokens(ratio, advantages, eps_low=eps_low, eps_high=eps_high)
+    return (mask & low).sum(), (mask & high).sum()
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vapo.functional.masking import Reduce, identity, zero_outside
 
-_MAX_LOG_RATIO = 20.0
+MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
 _ROUNDING = 8  # units in the last place by which the exponential of a log-prob may be off
 OUTLIER_BOUND = 2.0
 """A token whose ratio leaves [1/2, 2] is an outlier of the metric, whatever is corrected."""
@@ -66,7 +66,7 @@ def mismatch(
     Padding: ignored. NaN without a token; a non-finite log-prob of a token shows in the means.
     """
     gap = zero_outside(old_logprobs - rollout_logprobs, mask).double()
-    d, sequence_d = _held(gap), _mean_log_ratio(gap, mask)
+    d, sequence_d = _held(gap), mean_log_ratio(gap, mask)
     is_row = mask.any(dim=1)
     is_outlier = mask & ~((d.exp() >= 1 / OUTLIER_BOUND) & (d.exp() <= OUTLIER_BOUND))
     sums = [gap.abs().sum(), zero_outside(d.expm1() - d, mask).sum(), is_outlier.sum(), mask.sum()]
@@ -113,6 +113,33 @@ def truncated_importance_weights(
 
 
 @torch.no_grad()
+def icepop_weights(
+    rollout_logprobs: Float[Tensor, "B T"],
+    old_logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    low: float | int,
+    high: float | int,
+) -> Float[Tensor, "B T"]:
+    """Weigh each token's policy loss by its ratio, and drop the tokens that are far out.
+
+        w_t = exp(d_t) if low <= exp(d_t) <= high, else 0
+
+    Source: IcePop (the Ling team's report on Ring-1T, arXiv 2510.18855; there 0.5 and 5). A token
+    that is dropped is still counted in the denominator, as there. A ratio within rounding of a
+    bound is on it, and keeps its loss.
+    Padding: 1 where the mask is False. A non-finite log-prob of a token gives weight NaN.
+    Raises: ValueError unless 0 < low <= 1 <= high, as a ratio of 1 is no mismatch.
+    """
+    if not 0 < low <= 1 <= high:
+        raise ValueError(f"the band must have 1 in it, got {low} to {high}")
+    ratio = _held(zero_outside(old_logprobs - rollout_logprobs, mask)).exp()
+    rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
+    is_out = (ratio < low * (1.0 - rounding)) | (ratio > high * (1.0 + rounding))
+    return torch.where(mask, torch.where(is_out, 0.0, ratio), 1.0)
+
+
+@torch.no_grad()
 def responses_in_range(
     rollout_logprobs: Float[Tensor, "B T"],
     old_logprobs: Float[Tensor, "B T"],
@@ -132,7 +159,7 @@ def responses_in_range(
     Padding: ignored; a row without tokens is in range, as is one with a NaN, which must show
     in the loss and not disappear.
     """
-    ratio = _mean_log_ratio(zero_outside(old_logprobs - rollout_logprobs, mask), mask).exp()
+    ratio = mean_log_ratio(zero_outside(old_logprobs - rollout_logprobs, mask), mask).exp()
     is_out = torch.zeros_like(ratio, dtype=torch.bool)
     if low is not None:
         is_out = is_out | (ratio < low)
@@ -175,13 +202,18 @@ def probability_near(
     return away <= delta + _ROUNDING * torch.finfo(away.dtype).eps
 
 
-def _held(log_ratio: Tensor) -> Tensor:
-    held = log_ratio.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    return torch.where(torch.isfinite(log_ratio), held, torch.nan)
+@torch.no_grad()
+def mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    """The log of each response's geometric-mean ratio: the mean of `gap` over its True tokens.
 
-
-def _mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
+    `gap` is 0 on the others. The mean is held within +-20, and NaN where it is not finite.
+    """
     return _held(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
+
+
+def _held(log_ratio: Tensor) -> Tensor:
+    held = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.where(torch.isfinite(log_ratio), held, torch.nan)
 
 
 def _maximum(x: Tensor, mask: Tensor, reduce_max: Reduce) -> Tensor:

@@ -32,6 +32,8 @@ from vapo.functional.value_heads import (
     categorical_bias,
     categorical_centers,
     categorical_value,
+    hl_gauss_targets,
+    two_hot_targets,
 )
 from vapo.networks.probe import ProbeModelConfig, layer_numbers
 
@@ -247,3 +249,14 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
         setattr(model, KEY, {k: v for k, v in asdict(head).items() if v is not None})
     elif hasattr(model, KEY):
         delattr(model, KEY)
+
+
+def distributions(
+    value_targets: Float[Tensor, "b T"], critic: CriticConfig
+) -> Float[Tensor, "b T K"]:
+    """Value targets as distributions over the bins of the categorical head."""
+    head, bins = critic.head, head_of(critic)
+    assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
+    if head.targets == "two_hot":
+        return two_hot_targets(value_targets, bins.centers)
+    return hl_gauss_targets(value_targets, **bins.options, sigma_ratio=head.sigma_ratio)

@@ -45,6 +45,11 @@ _NO_INFLUENCE = (
     "algorithm.entropy_coef", "algorithm.kl", "algorithm.mismatch", "algorithm.sequence_reduction",
     "actor.optimizer", "actor.gradient_checkpointing", "training.num_iterations", "evaluation",
 )  # fmt: skip
+_CLIP = ("components.clip_higher",)
+_RULED_BY_SURROGATE = {
+    "gspo": (*_CLIP, "components.token_level_loss", "algorithm.sequence_reduction"),
+    **dict.fromkeys(("cispo", "dis", "dppo_tv"), _CLIP),
+}
 # What a fair comparison holds equal, beside the rollouts of an iteration.
 _BUDGET = ("training", "data", "rollouts", "evaluation", "actor.path")
 _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
@@ -164,8 +169,8 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
     a critic is found again whatever else the base changes.
     """
     for key in _NO_INFLUENCE:
-        if key == "components.clip_higher" and config.algorithm.surrogate in ("dis", "dppo_tv"):
-            continue  # refused beside them, and the surrogate stays the row's
+        if key in _RULED_BY_SURROGATE.get(config.algorithm.surrogate, ()):
+            continue  # another value may be refused, and the surrogate stays the row's
         config = set_key(config, key, value_at(other, key))
         taken = config.from_environment.taking(key, other.from_environment)
         config = replace(config, from_environment=taken)

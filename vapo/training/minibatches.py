@@ -147,11 +147,11 @@ class Minibatch:
     `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
     loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
     loss, whose targets are means of `num_value_draws` returns, and `num_entropy_tokens` the
-    entropy bonus. `num_advantage_tokens` are those
-    policy tokens whose advantage is not exactly 0: the others' policy loss is 0, whatever the
-    policy is. `networks` are those that it trains. `critic_microbatches` have the critic's own
-    prompts, and are of one critic each where there are several; None: both networks read
-    `microbatches`. A `fault` gives the reason why none of it may be trained on.
+    entropy bonus. `num_advantage_tokens` are those policy tokens whose advantage and importance
+    weight are not exactly 0: the others' policy loss is 0, whatever the policy is. `networks` are
+    those that it trains. `critic_microbatches` have the critic's own prompts, and are of one
+    critic each where there are several; None: both networks read `microbatches`. A `fault` gives
+    the reason why none of it may be trained on.
     """
 
     microbatches: Microbatches
@@ -280,7 +280,9 @@ def _counted(batch: TrainingBatch, rows: list[int]) -> dict[str, Any]:
     policy_mask, value_mask = batch.policy_mask[rows], batch.value_mask[rows]
     tokens, policy_tokens = batch.loss_mask[rows].sum(dim=1), policy_mask.sum(dim=1)
     # a nan is one, too: it must show in the loss
-    has_advantage = torch.tensor(False) if batch.advantages is None else batch.advantages[rows] != 0
+    has_advantage = torch.tensor(False)
+    if batch.advantages is not None:
+        has_advantage = (batch.advantages[rows] != 0) & (batch.importance_weights[rows] != 0)
     counts = {
         "num_tokens": tokens.sum(),
         "num_responses": (tokens > 0).sum(),

@@ -9,28 +9,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from vapo.config import FitConfig, Hyperparameters
-from vapo.config.algorithm import DisSurrogate, DppoSurrogate
-from vapo.config.critic import CategoricalHead, CriticConfig
 from vapo.config.schema import AlgorithmConfig
+from vapo.config.surrogates import CispoSurrogate, DisSurrogate, DppoSurrogate, GspoSurrogate
 from vapo.functional.losses import (
     aggregate,
     categorical_value_loss,
     clipped_surrogate,
-    dis_surrogate,
-    dppo_surrogate,
     kl_penalty,
-    logprob_surrogate,
     positive_example_lm_loss,
     value_loss,
 )
-from vapo.functional.metrics import approx_kl, clip_fractions
-from vapo.functional.mismatch import probability_near, ratio_in_band
-from vapo.functional.value_heads import hl_gauss_targets, two_hot_targets
-from vapo.networks.value_head import head_of
+from vapo.functional.masking import LossReduction, zero_outside
+from vapo.functional.metrics import approx_kl, clipped_tokens
+from vapo.functional.mismatch import mean_log_ratio, probability_near, ratio_in_band
+from vapo.functional.surrogates import (
+    cispo_surrogate,
+    dis_surrogate,
+    dppo_surrogate,
+    gspo_surrogate,
+    logprob_surrogate,
+)
+from vapo.networks.value_head import distributions
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.training.minibatches import Minibatch
 from vapo.types import TrainingBatch
@@ -105,9 +108,7 @@ def policy_objective(
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
     before = before_update(logprobs, rows, hp, algorithm)
-    token_losses = surrogate_losses(
-        logprobs, before, rows.rollout_logprobs, advantages, hp, algorithm
-    )
+    token_losses = surrogate_losses(logprobs, before, rows, hp, algorithm)
     loss = policy_loss = aggregate(
         rows.importance_weights * token_losses,
         rows.policy_mask,
@@ -142,8 +143,7 @@ def policy_objective(
             denominator=minibatch.num_entropy_tokens,
         )
         loss = loss - algorithm.entropy_coef * bonus
-    compared = (logprobs.detach(), before, advantages)
-    add_ratio_statistics(*compared, rows, minibatch.num_tokens, hp, algorithm, totals)
+    add_ratio_statistics(logprobs.detach(), before, rows, minibatch, hp, algorithm, totals)
     return loss
 
 
@@ -155,13 +155,14 @@ def before_update(
 ) -> Float[Tensor, "b T"]:
     """The log-probs to which the update's are compared: the old policy's, where they are read.
 
-    Else those of the policy that the surrogate divides by: with the clipped ratio this is a single
-    step, before which the policy is the one that the step differentiates; else the rollouts'.
+    Else those of the policy that the surrogate divides by. Where that is the old policy, this is a
+    single step, before which the policy is the one that the step differentiates. Else they are the
+    rollouts'.
     """
     if hyperparameters.reads_old_logprobs:
         assert rows.old_logprobs is not None, "the phase trains the policy"
         return rows.old_logprobs
-    if algorithm.surrogate == "clipped_ratio":
+    if algorithm.ratio_to == "old_policy":
         return logprobs.detach()
     return rows.rollout_logprobs
 
@@ -169,13 +170,26 @@ def before_update(
 def surrogate_losses(
     logprobs: Float[Tensor, "b T"],
     before: Float[Tensor, "b T"],
-    rollout_logprobs: Float[Tensor, "b T"],
-    advantages: Float[Tensor, "b T"],
+    rows: TrainingBatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
-    """L_PPO of each token, as `algorithm.surrogate` defines it."""
-    of_rollouts = (logprobs, rollout_logprobs, advantages)
+    """L_PPO of each token, as `algorithm.surrogate` defines it.
+
+    A response's ratio is of all its sampled tokens, those without loss included. A row has them
+    all, however the minibatch is cut.
+    """
+    advantages = rows.advantages
+    assert advantages is not None, "the phase trains the policy"
+    of_old, of_rollouts = (
+        (logprobs, other, advantages) for other in (before, rows.rollout_logprobs)
+    )
+    low, high = clip_bounds(hyperparameters, algorithm)
+    if isinstance(algorithm, GspoSurrogate):
+        return gspo_surrogate(*of_old, rows.response_mask, eps_low=low, eps_high=high)
+    if isinstance(algorithm, CispoSurrogate):
+        least, most = algorithm.cispo_eps_low, algorithm.cispo_eps_high
+        return cispo_surrogate(*of_old, eps_low=least, eps_high=most)
     if isinstance(algorithm, DisSurrogate):
         low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
         return dis_surrogate(*of_rollouts, eps_low=low, eps_high=high)
@@ -183,44 +197,79 @@ def surrogate_losses(
         return dppo_surrogate(*of_rollouts, delta=algorithm.dppo_delta)
     if algorithm.surrogate == "logprob":
         return logprob_surrogate(logprobs, advantages)
-    bounds = {"eps_low": hyperparameters.eps_low, "eps_high": hyperparameters.eps_high}
     dual_clip = algorithm.dual_clip
-    return clipped_surrogate(logprobs, before, advantages, **bounds, dual_clip=dual_clip)
+    return clipped_surrogate(*of_old, eps_low=low, eps_high=high, dual_clip=dual_clip)
+
+
+def clip_bounds(
+    hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
+) -> tuple[float, float]:
+    """The lower and the upper bound of PPO's clip, or of GSPO's."""
+    if isinstance(algorithm, GspoSurrogate):
+        return algorithm.gspo_eps_low, algorithm.gspo_eps_high
+    return hyperparameters.eps_low, hyperparameters.eps_high
 
 
 def add_ratio_statistics(
     logprobs: Float[Tensor, "b T"],
     before: Float[Tensor, "b T"],
-    advantages: Float[Tensor, "b T"],
     rows: TrainingBatch,
-    num_tokens: int,
+    minibatch: Minibatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Approximate KL to the policy before the update, the largest ratio, and the share of tokens
-    that are clipped, or that DIS or DPPO reject for their ratio to the rollout policy."""
-    mask, num_tokens = rows.loss_mask, max(num_tokens, 1)
-    share = mask.sum() / num_tokens
+    """Approximate KL to the policy before the update, the largest ratio of a token, and the share
+    of `cut_tokens`: of all tokens, or with GSPO the mean over responses of their shares."""
+    mask = rows.loss_mask
+    share = mask.sum() / max(minibatch.num_tokens, 1)
     kl = approx_kl(logprobs, before, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
     ratio = torch.where(mask, (logprobs - before).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
-    if algorithm.surrogate == "clipped_ratio":
-        bounds = {"eps_low": hyperparameters.eps_low, "eps_high": hyperparameters.eps_high}
-        low, high = clip_fractions(logprobs, before, advantages, mask, **bounds)
-        totals.add("actor/clip_fraction_low", low / num_tokens)
-        totals.add("actor/clip_fraction_high", high / num_tokens)
-        return
+    is_of_responses = isinstance(algorithm, GspoSurrogate)
+    reduction: LossReduction = "sequence_mean" if is_of_responses else "token_mean"
+    denominator = minibatch.denominator(reduction)
+    cut = cut_tokens(logprobs, before, rows, hyperparameters, algorithm)
+    for name, is_cut in cut.items():
+        counts = is_cut.double()
+        share = aggregate(counts, mask, reduction=reduction, denominator=denominator)
+        totals.add(f"actor/{name}", share)
+
+
+def cut_tokens(
+    logprobs: Float[Tensor, "b T"],
+    before: Float[Tensor, "b T"],
+    rows: TrainingBatch,
+    hyperparameters: Hyperparameters,
+    algorithm: AlgorithmConfig,
+) -> dict[str, Bool[Tensor, "b T"]]:
+    """The tokens that the surrogate cuts, by the name of their metric.
+
+    DIS and DPPO reject a token for its ratio to the rollout policy. A clip cuts a token's gradient
+    off for its ratio, or for that of its response (GSPO). CISPO cuts a weight down to its bound.
+    """
+    advantages, mu = rows.advantages, rows.rollout_logprobs
+    assert advantages is not None, "the phase trains the policy"
     if isinstance(algorithm, DisSurrogate):
-        bounds = {"eps_low": algorithm.dis_eps_low, "eps_high": algorithm.dis_eps_high}
-        kept = ratio_in_band(logprobs, rows.rollout_logprobs, **bounds)
-    elif isinstance(algorithm, DppoSurrogate):
+        low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
+        return {"rejected_share": ~ratio_in_band(logprobs, mu, eps_low=low, eps_high=high)}
+    if isinstance(algorithm, DppoSurrogate):
         delta = algorithm.dppo_delta
-        kept = probability_near(logprobs, rows.rollout_logprobs, advantages, delta=delta)
-    else:
-        return
-    totals.add("actor/rejected_share", (mask & ~kept).sum() / num_tokens)
+        return {"rejected_share": ~probability_near(logprobs, mu, advantages, delta=delta)}
+    if algorithm.ratio_to is None:
+        return {}
+    log_ratio, sampled = logprobs - before, rows.response_mask
+    if isinstance(algorithm, GspoSurrogate):
+        of_responses = mean_log_ratio(zero_outside(log_ratio, sampled), sampled)
+        log_ratio = of_responses[:, None].expand_as(log_ratio)
+    ratio = log_ratio.exp()
+    low, high = clip_bounds(hyperparameters, algorithm)
+    cut = clipped_tokens(ratio, advantages, eps_low=low, eps_high=high)
+    if isinstance(algorithm, CispoSurrogate):
+        least = 0.0 if algorithm.cispo_eps_low is None else 1.0 - algorithm.cispo_eps_low
+        cut = ratio < least, ratio > 1.0 + algorithm.cispo_eps_high
+    return dict(zip(("clip_fraction_low", "clip_fraction_high"), cut, strict=True))
 
 
 def value_objective(
@@ -261,14 +310,3 @@ def value_objective(
         )
     totals.add("critic/value_loss", loss)
     return loss
-
-
-def distributions(
-    value_targets: Float[Tensor, "b T"], critic: CriticConfig
-) -> Float[Tensor, "b T K"]:
-    """Value targets as distributions over the bins of the categorical head."""
-    head, bins = critic.head, head_of(critic)
-    assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
-    if head.targets == "two_hot":
-        return two_hot_targets(value_targets, bins.centers)
-    return hl_gauss_targets(value_targets, **bins.options, sigma_ratio=head.sigma_ratio)

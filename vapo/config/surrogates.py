@@ -1,0 +1,52 @@
+"""The bounds of each policy loss that `algorithm.surrogate` may name beside PPO's clip.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vapo.config.kinds import option
+
+
+@dataclass
+class DisSurrogate:
+    """A token whose ratio to the rollout policy leaves (1 - low, 1 + high) has no gradient."""
+
+    dis_eps_low: float = option(0.3, "the band's lower part (SAO: 0.3 reasoning, 0.8 code)", gt=0)
+    dis_eps_high: float = option(5.0, "the band's upper part (SAO: 5 reasoning, 3 code)", gt=0)
+
+
+@dataclass
+class DppoSurrogate:
+    dppo_delta: float = option(
+        0.2, "largest rise (or fall, of a negative advantage) of a token's probability", gt=0, le=1
+    )
+
+
+@dataclass
+class GspoSurrogate:
+    """The bounds of a response's ratio, which is close to 1: a mean over its tokens."""
+
+    gspo_eps_low: float = option(
+        3e-4, "lower clip bound of a response's ratio (GSPO: 3e-4)", gt=0, lt=1
+    )
+    gspo_eps_high: float = option(4e-4, "upper clip bound of a response's ratio (GSPO: 4e-4)", gt=0)
+
+
+@dataclass
+class CispoSurrogate:
+    """The bounds of a token's weight, which has no gradient."""
+
+    cispo_eps_low: float | None = option(
+        None,
+        "a token's weight is at least 1 - this; null: it has no lower bound (as in MiniMax-M1)",
+        gt=0,
+        lt=1,
+    )
+    cispo_eps_high: float = option(
+        4.0,
+        "a token's weight is at most 1 + this (MiniMax-M1: tuned, not stated; ScaleRL: at most 5)",
+        gt=0,
+    )
