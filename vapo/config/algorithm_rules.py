@@ -152,20 +152,20 @@ _INSTEAD_OF_CLIP["dppo_tv"] = _INSTEAD_OF_CLIP["dis"]
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problems:
-    """GSPO, CISPO, DIS and DPPO: conflicts with what else corrects, clips or renormalises it."""
+    """GSPO, CISPO, DIS and DPPO: conflicts with what else corrects, clips or weighs the ratio."""
     surrogate, rollouts = config.algorithm.surrogate, config.rollouts
     if surrogate not in _INSTEAD_OF_CLIP:
         return
     why = f"algorithm.surrogate {surrogate} {_INSTEAD_OF_CLIP[surrogate]}"
     divides_by_rollouts = config.algorithm.ratio_to == "rollout_policy"
-    clips = _clip_options(config)
-    found = clips | (_mismatch_options(config) if divides_by_rollouts else {})
+    clips, weights = _clip_options(config), _length_weights(config)
+    found = clips | weights | (_mismatch_options(config) if divides_by_rollouts else {})
     if found:
-        reason = (
-            "is of PPO's clip, which it takes the place of"
-            if clips
-            else "would correct for the engine a second time"
-        )
+        reason = "would correct for the engine a second time"
+        if clips:
+            reason = "is of PPO's clip, which it takes the place of"
+        elif weights:
+            reason = "weighs responses by their lengths, and its loss is a mean over responses"
         fix = ", ".join(f"{key}={off}" for key, off in found.items())
         yield Problem(f"{why}; {next(iter(found))} {reason}: set {fix}")
     if config.algorithm.advantage_estimator == "correct_only":
@@ -212,21 +212,17 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
         )
 
 
-def response_ratio_is_of_responses(config: FitConfig) -> Problems:
-    """GSPO's objective is a mean over responses: another sum would weigh them by their lengths."""
-    algorithm, reduction = config.algorithm, resolve(config).loss_reduction
-    if algorithm.surrogate != "gspo" or reduction == "sequence_mean":
-        return
-    key, fix = "algorithm.sequence_reduction", "mean"
-    given = f"{key} {algorithm.sequence_reduction}"
+def _length_weights(config: FitConfig) -> dict[str, str]:
+    """The key by which GSPO's loss would be no mean over responses, with the value that it needs.
+
+    A token mean or a sum over tokens weighs a response by its length.
+    """
+    reduction = resolve(config).loss_reduction
+    if config.algorithm.surrogate != "gspo" or reduction == "sequence_mean":
+        return {}
     if reduction == "token_mean":
-        key, fix = "components.token_level_loss.enabled", "false"
-        given = f"{key} true"
-    yield Problem(
-        "algorithm.surrogate gspo has one ratio for a response, and its loss is a mean over "
-        f"responses; {given} would weigh each by its length: set {key}={fix}, or "
-        "algorithm.surrogate=clipped_ratio"
-    )
+        return {"components.token_level_loss.enabled": "false"}
+    return {"algorithm.sequence_reduction": "mean"}
 
 
 def baseline_weighs_values(config: FitConfig) -> Problems:
@@ -303,7 +299,6 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     mismatch_corrects_a_policy_gradient,
     surrogate_has_one_ratio,
     rewards_are_compared_apart,
-    response_ratio_is_of_responses,
     baseline_weighs_values,
     vine_continues_what_was_sampled,
     milestones_are_worth_rewards,
