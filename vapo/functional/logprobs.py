@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
+from vapo.functional.logit_transforms import LogitTransform
+
 NUM_LOGPROB_COLUMNS = 10
 _LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
 _LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
@@ -28,13 +30,14 @@ def token_logprobs(
     targets: Int[Tensor, " n"],
     *,
     temperature: float | int = 1.0,
+    transform: LogitTransform | None = None,
     chunk_size: int | None = None,
     on_cpu: bool | None = None,
     rounding: Rounding | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
-        z       = hidden @ lm_head_weight^T / temperature
+        z       = transform(hidden @ lm_head_weight^T) / temperature
         logprob = z[target] - logsumexp(z)
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
 
@@ -47,6 +50,7 @@ def token_logprobs(
 
     Args:
         on_cpu: computed as on a CPU; None: as the tensors' device says. A GPU is counted on a CPU.
+        transform: what the architecture makes of its products with the output layer.
         rounding: see `output_logits`.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
@@ -67,7 +71,7 @@ def token_logprobs(
         dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
     logprobs, entropy = _TokenLogprobs.apply(
-        hidden, weight, targets, temperature, chunk_size, dtype, on_cpu, rounding
+        hidden, weight, targets, temperature, transform, chunk_size, dtype, on_cpu, rounding
     )
     return logprobs, entropy
 
@@ -136,10 +140,14 @@ def _logits(
     hidden: Tensor,
     weight: Tensor,
     temperature: float | int,
+    transform: LogitTransform | None,
     on_cpu: bool,
     rounding: Rounding | None,
 ) -> Float[Tensor, "chunk V"]:
-    return output_logits(hidden, weight, on_cpu=on_cpu, rounding=rounding).div_(temperature)
+    logits = output_logits(hidden, weight, on_cpu=on_cpu, rounding=rounding)
+    if transform is not None:
+        logits = transform.apply_(logits)
+    return logits.div_(temperature)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -147,6 +155,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     With p = softmax(z):  d logprob / d z_v = [v = target] - p_v
                           d entropy / d z_v = -p_v * (log p_v + entropy)
+    and d z / d (hidden @ weight^T) is the slope of `LogitTransform` / temperature.
     """
 
     @staticmethod
@@ -156,6 +165,7 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: float | int,
+        transform: LogitTransform | None,
         chunk_size: int,
         gradient_dtype: torch.dtype,
         on_cpu: bool,
@@ -166,13 +176,13 @@ class _TokenLogprobs(torch.autograd.Function):
         logprobs, entropy = torch.empty_like(log_normalizer), torch.empty_like(log_normalizer)
         for start in range(0, hidden.shape[0], chunk_size):
             part = slice(start, start + chunk_size)
-            logits = _logits(hidden[part], weight, temperature, on_cpu, rounding)
+            logits = _logits(hidden[part], weight, temperature, transform, on_cpu, rounding)
             log_normalizer[part] = logits.logsumexp(dim=1)
             log_softmax = logits.sub_(log_normalizer[part, None])
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.temperature, ctx.transform, ctx.chunk_size = temperature, transform, chunk_size
         ctx.gradient_dtype, ctx.on_cpu, ctx.rounding = gradient_dtype, on_cpu, rounding
         ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)
         ctx.set_materialize_grads(False)
@@ -186,19 +196,26 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight, dtype=log_normalizer.dtype)
-        device, dtype = hidden.device.type, ctx.gradient_dtype
+        device, dtype, transform = hidden.device.type, ctx.gradient_dtype, ctx.transform
         of_hidden, of_weight = hidden.to(dtype), weight.to(dtype)
         for start in range(0, hidden.shape[0], ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
             with torch.autocast(device, enabled=ctx.is_mixed):  # as the forward computed them
-                logits = _logits(hidden[part], weight, ctx.temperature, ctx.on_cpu, ctx.rounding)
+                logits = _logits(
+                    hidden[part], weight, ctx.temperature, transform, ctx.on_cpu, ctx.rounding
+                )
+            is_capped = transform is not None and transform.cap is not None
+            transformed = logits * ctx.temperature if is_capped else None
             log_softmax = logits.sub_(log_normalizer[part, None])
             of_logprobs = None if grad_logprobs is None else grad_logprobs[part, None]
             of_entropy = None if grad_entropy is None else grad_entropy[part, None]
             grad_logits = _grad_logits(
                 log_softmax, entropy[part, None], targets[part, None], of_logprobs, of_entropy
             )
-            grad_logits = grad_logits.div_(ctx.temperature).to(dtype)
+            grad_logits = grad_logits.div_(ctx.temperature)
+            if transform is not None:
+                grad_logits = transform.times_slope_(grad_logits, transformed)
+            grad_logits = grad_logits.to(dtype)
             with torch.autocast(device, enabled=False):
                 if grad_hidden is not None:
                     grad_hidden[part] = grad_logits @ of_weight
@@ -206,7 +223,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_weight += grad_logits.T @ of_hidden[part]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None, None, None, None
 
 
 def _grad_logits(

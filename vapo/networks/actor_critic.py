@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprobs import logprob_columns, token_logprobs
+from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.token_inputs import TokenInputs
@@ -104,6 +105,8 @@ class Actor(nn.Module):
         super().__init__()
         self.model = model
         self.rounds = rounds
+        name = model.name_or_path or type(model).__name__
+        self.logit_transform = logit_transform(name, model.config)
         self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
 
     def forward(
@@ -130,6 +133,7 @@ class Actor(nn.Module):
             lm_head_weight,
             inputs.targets,
             temperature=temperature,
+            transform=self.logit_transform,
             on_cpu=computes_on_cpu(last),
             rounding=rounded_inputs if self.rounds else None,
         )

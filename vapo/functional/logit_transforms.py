@@ -1,0 +1,41 @@
+"""Scaled and capped logits, and the slope of the functions that make them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor
+
+
+class LogitTransform(NamedTuple):
+    """What an architecture makes of the products x with its output layer.
+
+        cap is None: y = scale * x        else: y = cap * tanh(scale * x / cap)
+        dy / dx = scale                         dy / dx = scale * (1 - (y / cap)^2)
+
+    >>> LogitTransform(scale=2.0, cap=1.0).apply_(torch.tensor([0.0, 50.0]))
+    tensor([0., 1.])
+    """
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def apply_(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
+        """Change logits in place."""
+        if self.cap is None:
+            return logits.mul_(self.scale)
+        return logits.mul_(self.scale / self.cap).tanh_().mul_(self.cap)
+
+    def times_slope_(
+        self, gradient: Float[Tensor, "*n V"], logits: Float[Tensor, "*n V"] | None
+    ) -> Float[Tensor, "*n V"]:
+        """Multiply the gradient of y by dy / dx, in place.
+
+        Args:
+            logits: y, which is used up; None: there is no cap.
+        """
+        if self.cap is not None:
+            assert logits is not None
+            gradient.mul_(logits.div_(self.cap).square_().neg_().add_(1))
+        return gradient.mul_(self.scale)
