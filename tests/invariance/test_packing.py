@@ -31,15 +31,22 @@ from tests.tiny_model import ragged_prompts, sample, tiny_model
 from vapo.errors import UserError
 from vapo.networks import packed_attention
 from vapo.networks.forward_passes import cut_by_tokens
-from vapo.networks.layouts import choose_layout, enable_packing, why_not_packed
+from vapo.networks.layouts import choose_layout, enable_packing
 from vapo.networks.packed_attention import (
-    PackedRow,
     _varlen_flash,
     counts_for_gpu,
     last_hidden_states,
     packed_sdpa,
+    window_mask,
 )
-from vapo.networks.token_inputs import Layout, Segment, Sequences, TokenInputs, token_inputs
+from vapo.networks.token_inputs import (
+    Layout,
+    PackedRow,
+    Segment,
+    Sequences,
+    TokenInputs,
+    token_inputs,
+)
 
 PAIRS = [((5, 6, 7), (8, 9)), ((3,), (4, 5, 6, 7, 8, 9, 2)), ((9, 8), (7,)), ((2,), (3, 4, 5))]
 SMALL: dict[str, Any] = {
@@ -183,7 +190,7 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     by_kernel = _varlen_flash(query, key, value, scaling=0.3, row=row)
     by_loop, _ = packed_sdpa(
-        torch.nn.Module(), query, key, value, None, scaling=0.3, packed_row=row
+        torch.nn.Module(), query, key, value, window_mask(None), scaling=0.3, packed_row=row
     )
     torch.testing.assert_close(by_kernel, by_loop)
 
@@ -202,7 +209,7 @@ def test_a_gpu_under_autocast_attends_in_one_call_of_half_precision(
 
     monkeypatch.setattr(packed_attention, "scaled_dot_product_attention", attention)
     with counts_for_gpu(), torch.autocast("cpu", dtype=torch.bfloat16):
-        packed_sdpa(torch.nn.Module(), query, key, value, None, packed_row=row)
+        packed_sdpa(torch.nn.Module(), query, key, value, window_mask(None), packed_row=row)
     assert called == [(torch.bfloat16,) * 3]
 
 
@@ -234,12 +241,6 @@ def test_eager_attention_is_refused_if_packing_is_demanded() -> None:
         choose_layout("packed", [tiny_model(), model])
     with pytest.raises(ValueError, match="without packed attention"):
         last_hidden_states(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
-
-
-def test_sliding_windows_are_not_packed() -> None:
-    model = MistralModel(MistralConfig(**SMALL, sliding_window=4))
-    assert "full attention" in (why_not_packed(model) or "")
-    assert choose_layout("auto", [model]) == "padded"
 
 
 def test_padded_leaves_the_network_alone() -> None:

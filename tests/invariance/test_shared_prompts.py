@@ -39,12 +39,11 @@ from vapo.networks.build import make_reference
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.layouts import choose_layout, enable_packing
 from vapo.networks.packed_attention import (
-    PackedRow,
     _by_segments,
     _varlen_flash,
     last_hidden_states,
 )
-from vapo.networks.token_inputs import Layout, Segment, TokenInputs, token_inputs
+from vapo.networks.token_inputs import Layout, PackedRow, Segment, TokenInputs, token_inputs
 
 A, B, C = (5, 6, 7), (3,), (9, 8)
 PAIRS = [
@@ -406,7 +405,7 @@ def test_negative_control_siblings_in_the_keys_are_another_gradient(
 ) -> None:
     """Each response sees what stands before it in the row."""
 
-    def joined(self: PackedRow, index: int, dtype: torch.dtype) -> Tensor:
+    def joined(self: PackedRow, index: int, dtype: torch.dtype, **_: Any) -> Tensor:
         size = sum(segment.length for segment in self.groups[index])
         return torch.zeros(size, size, dtype=dtype).masked_fill(
             ~torch.ones(size, size, dtype=torch.bool).tril(), -torch.inf

@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    Gemma2Config,
-    MistralConfig,
-    MistralForCausalLM,
-    Qwen2ForSequenceClassification,
-)
+from transformers import Qwen2ForSequenceClassification
 
 from tests.tiny_model import ALPHABET, save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.errors import UserError
@@ -237,56 +232,6 @@ def test_classifier_of_several_labels(reward_folder):
     edit_config(reward_folder, id2label=labels, label2id={v: int(k) for k, v in labels.items()})
     with pytest.raises(UserError, match="head has 3 labels"):
         load_value_model(str(reward_folder), **OPTIONS)
-
-
-def test_soft_capped_logits(tmp_path):
-    config = Gemma2Config(final_logit_softcapping=30.0, architectures=["Gemma2ForCausalLM"])
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"final_logit_softcapping is 30\.0.*not supported yet"):
-        load_causal_lm(str(tmp_path), **OPTIONS)
-
-
-def test_sliding_window(tmp_path):
-    config = MistralConfig(sliding_window=64, architectures=["MistralForCausalLM"])
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="full attention in every layer") as error:
-        load_causal_lm(str(tmp_path), **OPTIONS)
-    assert "take a model without them, as Qwen2.5" in str(error.value)
-    assert "no prompt with its response has more than 64 tokens, set sliding_window" in str(
-        error.value
-    )
-
-
-def test_layers_of_two_kinds_have_no_cure_in_their_config(tmp_path):
-    """Gemma 3's layers with a window turn their queries by other angles than those without."""
-    from transformers import Gemma3TextConfig  # type: ignore[attr-defined]
-
-    config = Gemma3TextConfig(
-        num_hidden_layers=2,
-        layer_types=["sliding_attention", "full_attention"],
-        architectures=["Gemma3ForCausalLM"],
-    )
-    config.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"take a model without them, as Qwen2\.5") as error:
-        load_causal_lm(str(tmp_path), **OPTIONS)
-    assert "sliding_window" not in str(error.value)
-
-
-def test_a_window_that_is_taken_away_changes_nothing_up_to_its_length(tmp_path):
-    """The cure that the error names."""
-    options: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 32}
-    options |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2}
-    torch.manual_seed(0)
-    model = MistralForCausalLM(MistralConfig(sliding_window=8, **options)).eval()
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"sliding_window": None}))
-    without = load_causal_lm(str(tmp_path), **OPTIONS).eval()
-    ids = torch.arange(20)[None] + 3
-    with torch.no_grad():
-        windowed, whole = model(ids).logits[0], without(ids).logits[0]
-    torch.testing.assert_close(whole[:8], windowed[:8], rtol=1e-5, atol=1e-5)
-    assert float((whole[12:] - windowed[12:]).abs().max()) > 1e-4, "the control"
 
 
 def test_output_layer_with_bias(tmp_path):

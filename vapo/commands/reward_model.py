@@ -21,9 +21,10 @@ from vapo.networks.actor_critic import Critic, CriticOutput
 from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.token_inputs import TokenInputs, end_inputs, token_inputs
+from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import group_sampling
+from vapo.rewards.reward_model import end_inputs
 from vapo.rewards.scorer import VerifierScorer
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import sampling_settings

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from vapo.errors import UserError
 from vapo.networks.adapters import AdaptersForSequenceClassification
+from vapo.networks.attention_windows import ATTENTION_LAYERS
 from vapo.networks.packed_attention import PACKED_SDPA
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import Layout
 from vapo.system.private_attributes import attention_implementation, can_change_attention
+from vapo.system.process import is_main_process
+from vapo.system.shown_text import say
+
+# Architectures whose layers change the mask that they are given, which packed rows do without.
+_OWN_MASKS = ("doge",)
 
 
 def choose_layout(
@@ -28,10 +34,8 @@ def choose_layout(
     """
     if option == "padded":
         return "padded"
-    without = ProbeForSequenceClassification | AdaptersForSequenceClassification
-    models = [m for m in models if not isinstance(m, without)]
-    not_packed = next((r for r in map(why_not_packed, models) if r is not None), None)
-    not_shared = next((r for r in map(why_not_shared, models) if r is not None), None)
+    models = _with_a_layout(models)
+    not_packed, not_shared = (_first(map(f, models)) for f in (why_not_packed, why_not_shared))
     reason = not_packed if option == "packed" else not_shared
     if reason is not None and option != "auto":
         raise UserError(
@@ -44,6 +48,23 @@ def choose_layout(
     return "packed" if option == "packed" or not_shared is not None else "shared_prompts"
 
 
+def say_layout(option: str, layout: Layout, models: Sequence[PreTrainedModel]) -> None:
+    """Say in one line why `auto` has not chosen the layout with the fewest tokens."""
+    models = _with_a_layout(models)
+    reason = _first(map(why_not_packed if layout == "padded" else why_not_shared, models))
+    if option == "auto" and reason is not None and is_main_process():
+        say(f"training.packing auto: {layout}, since {reason}", file=sys.stderr)
+
+
+def _with_a_layout(models: Sequence[PreTrainedModel]) -> list[PreTrainedModel]:
+    without = ProbeForSequenceClassification | AdaptersForSequenceClassification
+    return [m for m in models if not isinstance(m, without)]
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    return next((reason for reason in reasons if reason is not None), None)
+
+
 def why_not_packed(model: PreTrainedModel) -> str | None:
     """The reason why a network does not support packed rows; None if it does."""
     name = type(model).__name__
@@ -52,8 +73,11 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
     implementation = attention_implementation(model)
     if implementation not in ("sdpa", "flash_attention_2", PACKED_SDPA):
         return f"attn_implementation {implementation} supports padded rows only"
-    if any(type(layer) is not DynamicLayer for layer in DynamicCache(config=model.config).layers):
-        return f"not every layer of {name} has full attention"
+    if model.config.model_type in _OWN_MASKS:
+        return f"{name} changes the attention mask in its layers"
+    layers = DynamicCache(config=model.config).layers
+    if any(type(layer) not in ATTENTION_LAYERS for layer in layers):
+        return f"not every layer of {name} has attention"
     return None
 
 

@@ -21,6 +21,7 @@ from transformers import (
 from vapo.config.critic import CriticConfig
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, new_adapters
+from vapo.networks.attention_windows import attention_options
 from vapo.networks.generation_files import read_generation_config
 from vapo.networks.head_layers import begin_head, begin_logprob_score, class_with_head
 from vapo.networks.model_configs import (
@@ -174,9 +175,7 @@ def load_weights(
     auto_class: Any, path: str, config: PreTrainedConfig, dtype: str, attn_implementation: str
 ) -> tuple[PreTrainedModel, set[str]]:
     """The model, and the names of its weights that the folder does not have."""
-    options: dict[str, Any] = {}
-    if attn_implementation != "auto":
-        options["attn_implementation"] = attn_implementation
+    options = attention_options(path, config, attn_implementation)
     generation = read_generation_config(path, config)
     with refusals(path, "weights"), quiet():
         model, info = auto_class.from_pretrained(

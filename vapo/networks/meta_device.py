@@ -17,6 +17,7 @@ from transformers import (
 )
 
 from vapo.config.critic import CriticConfig
+from vapo.networks.attention_windows import attention_options
 from vapo.networks.head_layers import put_head
 from vapo.networks.loading import remove_dropout
 from vapo.networks.model_configs import (
@@ -79,9 +80,8 @@ def model_of_config(
     head = head_in(config) if kind == "value_model" else None
     if head is not None:
         auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs
-    options: dict[str, Any] = {"dtype": getattr(torch, dtype)}
-    if attn_implementation != "auto":
-        options["attn_implementation"] = attn_implementation
+    options = attention_options(path, config, attn_implementation)
+    options["dtype"] = getattr(torch, dtype)
     with refusals(path, "model"), torch.device("meta"):
         model: PreTrainedModel = auto.from_config(config, trust_remote_code=False, **options)
         if head is not None:

@@ -12,15 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, DynamicCache, PreTrainedConfig
-from transformers.cache_utils import DynamicLayer
+from transformers import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
+    AutoConfig,
+    DynamicCache,
+    PreTrainedConfig,
+)
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
 from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
+from vapo.networks.attention_windows import ATTENTION_LAYERS, check_windows
 from vapo.networks.config_files import CONFIG_FILE, check_config_file
+from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.model_folders import folder_with_config, local_folder
 from vapo.networks.probe import ProbeModelConfig, of_the_probe
 from vapo.networks.value_head import has_classifier
@@ -29,14 +35,6 @@ logger = logging.getLogger(__name__)
 
 _SPEAKING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 """Errors whose text says what is wrong; others say it together with their name."""
-# Names under which architectures rescale or bend the logits after `lm_head`, and the value
-# that changes nothing.
-_LOGIT_TRANSFORMS = {
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-}
 
 
 def read_model_config(path: str) -> PreTrainedConfig:
@@ -55,6 +53,7 @@ def read_model_config(path: str) -> PreTrainedConfig:
             f"{path}/{CONFIG_FILE}: {type(config).__name__} has no part that describes a model of "
             "text, as the file has (text_config, decoder or generator): take it out"
         )
+    check_windows(path, config.get_text_config(decoder=True))
     _remove_configured_dropout(path, config)
     config.return_dict = True  # what a model returns is read by field
     return config
@@ -79,6 +78,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
                 f"{path}: its value head reads the hidden states of an actor (critic.kind "
                 f"{saved}), and no text: no reward model"
             )
+        _check_has_value_model(path, config)
         return config
     if saved is not None and saved != critic.kind:
         what = _KINDS[saved]
@@ -92,7 +92,17 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
     if critic.kind == "adapters":
         assert critic.lora is not None, "a rule: adapters have a rank"
         return of_the_adapters(config, path, critic.lora)
+    _check_has_value_model(path, config)
     return config
+
+
+def _check_has_value_model(path: str, config: PreTrainedConfig) -> None:
+    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
+        raise UserError(
+            f"{path}: transformers has no value model of {config.model_type} (a backbone with a "
+            "head, AutoModelForSequenceClassification): set critic.kind=probe, which reads the "
+            "actor's states, or critic.init=reward_model with one of another architecture"
+        )
 
 
 _KINDS = {
@@ -170,35 +180,16 @@ def quiet() -> Iterator[None]:
 
 
 def check_supported(path: str, config: PreTrainedConfig) -> None:
-    text_config = config.get_text_config(decoder=True)
-    for name, neutral in _LOGIT_TRANSFORMS.items():
-        value = getattr(text_config, name, None)
-        if value not in (None, neutral):
-            raise UserError(
-                f"{path}: {name} is {value}; log-probs are computed from the hidden states and "
-                "lm_head alone, so this model is not supported yet"
-            )
+    logit_transform(path, config)
     with refusals(path, "attention cache"):
         layers = DynamicCache(config=config).layers
-    if any(type(layer) is not DynamicLayer for layer in layers):
-        kinds = sorted({type(layer).__name__ for layer in layers})
+    others = {type(layer).__name__ for layer in layers if type(layer) not in ATTENTION_LAYERS}
+    if others:
         raise UserError(
-            f"{path}: its cache has {', '.join(kinds)}; the sampler supports full attention in "
-            f"every layer, not sliding windows or recurrent layers yet: {_instead(text_config)}"
+            f"{path}: its cache has {', '.join(sorted(others))}; the sampler supports full "
+            "attention and sliding windows, not recurrent layers yet: take a model without them, "
+            "as Qwen2.5, Qwen3, Llama 3 or SmolLM2"
         )
-
-
-def _instead(config: PreTrainedConfig) -> str:
-    """What can be done where a model has other layers than full attention."""
-    text = "take a model without them, as Qwen2.5, Qwen3, Llama 3 or SmolLM2"
-    window = getattr(config, "sliding_window", None)
-    if window and getattr(config, "layer_types", None) is None:
-        # With a mixture of layers the two kinds may have angles of their own (Gemma 3).
-        text += (
-            f"; or, if no prompt with its response has more than {window} tokens, set "
-            "sliding_window to null in the config.json of a copy: up to there nothing changes"
-        )
-    return text
 
 
 def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:

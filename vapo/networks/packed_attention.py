@@ -2,7 +2,8 @@
 
 A network with packed attention computes with torch's `scaled_dot_product_attention` as before,
 until it is called with packed inputs: then each sequence attends causally to itself alone, and a
-response beside its prompt to that prompt and itself (`vapo.networks.token_inputs.Segment`).
+response beside its prompt to that prompt and itself (`vapo.networks.token_inputs.Segment`). A layer
+with a sliding window attends to the last tokens of these alone.
 
     CUDA, half precision    torch's variable-length FlashAttention: one kernel for the row
     flash_attention_2       the package's variable-length kernel, called by Transformers, which
@@ -15,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
@@ -27,7 +28,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from vapo.networks.first_layers import first_layers, has_plain_layers
-from vapo.networks.token_inputs import Segment, TokenInputs
+from vapo.networks.token_inputs import PackedRow, Segment, TokenInputs, blocks
 from vapo.system.private_attributes import attention_implementation
 
 PACKED_SDPA = "vapo_packed_sdpa"
@@ -37,6 +38,7 @@ _CALL = 300_000
 # torch's backward pass took 1 to 3.6 times as long.
 _SMALL_ON_CPU = 2**16
 _counts_for_gpu = ContextVar("counts_for_gpu", default=False)
+_asks_for_windows = ContextVar("asks_for_windows", default=False)
 
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:
@@ -70,7 +72,8 @@ def hidden_states(
     if others and not wants_last and -1 not in layers and has_plain_layers(backbone):
         last = others.pop()
         backbone, ending = first_layers(backbone, last)
-    output = backbone(output_hidden_states=True if others else None, **options)
+    with _windows_for_masks("packed_row" in options):
+        output = backbone(output_hidden_states=True if others else None, **options)
     found = {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in others}
     return found if ending is None else found | {last: ending.state}
 
@@ -81,8 +84,6 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
     options: dict[str, Any] = {"position_ids": torch.cat(positions)[None], "attention_mask": None}
     implementation = attention_implementation(model)
     if implementation == PACKED_SDPA:
-        # a mask of four dimensions is passed on unchanged: none of [S, S] is made
-        options["attention_mask"] = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=device)
         options["packed_row"] = PackedRow(segments, device)
         return options
     if implementation != "flash_attention_2" or any(s.prompt_length for s in segments):
@@ -94,6 +95,44 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
         "max_length_q": row.most_queries,
         "max_length_k": row.most_keys,
     }
+
+
+@contextmanager
+def _windows_for_masks(enabled: bool) -> Iterator[None]:
+    """Let Transformers' masks be windows (`window_mask`) in the block: none of [S, S] is made."""
+    token = _asks_for_windows.set(enabled)
+    try:
+        yield
+    finally:
+        _asks_for_windows.reset(token)
+
+
+def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | None:
+    """Transformers' mask function. It is asked once for each kind of layers.
+
+    So a layer's window is the one that Transformers' own mask would have, also where an
+    architecture does not tell its attention function.
+    """
+    if not _asks_for_windows.get():
+        return sdpa_mask(local_size=local_size, **options)
+    return window_mask(local_size)
+
+
+def window_mask(window: int | None) -> Tensor:
+    """A mask without values, whose last dimension is the window; 0: there is none.
+
+    A shape is read without waiting for a device.
+    """
+    return torch.zeros((1, 1, 1, 1), dtype=torch.uint8).expand(-1, -1, -1, window or 0)
+
+
+def _window_of(attention_mask: Tensor | None) -> int | None:
+    if attention_mask is None or attention_mask.dtype is not torch.uint8:
+        raise ValueError(
+            "this network makes its attention masks itself, so packed rows would lose what they "
+            "mask: set training.packing to padded"
+        )
+    return attention_mask.shape[-1] or None
 
 
 @contextmanager
@@ -109,82 +148,6 @@ def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
 def computes_on_cpu(tensor: Tensor) -> bool:
     """Whether a tensor is a CPU's, and does not stand for a GPU's."""
     return tensor.device.type == "cpu" and not _counts_for_gpu.get()
-
-
-class PackedRow:
-    """Which keys the segments of a row attend to. All layers read the same one."""
-
-    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
-        self.segments = segments
-        self.device = device
-        self.most_queries = max(s.length for s in segments)
-        self.most_keys = max(s.prompt_length + s.length for s in segments)
-        self._masks: dict[Any, Tensor] = {}
-
-    @cached_property
-    def query_ends(self) -> Int[Tensor, " bounds"]:
-        return self._ends([s.length for s in self.segments])
-
-    @cached_property
-    def key_ends(self) -> Int[Tensor, " bounds"]:
-        return self._ends([s.prompt_length + s.length for s in self.segments])
-
-    def _ends(self, lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], device=self.device).cumsum(0, dtype=torch.int32)
-
-    @cached_property
-    def key_places(self) -> Int[Tensor, " keys"] | None:
-        """For the keys of all segments, one after another, their places in the row; a prompt's
-        come before each of its responses. None: as they are.
-        """
-        if not any(s.prompt_length for s in self.segments):
-            return None
-        places: list[int] = []
-        start = 0
-        for length, prompt_start, prompt_length in self.segments:
-            places += range(prompt_start, prompt_start + prompt_length)
-            places += range(start, start + length)
-            start += length
-        return torch.tensor(places, device=self.device)
-
-    @cached_property
-    def groups(self) -> list[tuple[Segment, ...]]:
-        """Neighbouring segments: a prompt and what continues it, or one sequence alone."""
-        groups: list[tuple[Segment, ...]] = []
-        for segment in self.segments:
-            if segment.prompt_length > 0:
-                groups[-1] += (segment,)
-            else:
-                groups.append((segment,))
-        return groups
-
-    def response_mask(self, segment: Segment, dtype: torch.dtype) -> Tensor:
-        """[length, prompt + length], 0 where a token may attend and -inf elsewhere.
-
-        A part of one mask for all: autograd keeps it once, whatever segments and layers there are.
-        """
-        if dtype not in self._masks:
-            prompt = max(s.prompt_length for s in self.segments)
-            length = max(s.length for s in self.segments if s.prompt_length)
-            may = torch.ones(length, prompt + length, dtype=torch.bool, device=self.device)
-            self._masks[dtype] = _additive(may.tril(prompt), dtype)
-        whole = self._masks[dtype]
-        longest, num_queries = whole.shape[1] - whole.shape[0], segment.length
-        return whole[:num_queries, longest - segment.prompt_length : longest + num_queries]
-
-    def group_mask(self, index: int, dtype: torch.dtype) -> Tensor:
-        """[S, S] of a whole group: its siblings do not see each other."""
-        if (index, dtype) not in self._masks:
-            lengths = enumerate(s.length for s in self.groups[index])
-            member = torch.tensor([m for m, n in lengths for _ in range(n)], device=self.device)
-            may = (member[:, None] == member) | (member == 0)
-            self._masks[index, dtype] = _additive(may.tril(), dtype)
-        return self._masks[index, dtype]
-
-
-def _additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
-    zeros = torch.zeros(may_attend.shape, dtype=dtype, device=may_attend.device)
-    return zeros.masked_fill(~may_attend, -torch.inf)
 
 
 def packed_sdpa(
@@ -204,14 +167,15 @@ def packed_sdpa(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
         )
         return output, None
+    window = _window_of(attention_mask)
     device, dtype = query.device.type, query.dtype
     if torch.is_autocast_enabled(device):  # then rotary embeddings have made queries float32
         dtype = torch.get_autocast_dtype(device)
+    shared: dict[str, Any] = {"scaling": scaling, "row": packed_row, "window": window}
     has_kernel = query.is_cuda or _counts_for_gpu.get()
     if has_kernel and dtype in (torch.float16, torch.bfloat16):
-        states = (x.to(dtype) for x in (query, key, value))
-        return _varlen_flash(*states, scaling=scaling, row=packed_row), None
-    return _by_segments(query, key, value, dtype=dtype, scaling=scaling, row=packed_row), None
+        return _varlen_flash(*(x.to(dtype) for x in (query, key, value)), **shared), None
+    return _by_segments(query, key, value, dtype=dtype, **shared), None
 
 
 def _by_segments(
@@ -222,8 +186,9 @@ def _by_segments(
     dtype: torch.dtype,
     scaling: float | None,
     row: PackedRow,
+    window: int | None = None,
 ) -> Tensor:
-    """[1, S, heads, D] of one packed row, one call for each segment or small group."""
+    """[1, S, heads, D] of one packed row, one call for each segment, block of it or small group."""
     on_cpu = computes_on_cpu(query)
     outputs = []
 
@@ -243,24 +208,35 @@ def _by_segments(
         )
         outputs.append(output.to(dtype).transpose(1, 2))
 
+    def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
+        """The last of the keys are those of the queries' own tokens."""
+        num_keys, before = k.shape[2], k.shape[2] - q.shape[2]
+        if window is None or num_keys <= window:
+            attend(q, k, v, partial(row.mask, q.shape[2], before) if before else None)
+            return
+        for own, seen in blocks(q.shape[2], before, window):
+            block, keys = q[:, :, own], k[:, :, seen]
+            mask = partial(row.mask, block.shape[2], keys.shape[2] - block.shape[2], window=window)
+            attend(block, keys, v[:, :, seen], mask)
+
     lengths = [sum(s.length for s in group) for group in row.groups]
     split = (x.split(lengths, dim=2) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):  # every call names its dtype
         for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
             if len(group) == 1:
-                attend(q, k, v)
+                attend_causally(q, k, v)
             elif _is_small(group, channels=q.shape[1] * q.shape[3]):
-                attend(q, k, v, partial(row.group_mask, index))
+                attend(q, k, v, partial(row.group_mask, index, window=window))
             else:
                 parts = zip(
                     *(x.split([s.length for s in group], dim=2) for x in (q, k, v)), strict=True
                 )
                 prompt_q, prompt_k, prompt_v = next(parts)
-                attend(prompt_q, prompt_k, prompt_v)
-                for segment, (own_q, own_k, own_v) in zip(group[1:], parts, strict=True):
+                attend_causally(prompt_q, prompt_k, prompt_v)
+                for own_q, own_k, own_v in parts:
                     keys = torch.cat([prompt_k, own_k], dim=2)
                     values = torch.cat([prompt_v, own_v], dim=2)
-                    attend(own_q, keys, values, partial(row.response_mask, segment))
+                    attend_causally(own_q, keys, values)
     return torch.cat(outputs, dim=1)
 
 
@@ -272,12 +248,18 @@ def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
 
 
 def _varlen_flash(
-    query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, row: PackedRow
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *,
+    scaling: float | None,
+    row: PackedRow,
+    window: int | None = None,
 ) -> Tensor:
     """[1, S, heads, D] of one packed row, by torch's variable-length FlashAttention.
 
     Its causal mask is aligned to a segment's last query and last key, so that a response's first
-    token attends to all of its prompt.
+    token attends to all of its prompt. Its window counts the tokens left of a query's own.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -296,7 +278,7 @@ def _varlen_flash(
         row.key_ends,
         row.most_queries,
         row.most_keys,
-        window_size=(-1, 0),  # causal
+        window_size=(-1 if window is None else window - 1, 0),  # none to the right: causal
         **options,
     )
     assert isinstance(output, Tensor)
@@ -304,4 +286,4 @@ def _varlen_flash(
 
 
 AttentionInterface.register(PACKED_SDPA, packed_sdpa)
-AttentionMaskInterface.register(PACKED_SDPA, sdpa_mask)
+AttentionMaskInterface.register(PACKED_SDPA, packed_mask)

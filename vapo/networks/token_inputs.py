@@ -11,8 +11,9 @@ and on how unequal the lengths are (`vapo.networks.layouts` chooses).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -23,6 +24,9 @@ from vapo.types import Prompt, RolloutBatch
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 Layout = Literal["padded", "packed", "shared_prompts"]
+# Queries of a layer with a window are cut into blocks of its length, or of this many tokens if that
+# is more: a block attends to few keys that no query of it needs, and calls stay few.
+_LEAST_BLOCK = 256
 
 
 class Segment(NamedTuple):
@@ -167,19 +171,6 @@ def _packed(sequences: Sequences, *, shares_prompts: bool) -> _Placed:
     )
 
 
-def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
-    """Make padded inputs with one hidden state a row: the one after its last token."""
-    inputs = token_inputs(sequences, pad_id=pad_id)
-    num_rows = len(sequences)
-    return replace(
-        inputs,
-        response_mask=torch.ones((num_rows, 1), dtype=torch.bool),
-        state_rows=torch.arange(num_rows),
-        state_columns=torch.tensor([segment.length for segment in inputs.segments]) - 1,
-        targets=torch.zeros(num_rows, dtype=torch.long),
-    )
-
-
 def rollout_inputs(
     batch: RolloutBatch,
     rows: Sequence[int],
@@ -221,3 +212,111 @@ def critic_prompt(prompt: Prompt) -> tuple[int, ...]:
 def has_critic_prompts(batch: RolloutBatch) -> bool:
     """Whether the critic reads other prompts than the policy."""
     return any(rollout.prompt.critic_prompt_ids is not None for rollout in batch.rollouts)
+
+
+# ---- packed rows ----------------------------------------------------------------------------
+
+
+class PackedRow:
+    """Which keys the segments of a row attend to. All layers read the same one.
+
+    A window is the number of tokens that a layer attends to, a query's own among them; None: all.
+    """
+
+    def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
+        self.segments = segments
+        self.device = device
+        self.most_queries = max(s.length for s in segments)
+        self.most_keys = max(s.prompt_length + s.length for s in segments)
+        self._masks: dict[Any, Tensor] = {}
+
+    @cached_property
+    def query_ends(self) -> Int[Tensor, " bounds"]:
+        return self._ends([s.length for s in self.segments])
+
+    @cached_property
+    def key_ends(self) -> Int[Tensor, " bounds"]:
+        return self._ends([s.prompt_length + s.length for s in self.segments])
+
+    def _ends(self, lengths: list[int]) -> Tensor:
+        return torch.tensor([0, *lengths], device=self.device).cumsum(0, dtype=torch.int32)
+
+    @cached_property
+    def key_places(self) -> Int[Tensor, " keys"] | None:
+        """For the keys of all segments, one after another, their places in the row; a prompt's
+        come before each of its responses. None: as they are.
+        """
+        if not any(s.prompt_length for s in self.segments):
+            return None
+        places: list[int] = []
+        start = 0
+        for length, prompt_start, prompt_length in self.segments:
+            places += range(prompt_start, prompt_start + prompt_length)
+            places += range(start, start + length)
+            start += length
+        return torch.tensor(places, device=self.device)
+
+    @cached_property
+    def groups(self) -> list[tuple[Segment, ...]]:
+        """Neighbouring segments: a prompt and what continues it, or one sequence alone."""
+        groups: list[tuple[Segment, ...]] = []
+        for segment in self.segments:
+            if segment.prompt_length > 0:
+                groups[-1] += (segment,)
+            else:
+                groups.append((segment,))
+        return groups
+
+    def mask(
+        self, length: int, before: int, dtype: torch.dtype, *, window: int | None = None
+    ) -> Tensor:
+        """[length, before + length] of queries behind `before` other tokens, 0 where one may attend
+        and -inf elsewhere.
+
+        A part of one mask for all: autograd keeps it once, whatever segments and layers there are.
+        """
+        if (dtype, window) not in self._masks:
+            if window is None:
+                most = max(s.length for s in self.segments if s.prompt_length)
+                most_before = max(s.prompt_length for s in self.segments)
+            else:
+                most = min(_block_length(window), self.most_queries)
+                most_before = min(window - 1, self.most_keys)
+            may = torch.ones(most, most_before + most, dtype=torch.bool, device=self.device)
+            may = may.tril(most_before)
+            if window is not None:
+                may = may.triu(most_before - window + 1)
+            self._masks[dtype, window] = _additive(may, dtype)
+        whole = self._masks[dtype, window]
+        most_before = whole.shape[1] - whole.shape[0]
+        return whole[:length, most_before - before : most_before + length]
+
+    def group_mask(self, index: int, dtype: torch.dtype, *, window: int | None = None) -> Tensor:
+        """[S, S] of a whole group: its siblings do not see each other."""
+        if (index, dtype, window) not in self._masks:
+            group = self.groups[index]
+            lengths = enumerate(s.length for s in group)
+            member = torch.tensor([m for m, n in lengths for _ in range(n)], device=self.device)
+            may = (member[:, None] == member) | (member == 0)
+            if window is not None:
+                places = [torch.arange(s.length) + s.prompt_length for s in group]
+                place = torch.cat(places).to(self.device)
+                may &= place[:, None] - place < window
+            self._masks[index, dtype, window] = _additive(may.tril(), dtype)
+        return self._masks[index, dtype, window]
+
+
+def blocks(length: int, before: int, window: int) -> Iterator[tuple[slice, slice]]:
+    """Cut queries behind `before` other tokens into blocks, each with the keys of its windows."""
+    for start in range(0, length, _block_length(window)):
+        end = min(length, start + _block_length(window))
+        yield slice(start, end), slice(max(0, before + start - window + 1), before + end)
+
+
+def _block_length(window: int) -> int:
+    return max(window, _LEAST_BLOCK)
+
+
+def _additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:
+    zeros = torch.zeros(may_attend.shape, dtype=dtype, device=may_attend.device)
+    return zeros.masked_fill(~may_attend, -torch.inf)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -17,7 +18,7 @@ from vapo.networks.loading import load_tokenizer, load_value_model
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.networks.special_tokens import control_ids, special_ids
-from vapo.networks.token_inputs import end_inputs
+from vapo.networks.token_inputs import Sequences, TokenInputs, token_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
 from vapo.rewards.text_judge import OnReply
 from vapo.system.libraries import pick_device
@@ -176,3 +177,16 @@ def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
         batch.append(index)
     if batch:
         yield batch
+
+
+def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
+    """Make padded inputs with one hidden state a row: the one after its last token."""
+    inputs = token_inputs(sequences, pad_id=pad_id)
+    num_rows = len(sequences)
+    return replace(
+        inputs,
+        response_mask=torch.ones((num_rows, 1), dtype=torch.bool),
+        state_rows=torch.arange(num_rows),
+        state_columns=torch.tensor([segment.length for segment in inputs.segments]) - 1,
+        targets=torch.zeros(num_rows, dtype=torch.long),
+    )

@@ -25,7 +25,7 @@ from vapo.config.written import to_yaml
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
-from vapo.networks.layouts import choose_layout
+from vapo.networks.layouts import choose_layout, say_layout
 from vapo.networks.probe import estimator_layers
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
@@ -119,10 +119,10 @@ class VapoModule(L.LightningModule):
         if self.config.algorithm.kl.coef > 0:
             # kept out of the module's tree: neither trained nor checkpointed
             self._reference = (make_reference(self.config, mesh, self.actor),)
-        self.layout = choose_layout(
-            self.config.training.packing,
-            [n.model for n in (self.actor, *members_of(self.critic), *self._reference)],
-        )
+        networks = (self.actor, *members_of(self.critic), *self._reference)
+        packing, models = self.config.training.packing, [network.model for network in networks]
+        self.layout = choose_layout(packing, models)
+        say_layout(packing, self.layout, models)
 
     def on_fit_start(self) -> None:
         loads_weights = self.trainer.ckpt_path is None

@@ -253,6 +253,8 @@ def prefill(
     mask = torch.arange(width) >= (width - lengths)[:, None]
     positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
     kept = [turn.kept for turn in rows if turn.kept is not None]
+    # Without a config every layer keeps all keys, also one with a window. Rows are right-aligned,
+    # so Transformers' mask, which counts columns, is that of the tokens' positions.
     cache: Cache = DynamicCache()
     if kept:
         cache = aligned_cache(kept, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)

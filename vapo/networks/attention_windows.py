@@ -1,0 +1,87 @@
+"""What a model's config says of its attention: sliding windows, and capped scores.
+
+A layer with a window of w attends to a token itself and the w - 1 tokens before it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from vapo.errors import UserError
+
+# Layers of Transformers' cache that keep a token's keys and values alone.
+ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
+_WINDOWED, _CHUNKED = "sliding_attention", "chunked_attention"
+
+
+def check_windows(path: str, config: PreTrainedConfig) -> None:
+    """Refuse a config whose windows have no meaning, or which its architecture would ignore.
+
+    Args:
+        config: of the text model.
+    """
+    window: Any = getattr(config, "sliding_window", None)
+    kinds = getattr(config, "layer_types", None) or ()
+    if window is not None and (type(window) is not int or window < 1):
+        raise UserError(
+            f"{path}/config.json: sliding_window is {window!r}: give the number of tokens that a "
+            "layer attends to, at least 1, or null for all of them"
+        )
+    if window is None and _WINDOWED in kinds:
+        reason = "sliding_window is null"
+        if getattr(config, "use_sliding_window", True) is False:
+            reason = "use_sliding_window is false"
+        raise UserError(
+            f"{path}/config.json: layer_types has {_WINDOWED}, and {reason}: give both, or name "
+            "these layers full_attention"
+        )
+    if _CHUNKED in kinds or (not kinds and getattr(config, "attention_chunk_size", None)):
+        raise UserError(
+            f"{path}: its layers attend to chunks (attention_chunk_size), which is not supported "
+            "yet: take a model with full attention or sliding windows"
+        )
+    if getattr(config, "use_bidirectional_attention", None) in (True, "all"):
+        raise UserError(
+            f"{path}/config.json: use_bidirectional_attention is set, and the states of a policy "
+            "and a critic must not depend on later tokens: set it to null"
+        )
+
+
+def has_windows(config: PreTrainedConfig) -> bool:
+    """Whether a layer of a text model attends to a window."""
+    kinds = getattr(config, "layer_types", None)
+    return getattr(config, "sliding_window", None) is not None and (
+        kinds is None or _WINDOWED in kinds
+    )
+
+
+def attention_options(path: str, config: PreTrainedConfig, asked: str) -> dict[str, Any]:
+    """The keyword arguments with which Transformers computes the attention that is asked for.
+
+    Transformers' scaled dot-product attention ignores that scores are capped (Gemma 2), without a
+    word.
+
+    Args:
+        asked: `attn_implementation` of the actor or the critic.
+
+    Raises: UserError: it would not be the model's attention.
+    """
+    text_config = config.get_text_config(decoder=True)
+    cap = getattr(text_config, "attn_logit_softcapping", None)
+    if cap is not None and asked not in ("auto", "eager"):
+        raise UserError(
+            f"{path}: attn_logit_softcapping is {cap}, which attn_implementation {asked} does not "
+            "compute here: set attn_implementation to auto or eager"
+        )
+    if asked == "flash_attention_2" and has_windows(text_config):
+        raise UserError(
+            f"{path}: its layers have a sliding window, and not every architecture tells "
+            "flash_attention_2 of it: set attn_implementation to auto or sdpa, whose packed rows "
+            "are computed by torch's FlashAttention on a GPU"
+        )
+    if cap is not None:
+        return {"attn_implementation": "eager"}
+    return {} if asked == "auto" else {"attn_implementation": asked}
