@@ -228,7 +228,7 @@ class CriticConfig:
     dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward")
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
-        "auto", "attention kernel; auto takes what transformers chooses"
+        "auto", "attention kernel; auto takes what transformers chooses, or eager for capped scores"
     )
 
     @property

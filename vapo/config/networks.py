@@ -42,7 +42,7 @@ class ActorConfig:
     dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
     gradient_checkpointing: bool = option(False, "recompute activations in the backward")
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
-        "auto", "attention kernel; auto takes what transformers chooses"
+        "auto", "attention kernel; auto takes what transformers chooses, or eager for capped scores"
     )
     lora: LoraConfig | None = option(
         None, "train low-rank adapters instead of the weights (docs/models.md); null: off"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from tests.networks.windowed_models import windowed_model
 from tests.studies.memory.memory_measurement import (
     VOCAB,
     measure,
@@ -143,6 +144,14 @@ def test_a_deep_network_is_extrapolated_exactly(gradient_checkpointing: bool) ->
     assert passes.run(FakeNetwork.update, **lengths) == whole.update(**lengths)
     assert passes.run(FakeNetwork.evaluation, **lengths) == whole.evaluation(**lengths)
     assert passes.run(FakeNetwork.decode, **decoding) == whole.decode(**decoding)
+
+
+def test_the_cache_of_a_layer_with_a_window_keeps_all_tokens() -> None:
+    """As the sampler's: 2 layers, keys and values, 3 rows, 2 heads, 20 tokens of 8 float32."""
+    config = windowed_model("gemma3").config
+    network = FakeNetwork(NetworkShape("causal_lm", config, "float32", "sdpa", False, False, False))
+    decoded = network.decode(rows=3, width=20, top_k=0, top_p=0.7)
+    assert decoded.kept == 2 * 2 * 3 * 2 * 20 * 8 * 4
 
 
 # ---- over processes, by hand ------------------------------------------------------------------

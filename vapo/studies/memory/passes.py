@@ -157,9 +157,12 @@ class FakeNetwork:
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
-        """The sampler's forward over prompts; `kept` is their part of the cache."""
+        """The sampler's forward over prompts; `kept` is their part of the cache.
+
+        As the sampler's, the cache keeps all tokens, also in layers with a window.
+        """
         with self._tracked() as tracker, self._no_autocast_eval():
-            self._run(rows, prompt_tokens, cache := DynamicCache(config=self.shape.config))
+            self._run(rows, prompt_tokens, cache := DynamicCache())
             layers: list[Any] = cache.layers
             kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
         return PassMemory(kept, tracker.peak)
@@ -167,7 +170,7 @@ class FakeNetwork:
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
         """One token for every row, over a cache that is `width` wide; `kept` is that cache."""
         with self.mode, self._no_autocast_eval():
-            self._run(rows, 1, cache := DynamicCache(config=self.shape.config))
+            self._run(rows, 1, cache := DynamicCache())
             kept = 0
             layers: list[Any] = cache.layers
             for layer in layers:

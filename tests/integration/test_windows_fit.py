@@ -1,0 +1,44 @@
+"""`vapo fit` of models with sliding windows: engine and trainer agree in each iteration."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from tests.config.fits import STATE_TRACKING
+from tests.integration.commands import SHORTEST, store, summary
+from tests.networks.windowed_models import windowed_model
+from tests.tiny_model import save_tiny_folder
+from vapo.commands import fit
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("family", "critic"), [("gemma3", "network"), ("gpt_oss", "network"), ("gemma3", "probe")]
+)
+def test_three_iterations(
+    family: str, critic: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy = save_tiny_folder(tmp_path / "policy", windowed_model(family))
+    values = [
+        *(f"actor.path={policy}", "critic.init=policy", f"critic.kind={critic}"),
+        *("training.packing=auto", "training.num_iterations=3"),
+        *(f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"),
+    ]
+    run_dir = fit.run(load_config(FitConfig, STATE_TRACKING, [*SHORTEST, *values]))
+    says_why = "training.packing auto: padded, since attn_implementation eager" in (
+        capsys.readouterr().err
+    )
+    assert says_why == (family == "gpt_oss")
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
+    run = summary(run_dir)["mlflow_run_id"]
+    gaps = [m.value for m in client.get_metric_history(run, "rollout/logprob_gap_max")]
+    assert len(gaps) == 3
+    assert all(math.isfinite(gap) and gap < 1e-4 for gap in gaps)
