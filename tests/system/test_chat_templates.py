@@ -16,7 +16,7 @@ from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
 from vapo.system import chat_templates
-from vapo.system.chat_templates import TemplateRefusal, render_chat
+from vapo.system.chat_templates import TemplateRefusal, render_chat, template_arguments
 from vapo.system.template_process import Renderer
 
 CHATML = """{% for message in messages %}
@@ -229,3 +229,21 @@ def test_work_without_a_bound_is_one_error(tmp_path: Path, template: str, what: 
     assert time.monotonic() - started < 60
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000, "KiB"
     assert render_chat(with_template("fine"), CONVERSATIONS[0]) == "fine"
+
+
+@pytest.mark.attacks
+@pytest.mark.parametrize(
+    ("template", "what"),
+    [
+        ("".join(f"{{{{ a{n} }}}}" for n in range(200_000)), "2 s of processor time"),
+        (f"{{{{ {'a' * 300_000} }}}}", "characters of text"),
+        ("{% if a %}" * 50_000 + "{% endif %}" * 50_000, "recursion"),
+        ("{{ " + "-" * 100_000 + "1 }}", "recursion"),
+    ],
+)
+def test_the_names_of_a_template_without_a_bound_are_one_error(template: str, what: str) -> None:
+    started = time.monotonic()
+    with pytest.raises((UserError, TemplateRefusal), match=what):
+        template_arguments(with_template(template))
+    assert time.monotonic() - started < 60
+    assert template_arguments(with_template("{{ a }}")) == ["a"]

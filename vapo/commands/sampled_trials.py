@@ -50,7 +50,7 @@ def sampled_trials(
         turn_end = None
         if config.data.chat_template:
             with suppress(UserError):  # it has no turns of the policy: any token may be the end
-                turn_end = template_end(tokenizer)
+                turn_end = template_end(tokenizer, config.data.chat_template_kwargs)
         trials = (
             shown_trial(rollout, tokenizer, end_ids, output.take(), turn_end=turn_end)
             for (rollout,) in played

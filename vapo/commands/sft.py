@@ -55,7 +55,12 @@ def run(config: SftConfig) -> None:
     model, tokenizer, generation = starting_model(config)
     prompts = load_prompts(config.data, tokenizer)
     require_demonstrations(prompts.train)
-    ends = end_tokens(tokenizer, model.generation_config, is_chat=config.data.chat_template)
+    ends = end_tokens(
+        tokenizer,
+        model.generation_config,
+        is_chat=config.data.chat_template,
+        arguments=config.data.chat_template_kwargs,
+    )
     # or the policy would go on behind what it learned
     generation = name_end_tokens(model, tokenizer, ends, generation)
     examples = examples_of(prompts.train, config, sampling, tokenizer, ends)

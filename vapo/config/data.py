@@ -162,7 +162,15 @@ class DataConfig:
         ge=1,
     )
     chat_template: bool = option(False, "apply the tokenizer's chat template to the problem")
-    system_prompt: str | None = option(None, "system message, with chat_template")
+    chat_template_kwargs: dict[str, Any] = option(
+        {},
+        "variables that the chat template reads: {enable_thinking: false} turns Qwen3's thinking "
+        "off; one that it does not read is an error, which lists those that it reads",
+    )
+    system_prompt: str | None = option(
+        None,
+        "system message, with chat_template; a prompt whose messages begin with one keeps its own",
+    )
     prompt_template: str = option("{prompt}", "text around the problem; must contain {prompt}")
     max_prompt_tokens: int = option(
         1024, "longer prompts are left out, counted and reported, never cut", ge=1

@@ -82,6 +82,42 @@ def templates_have_a_place(config: Any) -> Problems:
         yield Problem("data.system_prompt has no effect without data.chat_template=true")
 
 
+_SET_BY_VAPO = {
+    **dict.fromkeys(
+        ("messages", "conversation"), "the messages are those of the rows, with data.system_prompt"
+    ),
+    "add_generation_prompt": "prompts always have it",
+    **dict.fromkeys(
+        (
+            *("continue_final_message", "return_assistant_tokens_mask", "tokenizer_kwargs"),
+            *("tokenize", "return_dict", "return_tensors", "padding", "truncation", "max_length"),
+        ),
+        "it is an argument of the tokenizer, not of its template",
+    ),
+    "chat_template": "write the template into chat_template.jinja in the model's folder",
+    **dict.fromkeys(("tools", "documents"), "prompts have none: describe them in the rows' text"),
+    **dict.fromkeys(
+        [f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")],
+        "it is the tokenizer's",
+    ),
+}
+"""Names that transformers' `apply_chat_template` knows, and why they are no variables to set."""
+
+
+def template_variables_can_be_set(config: Any) -> Problems:
+    data, key = config.data, "data.chat_template_kwargs"
+    if data.chat_template_kwargs and not data.chat_template:
+        yield Problem(
+            f"{key} has no effect without data.chat_template=true", (key, "data.chat_template")
+        )
+    for name in data.chat_template_kwargs:
+        if name in _SET_BY_VAPO:
+            yield Problem(
+                f"{key}.{name} cannot be set: {_SET_BY_VAPO[name]}; leave it out",
+                (f"{key}.{name}",),
+            )
+
+
 def files_are_read_as_they_say(config: Any) -> Problems:
     """The pattern of an answer, and a range of pass rates."""
     for key, source in all_sources(config.data):
@@ -188,6 +224,7 @@ DATA_RULES: tuple[Rule, ...] = (
     mixtures_have_sources,
     several_verifiers_have_names,
     templates_have_a_place,
+    template_variables_can_be_set,
     files_are_read_as_they_say,
     curricula_are_schedules,
     sources_agree,

@@ -98,6 +98,9 @@ _NAMES = {
     "data.train.answer_column": "label_key",
     "data.prompt_template": "input_template",
     "data.chat_template": "apply_chat_template",
+    "data.chat_template_kwargs": (
+        "apply_chat_template_kwargs chat_template_kwargs enable_thinking thinking reasoning_effort"
+    ),
     "data.max_prompt_tokens": "max_prompt_length prompt_max_len",
     "data.train.num_examples": "train_max_samples",
     "rewards.function": "reward_funcs remote_rm_url custom_reward_function",

@@ -6,7 +6,10 @@ those of Qwen, Gemma and Phi-3 do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -16,6 +19,8 @@ from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
 from vapo.system.chat_templates import TemplateRefusal, render_chat
+
+NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -31,31 +36,37 @@ def end_tokens(
     generation_config: GenerationConfig | None = None,
     *,
     is_chat: bool | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> EndTokens:
     """The end tokens of a policy.
 
     Args:
         is_chat: whether prompts are in the tokenizer's chat template; then a turn ends as the
             template ends an assistant's message. None: they are where it has one.
+        arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises: UserError: the chat template refuses an assistant's message.
     """
     if is_chat is None:
         is_chat = bool(tokenizer.chat_template)
-    of_template = template_end(tokenizer) if is_chat else None
+    of_template = template_end(tokenizer, arguments) if is_chat else None
     taught = int(tokenizer.eos_token_id) if of_template is None else of_template
     return EndTokens(taught, end_token_ids(generation_config, tokenizer) | {taught})
 
 
 def folder_end_tokens(
-    path: str, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool | None = None
+    path: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    is_chat: bool | None = None,
+    arguments: Mapping[str, Any] = NO_ARGUMENTS,
 ) -> EndTokens:
-    """The end tokens of the policy in a folder, whose weights are not loaded.
+    """As `end_tokens`, of the policy in a folder, whose weights are not loaded.
 
     Raises: UserError: the folder has no model, or its chat template refuses an assistant's message.
     """
     generation = read_generation_config(path, read_model_config(path))
-    return end_tokens(tokenizer, generation, is_chat=is_chat)
+    return end_tokens(tokenizer, generation, is_chat=is_chat, arguments=arguments)
 
 
 def name_end_tokens(
@@ -81,7 +92,9 @@ def name_end_tokens(
     return with_end_tokens(generation, listed)
 
 
-def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+def template_end(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] = NO_ARGUMENTS
+) -> int | None:
     """The special token that the chat template writes behind an assistant's message, if any.
 
     Raises: UserError: the template refuses such a message, with and without a system message.
@@ -91,10 +104,11 @@ def template_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     answer = "What the assistant says."
     turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": answer}]
     try:
-        text = render_chat(tokenizer, turns)
+        text = render_chat(tokenizer, turns, **arguments)
     except TemplateRefusal:
         try:
-            text = render_chat(tokenizer, [{"role": "system", "content": "Do it."}, *turns])
+            turns = [{"role": "system", "content": "Do it."}, *turns]
+            text = render_chat(tokenizer, turns, **arguments)
         except TemplateRefusal as error:
             raise UserError(f"the tokenizer's chat template fails: {error}") from None
     _, answer_in_text, after = text.rpartition(answer)

@@ -17,6 +17,7 @@ from vapo.config.schema import DataConfig
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.prompts.characters import LostCharacters, lost_characters
+from vapo.prompts.chat_arguments import check_template_variables
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.heldout import interleaved, split_off, without
 from vapo.prompts.rows import LeftOut
@@ -25,6 +26,8 @@ from vapo.prompts.spelled_text import SpecialTexts, SpelledText
 from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
 from vapo.system.chat_templates import TemplateRefusal, render_chat
 from vapo.types import Prompt
+
+_SYSTEM_ROLES = ("system", "developer")  # some templates call it so
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,10 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
             "the model's into chat_template.jinja in that folder, or set data.chat_template to "
             "false and use data.prompt_template"
         )
+    check_template_variables(data.chat_template_kwargs, tokenizer)
     special = SpecialTexts(is_spelled=data.chat_template)
-    reading = _Reading(data, tokenizer, SpelledText(tokenizer, is_chat=data.chat_template), special)
+    chat = data.chat_template_kwargs if data.chat_template else None
+    reading = _Reading(data, tokenizer, SpelledText(tokenizer, chat=chat), special)
     sources = [_read_stages(reading, *item) for item in sources_of(data, "train").items()]
     if data.heldout is None:
         sources, heldout = split_off(sources, data)
@@ -222,7 +227,8 @@ def _render(row: SourceRow, template: str, reading: _Reading) -> str:
     """Make the policy's input text. The template is for plain text, not for messages.
 
     In a chat template what the row has of special tokens is marked. Plain text may have been
-    rendered before, with special tokens of its own.
+    rendered before, with special tokens of its own. The config's system prompt stands before
+    messages that have none of their own.
     """
     data, spelled = reading.data, reading.spelled
     if isinstance(row.problem, str):
@@ -241,10 +247,15 @@ def _render(row: SourceRow, template: str, reading: _Reading) -> str:
             {name: spelled.marked(text) for name, text in message.items()}
             for message in row.problem
         ]
-    if data.system_prompt is not None and messages[0]["role"] != "system":
+    if data.system_prompt is not None and messages[0]["role"] not in _SYSTEM_ROLES:
         messages = [{"role": "system", "content": data.system_prompt}, *messages]
     try:
-        return render_chat(reading.tokenizer, messages, add_generation_prompt=True)
+        return render_chat(
+            reading.tokenizer,
+            messages,
+            add_generation_prompt=True,
+            **data.chat_template_kwargs,
+        )
     except TemplateRefusal as error:
         raise UserError(f"{row.place}: the tokenizer's chat template says: {error}") from None
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -33,13 +34,18 @@ class SpelledText:
     tokenizers mark as special. Ordinary texts are left out: some models pad with `!`, or end with a
     line end, and that is what their tokenizers make of these texts anyway.
 
+    Args:
+        chat: the variables of a chat template that prompts are in; None: they are plain text.
+
     Attributes:
         pattern: matches each of the texts.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, is_chat: bool) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, *, chat: Mapping[str, Any] | None
+    ) -> None:
         self._tokenizer = tokenizer
-        markers = _turn_markers(tokenizer) if is_chat else frozenset()
+        markers = frozenset() if chat is None else _turn_markers(tokenizer, chat)
         ordinary = frozenset(filter(self._is_ordinary, special_ids(tokenizer)))
         self._controls = control_ids(tokenizer) - ordinary | markers
         self.pattern = text_of_any(special_ids(tokenizer) - ordinary | markers, tokenizer)
@@ -114,7 +120,9 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, **options: bool) -> l
     return ids
 
 
-def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+def _turn_markers(
+    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
+) -> frozenset[int]:
     """The added tokens in brackets that the chat template writes around messages.
 
     Others may be ordinary text, as Gemma's runs of line ends. A template may refuse some
@@ -123,7 +131,7 @@ def _turn_markers(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     for conversation in (messages, messages[:1]):
         with suppress(TemplateRefusal):
-            text = render_chat(tokenizer, conversation)
+            text = render_chat(tokenizer, conversation, **arguments)
             ids = _tokens(text, tokenizer)
             added = tokenizer.added_tokens_decoder
             return frozenset(

@@ -84,7 +84,12 @@ def play_demonstrations(
         DemonstratedTurns(
             prompts,
             tokenizer,
-            ends or end_tokens(tokenizer, is_chat=config.data.chat_template),
+            ends
+            or end_tokens(
+                tokenizer,
+                is_chat=config.data.chat_template,
+                arguments=config.data.chat_template_kwargs,
+            ),
         ),
         environments,
         config=config.environment.episode_options,

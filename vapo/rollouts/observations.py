@@ -6,6 +6,7 @@ They are tokenized alone: no token that was sampled is ever tokenized again.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -48,9 +49,10 @@ class ObservationTokens:
         if template is not None and "{observation}" not in template:
             raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
         self._is_chat = template is None and config.data.chat_template
-        self._spelled = SpelledText(tokenizer, is_chat=self._is_chat)
+        arguments = config.data.chat_template_kwargs
+        self._spelled = SpelledText(tokenizer, chat=arguments if self._is_chat else None)
         if self._is_chat:
-            self._before, self._after = chat_frame(tokenizer)
+            self._before, self._after = chat_frame(tokenizer, arguments)
         else:
             frame = "{observation}" if template is None else template
             self._before, _, self._after = frame.partition("{observation}")
@@ -101,8 +103,11 @@ class ObservationTokens:
         return tuple(self._tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
-def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
+def chat_frame(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
     """What a chat template writes before and after a user's message that follows a turn.
+
+    Args:
+        arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises: UserError: the template refuses such a conversation, or does not write the message.
     """
@@ -113,7 +118,7 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
         {"role": "user", "content": asked},
     ]
     try:
-        text = render_chat(tokenizer, messages, add_generation_prompt=True)
+        text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
     except TemplateRefusal as error:
         raise UserError(
             f"the tokenizer's chat template has no conversations of several turns ({error}): set "

@@ -210,7 +210,10 @@ def read_rollouts(
         config.rollouts.max_response_tokens,
         needs_logprobs=needs_logprobs,
         read_ends=lambda: folder_end_tokens(
-            config.actor.path, tokenizer, is_chat=config.data.chat_template
+            config.actor.path,
+            tokenizer,
+            is_chat=config.data.chat_template,
+            arguments=config.data.chat_template_kwargs,
         ),
     )
     rows = reader.read(table, metadata)

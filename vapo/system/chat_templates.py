@@ -29,6 +29,7 @@ sys.path.append(sys.argv[1])  # last: nothing beside the package stands in for a
 from vapo.system.template_process import answer_frames
 answer_frames()
 """
+_WITHOUT_A_VALUE = ("tools", "documents")  # Transformers gives a template None for these
 _BYTES_A_CHARACTER = 12  # of JSON, for one that is written as two surrogates
 
 
@@ -39,6 +40,7 @@ class TemplateRefusal(Exception):
 def render_chat(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Mapping[str, Any]],
+    /,
     *,
     add_generation_prompt: bool = False,
     **arguments: Any,
@@ -46,7 +48,7 @@ def render_chat(
     """The text that `tokenizer.apply_chat_template(messages, tokenize=False, ...)` gives.
 
     Args:
-        arguments: further variables of the template.
+        arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises:
         TemplateRefusal: the template raises an error for this conversation; or there is none.
@@ -54,14 +56,9 @@ def render_chat(
     """
     if not messages:
         raise TemplateRefusal("a conversation without messages")
-    try:
-        template = tokenizer.get_chat_template()
-    except ValueError as error:
-        raise TemplateRefusal(str(error)) from None
     variables = {
         **tokenizer.special_tokens_map,
-        "tools": None,
-        "documents": None,
+        **dict.fromkeys(_WITHOUT_A_VALUE),
         **arguments,
         "messages": [dict(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
@@ -70,6 +67,27 @@ def render_chat(
         asked = json.dumps({"variables": variables}, default=str).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateRefusal(f"the conversation is no JSON: {error}") from None
+    return _answer(tokenizer, asked)
+
+
+def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The names of the variables that the chat template reads and that a caller can set.
+
+    They are without the conversation, the special tokens and what else `render_chat` sets itself.
+
+    Raises: as `render_chat`.
+    """
+    set_here = {"messages", "add_generation_prompt", *_WITHOUT_A_VALUE}
+    set_here.update(tokenizer.SPECIAL_TOKENS_ATTRIBUTES, tokenizer.special_tokens_map)
+    return [name for name in _answer(tokenizer, b"{}").split() if name not in set_here]
+
+
+def _answer(tokenizer: PreTrainedTokenizerBase, asked: bytes) -> str:
+    """What the process answers to a frame for the tokenizer's template."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise TemplateRefusal(str(error)) from None
     answer = _process().answer(template, asked)
     if "refusal" in answer:
         raise TemplateRefusal(answer["refusal"])

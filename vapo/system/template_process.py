@@ -5,8 +5,9 @@ it does not give back in time costs this process alone. Its environment is the o
 `apply_chat_template`, so that the text is the same; torch and Transformers are not loaded for it.
 
 Frames of JSON come through stdin: `{"template": TEXT}`, which is not answered, and then
-`{"variables": {...}}`. Each of these has one frame on stdout: its `text`, or `refusal`, which is
-what the template raised, or `excess`, of memory or of text.
+`{"variables": {...}}`, or `{}`, which asks for the names of the variables that the template reads.
+Each of these has one frame on stdout: its `text`, the names with spaces between them, or `refusal`,
+which is what the template raised, or `excess`, of memory or of text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import sys
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -32,6 +33,7 @@ from vapo.system.template_frames import (
     read_frame,
     write_frame,
 )
+from vapo.system.template_names import names_from_outside
 
 _SECONDS_EARNED = 0.02
 """Many that each take the whole time would take hours together. So the time is what is left of it
@@ -52,14 +54,22 @@ class _Generation(Extension):
         return caller()
 
 
-def compiled(template: str) -> Template:
-    """A template as Transformers compiles it. Raises: TemplateError: the text is no template."""
+def template_environment() -> Environment:
+    """What Transformers compiles a chat template with."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _tojson
     environment.globals |= {"raise_exception": _raise, "strftime_now": _now}
-    return environment.from_string(template)
+    return environment
+
+
+def variable_names(template: str) -> list[str]:
+    """The variables that a template takes from outside, in the order of the alphabet.
+
+    Raises: TemplateError: the text is no template.
+    """
+    return sorted(names_from_outside(template_environment().parse(template)))
 
 
 def _tojson(
@@ -101,7 +111,7 @@ class Renderer:
             if "template" in asked:
                 self._source, self._template = asked["template"], None
                 return None
-            text = self._rendered(asked["variables"])
+            text = self._answered(asked.get("variables"))
         except MemoryError:
             return {"excess": f"{MEMORY_BYTES >> 20} MiB of memory"}
         except Exception as error:  # templates raise what their authors chose
@@ -110,12 +120,14 @@ class Renderer:
             return {"excess": f"{most} characters of text"}
         return {"text": text}
 
-    def _rendered(self, variables: dict[str, Any]) -> str:
+    def _answered(self, variables: dict[str, Any] | None) -> str:
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
         try:
+            if variables is None:
+                return " ".join(variable_names(self._source))
             if self._template is None:
-                self._template = compiled(self._source)
-            return self._template.render(**variables)
+                self._template = template_environment().from_string(self._source)
+            return self._template.render(variables)  # as one argument: a name may be `self`
         finally:
             left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
             self._seconds = min(SECONDS, left + _SECONDS_EARNED)

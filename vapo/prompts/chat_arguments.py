@@ -1,0 +1,44 @@
+"""Whether the chat template reads the variables that the config gives it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from vapo.errors import UserError
+from vapo.system.chat_templates import TemplateRefusal, template_arguments
+
+_KEY = "data.chat_template_kwargs"
+_MOST_LISTED = 20
+
+
+def check_template_variables(
+    arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+) -> None:
+    """Check that the chat template reads each of the variables that it is given.
+
+    The prompts would be the same without one that it does not read, and nobody would see it.
+
+    Raises: UserError: it does not read one of them; says which it reads.
+    """
+    if not arguments:
+        return
+    try:
+        names = template_arguments(tokenizer)
+    except TemplateRefusal as error:
+        raise UserError(f"{_KEY}: the tokenizer's chat template says: {error}") from None
+    for name in arguments:
+        if name in names:
+            continue
+        close = difflib.get_close_matches(str(name), names, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        listed = ", ".join(f"{one:.60}" for one in names[:_MOST_LISTED])
+        more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+        reads = f"it reads {listed}{more}" if names else "it reads none that can be set"
+        raise UserError(
+            f"{_KEY}.{name}: the chat template of {tokenizer.name_or_path or 'the tokenizer'} "
+            f"does not read this variable, so it would change nothing; {reads}{hint}"
+        )

@@ -1,0 +1,67 @@
+"""Which variables a template takes from outside: those that it reads where it has not set them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from jinja2 import meta, nodes
+
+_OF_MACROS = ("caller", "varargs", "kwargs")
+
+
+def names_from_outside(template: nodes.Template) -> set[str]:
+    """The names that are read in places where they may not have been set.
+
+    jinja's own function knows the scopes. But it also gives the names that are set and read inside
+    of one branch of an `if`, as `reasoning` in `{% if a %}{% set reasoning = a %}{{ reasoning }}`.
+    So each place is looked at where a name is read.
+    """
+    reads: set[str] = set()
+    _read_all(template.body, set(), reads)
+    return reads & meta.find_undeclared_variables(template)
+
+
+def _read_all(several: Iterable[nodes.Node], known: set[str], reads: set[str]) -> None:
+    for node in several:
+        _read(node, known, reads)
+
+
+def _read(node: nodes.Node, known: set[str], reads: set[str]) -> None:
+    """Add what the node reads to `reads`, and what it certainly sets to `known`."""
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load" and node.name not in known:
+            reads.add(node.name)
+        elif node.ctx != "load":
+            known.add(node.name)
+    elif isinstance(node, nodes.Assign):
+        _read_all((node.node, node.target), known, reads)  # the value first
+    elif isinstance(node, nodes.If):
+        _read(node.test, known, reads)
+        branches = [node.body, *([one.test, *one.body] for one in node.elif_), node.else_]
+        after = []
+        for branch in branches:  # without an else there is an empty one
+            after.append(set(known))
+            _read_all(branch, after[-1], reads)
+        known |= set.intersection(*after)
+    elif isinstance(node, nodes.For):
+        _read(node.iter, known, reads)
+        inside = {*known, "loop"}
+        _read_all((node.target, *filter(None, [node.test]), *node.body), inside, reads)
+        _read_all(node.else_, set(known), reads)
+    elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
+        if isinstance(node, nodes.CallBlock):
+            _read(node.call, known, reads)
+        else:
+            known.add(node.name)
+        _read_all(node.defaults, known, reads)
+        _read_all((*node.args, *node.body), {*known, *_OF_MACROS}, reads)
+    elif isinstance(node, nodes.With):
+        _read_all(node.values, known, reads)
+        _read_all((*node.targets, *node.body), set(known), reads)
+    elif isinstance(node, nodes.AssignBlock):
+        _read_all((*filter(None, [node.filter]), *node.body), set(known), reads)
+        _read(node.target, known, reads)
+    elif isinstance(node, (nodes.FilterBlock, nodes.Block, nodes.Scope)):
+        _read_all(node.iter_child_nodes(), set(known), reads)
+    else:
+        _read_all(node.iter_child_nodes(), known, reads)
