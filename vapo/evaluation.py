@@ -153,9 +153,11 @@ def evaluate(
         votes = None
         if any(can_vote.values()):
             votes = player.scorer.votes(rollouts, group_size=config.k)
+    keeps_special = player.config.rewards.keep_special_tokens
+    table = _table(rollouts, config.k, player.tokenizer, keeps_special=keeps_special)
     return EvaluationResult(
         _metrics_by_source(rollouts, votes, can_vote, config.k),
-        _table(rollouts, config.k, player.tokenizer)[: config.num_table_rows],
+        table[: config.num_table_rows],
         rollouts,
         config.k,
     )
@@ -210,7 +212,11 @@ def _metrics(
 
 
 def _table(
-    rollouts: Sequence[Rollout], k: int, tokenizer: PreTrainedTokenizerBase
+    rollouts: Sequence[Rollout],
+    k: int,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    keeps_special: bool = True,
 ) -> list[dict[str, Any]]:
     """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
     rows = []
@@ -229,16 +235,18 @@ def _table(
                 "length": rollout.num_sampled,
                 "finish_reason": str(rollout.finish_reason),
                 "k": i % k,
-                **_turn_columns(rollout, tokenizer),
+                **_turn_columns(rollout, tokenizer, keeps_special=keeps_special),
             }
         )
     return rows
 
 
-def _turn_columns(rollout: Rollout, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def _turn_columns(
+    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, keeps_special: bool
+) -> dict[str, Any]:
     """What the table has of an episode beside, and in place of the response's text."""
     if not shows_turns(rollout):
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
-    shown = shown_turns(rollout, tokenizer)
+    shown = shown_turns(rollout, tokenizer, keeps_special=keeps_special)
     return {"response": shown, "num_turns": len(rollout.turns), "turn_rewards": rewards}

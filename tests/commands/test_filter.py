@@ -25,6 +25,7 @@ from vapo.commands.filter import (
     read_histogram,
     sample_pass_rates,
     settings_of,
+    settings_path,
 )
 from vapo.config import FitConfig
 from vapo.config.kinds import make
@@ -204,11 +205,16 @@ def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: 
         ("rewards.pattern=([a-z])", r"pattern "),
         ("seed=1", r"seed 0, now 1"),
         ("data.prompt_template={prompt}{prompt}", r"prompts "),
+        ("rewards.answer_after=x", r"answer_after None, now 'x'"),
+        ("rewards.keep_special_tokens=false", r"keep_special_tokens None, now False"),
     ):
         with pytest.raises(UserError, match=rf"its rows belong to other settings \({message}"):
             check_settings(path, settings(config_of(tmp_path, policy, override)))
     own = settings(config)
     check_settings(path, own)
+    settings_path(path).write_text(json.dumps(own | {"answer_after": "x"}))
+    with pytest.raises(UserError, match=r"answer_after 'x', now None"):
+        check_settings(path, own)
     assert default_path(config, own) == default_path(config, dict(own))
     assert default_path(config, own) != default_path(config, own | {"weights": "other"})
     assert own["weights"] != str(policy)  # of the weights, not of the folder's name

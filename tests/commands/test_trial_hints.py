@@ -75,6 +75,18 @@ REGEX = ("rewards.verifier=regex", "rewards.pattern='answer: (.+)'")
         ([trial("7", extracted="7")], ("rewards.shuffle=true",), "rewards.shuffle is true"),
         ([trial("7", is_correct=True, reward=100.0)], (), "a reward is 100: learning rates are"),
         ([trial("7", is_correct=True, reward=10.0)], (), None),
+        (
+            [trial("1</think>7", is_correct=True), trial("7", is_correct=True)],
+            (),
+            "1 of 2 responses end thoughts with </think> and are judged whole: "
+            "rewards.answer_after='</think>' judges only what follows",
+        ),
+        ([trial("1</think>7", is_correct=True)], ("rewards.answer_after=</think>",), None),
+        (
+            [trial("7", is_unanswered=True), trial("1</think>7", is_correct=True)],
+            ("rewards.answer_after=</think>",),
+            "1 of 2 responses have no '</think>' and are wrong: if they are cut, raise",
+        ),
     ],
 )
 def test_hints_are_of_what_was_seen(

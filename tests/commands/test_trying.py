@@ -132,6 +132,23 @@ def test_given_responses_need_no_torch_and_are_judged_by_their_rows(project: Pat
     assert done.stdout.endswith("\nset()\n")
 
 
+def test_it_says_which_part_of_a_response_is_judged(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(project, "2, no</think> 1\n1\n2</think>\n", "said.txt")
+    exact = ("rewards.verifier=exact", "rewards.answer_after=</think>")
+    _, part, nothing, empty = parts(tried(capsys, "--responses", "said.txt", *exact))
+    assert "judged: the 1 characters after the last '</think>'\nverdict: correct; reward 1" in part
+    assert "  | 2, no</think> 1\n" in part, "all of it is shown"
+    none = "judged: nothing, because it has no '</think>' (rewards.without_answer_after)\n"
+    assert f"{none}verdict: incorrect; reward -1" in nothing
+    assert "judged: the 0 characters after" in empty
+    assert "hint: 1 of 3 responses have no '</think>' and are wrong" in empty
+    whole = (*exact, "rewards.without_answer_after=whole")
+    _, _, all_of_it, _ = parts(tried(capsys, "--responses", "said.txt", *whole))
+    assert "judged: all of it, which has no '</think>'\nverdict: incorrect" in all_of_it
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

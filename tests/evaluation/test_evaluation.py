@@ -12,7 +12,7 @@ import torch
 from tests.judged import judged, with_verdict
 from tests.tiny_model import tiny_tokenizer
 from vapo import evaluation
-from vapo.config.schema import EvaluationConfig
+from vapo.config.schema import EvaluationConfig, FitConfig
 from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.evaluation import (
@@ -33,7 +33,7 @@ class ScriptedPlayer(Player):
 
     def __init__(self, scorer: VerifierScorer) -> None:
         self.calls: list[dict] = []
-        self.scorer, self.tokenizer = scorer, tiny_tokenizer()
+        self.config, self.scorer, self.tokenizer = FitConfig(), scorer, tiny_tokenizer()
 
     def play(self, prompts, *, group_size, settings, seed, advance=lambda n: None, first=0):
         self.calls.append({"settings": settings, "seed": seed, "group_size": group_size})

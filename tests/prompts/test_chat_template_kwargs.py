@@ -192,7 +192,8 @@ def test_every_reader_of_the_template_has_them(tmp_path: Path) -> None:
     assert text_of(said, tokenizer) == "<|im_start|>userhm<|im_end|><|im_start|>long"
     data = both(tmp_path, ["hm"], ["z"], chat_template=True, chat_template_kwargs=arguments)
     assert (
-        load_prompts(data, tokenizer).train[0].text == "<|im_start|>userhm<|im_end|><|im_start|>long"
+        load_prompts(data, tokenizer).train[0].text
+        == "<|im_start|>userhm<|im_end|><|im_start|>long"
     )
 
 

@@ -23,6 +23,11 @@ def own_reward(response_text: str, answer: str, metadata: Metadata) -> tuple[boo
     return response_text == answer, metadata["bonus"] + 0.25
 
 
+def is_the_answer(response_text: str, answer: str, metadata: Metadata) -> tuple[bool, float]:
+    """The reward says how long the text is, 0.5 for each character."""
+    return response_text == answer, len(response_text) / 2
+
+
 def as_told(response_text: str, answer: str, metadata: Metadata) -> Any:
     """Does what the response says."""
     if response_text == "hang":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -14,17 +15,27 @@ from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedEnvironment
 from tests.rollouts.test_episodes import KEY, config
 from vapo.commands.reward_model import with_unfinished
 from vapo.commands.sampled_trials import shown_trial
+from vapo.commands.sampling import read_prompts
+from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardModelConfig
 from vapo.config.values import SegmentsConfig
 from vapo.diagnostics.oracle import oracle_states
 from vapo.environments.contract import Reply
+from vapo.errors import UserError
 from vapo.prompts.procedural import HIDDEN_STATES
 from vapo.rewards.judged_responses import OnVerdict
 from vapo.rewards.verifiers import make_math, make_regex
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.milestones import milestones_of, token_texts
-from vapo.rollouts.segments import begun_turns, step_starts
+from vapo.rollouts.rollout_file import rollout_table
+from vapo.rollouts.segments import (
+    begun_turns,
+    shown_turns,
+    step_starts,
+    turn_texts,
+    with_response,
+)
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 PROMPT = Prompt("p", "say", (65,), "42")
@@ -68,11 +79,11 @@ class Reading(InstantScorer):
         return super().submit(rollout, on_verdict, num_responses=num_responses)
 
 
-def played(name: str, text: str, end: str) -> tuple[Rollout, str]:
+def played(name: str, text: str, end: str, options: FitConfig | None = None) -> tuple[Rollout, str]:
     """The rollout, and the text that the verifier read."""
     tokenizer, scorer = chat_tokenizer(name), Reading()
     engine = ScriptedEngine(Saying(lambda _: text, tokenizer=tokenizer, end=end))
-    (rollout,) = player_of(engine, scorer, tokenizer=tokenizer).play(
+    (rollout,) = player_of(engine, scorer, options, tokenizer).play(
         [PROMPT], group_size=1, settings=SamplingSettings(max_response_tokens=99), seed=1
     )
     assert [rollout.response_text] == scorer.texts
@@ -198,3 +209,83 @@ def test_a_special_token_without_a_role_is_named_where_it_ends_nothing() -> None
     assert foreign(said) == "<|python_tag|>"
     assert foreign(said, turn_end=turn_end) == "<|eot_id|>"
     assert foreign(ids_of("1", tokenizer), turn_end=turn_end) is None
+
+
+def with_config(keeps: bool, **options: Any) -> FitConfig:
+    made = config(**options)
+    made.rewards.keep_special_tokens = keeps
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "plain"),
+    [
+        ("mistral", "[THINK]maybe 41[/THINK]42", "maybe 4142"),
+        ("qwen_base", "one<|im_end|>\n<|im_start|>user\ntwo", "one\nuser\ntwo"),
+        ("gemma", "4<pad>2<unk><bos>x", "42x"),
+        ("llama3", "<|python_tag|>1 + 1", "1 + 1"),
+        ("qwen_base", "plain , text . ", "plain , text . "),
+        ("mistral", "[THINK]", ""),
+    ],
+)
+def test_special_tokens_are_left_out_everywhere_where_the_config_says_so(
+    name: str, said: str, plain: str
+) -> None:
+    """In the verdict, the rollout that files have, `vapo try`, an environment and its turns."""
+    tokenizer = chat_tokenizer(name)
+    end, written = str(tokenizer.eos_token), text_of(ids_of(said, tokenizer), tokenizer)
+    for keeps, text in ((False, plain), (True, written)):
+        rollout, read = played(name, said, end, with_config(keeps))
+        assert rollout.response_text == read == text
+        assert rollout.response_ids == ids_of(said + end, tokenizer), "no token is changed"
+        rewards = with_config(keeps).rewards
+        shown = shown_trial(rollout, tokenizer, frozenset(), "", rewards=rewards)
+        assert shown.response == shown.response_text == text
+        (row,) = rollout_table([rollout], [0], [None]).to_pylist()
+        assert row["response"] == text
+
+        def answer(row: object, texts: Sequence[str], want: str = text) -> Reply:
+            assert list(texts) == [want] * len(texts)
+            return Reply((0, 0), "o" if len(texts) < 2 else None, 1.0 if texts else 0.0)
+
+        stream = Saying(lambda _: said, tokenizer=tokenizer, end=end)
+        options = with_config(keeps, observation_template="{observation}")
+        asked = AnsweringScorer(ScriptedEnvironments(answer))
+        player = player_of(ScriptedEngine(stream), asked, options, tokenizer)
+        settings = SamplingSettings(max_response_tokens=200)
+        (episode,) = player.play([PROMPT], group_size=1, settings=settings, seed=1)
+        ends = frozenset([int(tokenizer.eos_token_id)])
+        turns = turn_texts(episode, tokenizer, ends, keeps_special=keeps)
+        assert turns == [("o", text, 1.0)] * 2
+        assert shown_trial(episode, tokenizer, ends, "", rewards=options.rewards).response == (
+            shown_turns(episode, tokenizer, ends, keeps_special=keeps)
+        )
+        cut = with_response(
+            rollout, rollout.response_ids, (), FinishReason.STOP, tokenizer, keeps_special=keeps
+        )
+        assert cut.response_text == text
+
+
+def test_steps_stand_where_they_are_in_the_whole_text() -> None:
+    """Their places are of tokens, whether the judged text has all of them or not."""
+    tokenizer = chat_tokenizer("mistral")
+    said = "[THINK]1;[/THINK]42;"
+    segments, places = make(SegmentsConfig, pattern=";"), list[list[int]]()
+    for keeps in (True, False):
+        rollout, _ = played("mistral", said, "</s>", with_config(keeps))
+        places.append(step_starts(rollout, segments, tokenizer))
+    assert places[0] == places[1] == [0, 3, 6]
+
+
+def test_answers_after_a_special_token_that_is_left_out_are_refused() -> None:
+    """Every response would be wrong."""
+    tokenizer, mark = chat_tokenizer("mistral"), "[/THINK]"
+    settings = with_config(False)
+    settings.rewards.answer_after = f"{mark}\n"
+    with pytest.raises(
+        UserError, match=r"would be in no response: '\[/THINK\]' is a special token"
+    ):
+        read_prompts(settings, tokenizer)
+    settings.rewards.answer_after = "</think>"
+    with pytest.raises(UserError, match=r"data\.train"):  # it goes on to the prompts
+        read_prompts(settings, tokenizer)

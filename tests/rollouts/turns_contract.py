@@ -15,13 +15,20 @@ import torch
 
 from tests.rollouts.playing import sample_all
 from tests.rollouts.sampler_contract import EOS
-from tests.tiny_model import ragged_prompts
+from tests.tiny_model import ragged_prompts, tiny_tokenizer
 from vapo.errors import UserError
-from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest, TurnStream
+from vapo.rollouts.engines.contract import (
+    SampledTurn,
+    SamplingSettings,
+    TurnRequest,
+    TurnStream,
+    sampled_text,
+)
 
 Key = tuple[int, int]
 Turns = dict[tuple[Key, int], SampledTurn]
 SETTINGS = SamplingSettings(max_response_tokens=8)
+PAD = 0  # the tiny model's; it is a special token
 
 
 def observed(key: Key, turn: int) -> tuple[int, ...]:
@@ -133,6 +140,18 @@ class TurnContract:
             found = play(stream, first_requests(3), num=4)
         for turn in found.values():
             check_logprobs(model, turn)
+
+    def test_special_tokens_inside_of_a_turn_are_tokens_like_others(self, turn_sampler, model):
+        """Verifiers read them: an engine that left them out would hide `<answer>` from them."""
+        with self.stream(turn_sampler(model, rows=6)) as stream:
+            found = play(stream, first_requests(12), num=1)
+        tokenizer = tiny_tokenizer()
+        inside = [turn for turn in found.values() if PAD in turn.ids[:-1]]
+        assert inside
+        for turn in inside:
+            check_logprobs(model, turn)
+            text = sampled_text(turn.ids, tokenizer, (EOS,))
+            assert text.count("<pad>") == turn.ids.count(PAD)
 
     def test_has_ended_and_the_budgets(self, turn_sampler, model):
         requests = [

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.sampling import policy_player, read_inputs, recorded
 from vapo.config import FitConfig
-from vapo.config.rewards import verifier_settings
+from vapo.config.rewards import RewardConfig, verifier_settings
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
@@ -133,11 +133,12 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
             f"--output {path}: there is a file without a readable {beside.name}; give "
             "another name, or remove it"
         ) from None
-    for name, value in settings.items():
-        if written.get(name) != value:
+    for name in {**settings, **written}:
+        before, now = written.get(name), settings.get(name)
+        if before != now:
             raise UserError(
                 f"--output {path}: its rows belong to other settings ({name} "
-                f"{written.get(name)!r}, now {value!r}); give another name, or remove it"
+                f"{before!r}, now {now!r}); give another name, or remove it"
             )
 
 
@@ -208,8 +209,15 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
         "reward_model_threshold": verifier.get("reward_model_threshold", 0.0),
         **({"verifiers": several, "correct_by": verifier["correct_by"]} if several else {}),
         "timeout_s": rewards.timeout_s,
+        **_judged_part(rewards),
         **_environment_settings(config),
     }
+
+
+def _judged_part(rewards: RewardConfig) -> dict[str, Any]:
+    """The keys that choose what of a response is judged, where they are not the defaults."""
+    names, default = ("answer_after", "without_answer_after", "keep_special_tokens"), RewardConfig()
+    return {n: getattr(rewards, n) for n in names if getattr(rewards, n) != getattr(default, n)}
 
 
 def _environment_settings(config: FitConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.sampling import playing, settled_sampling
+from vapo.commands.sampling import playing, read_prompts, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
@@ -22,7 +22,6 @@ from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.token_inputs import TokenInputs, token_inputs
-from vapo.prompts.load import load_prompts
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.reward_model import end_inputs
 from vapo.rewards.scorer import VerifierScorer
@@ -62,7 +61,7 @@ def run(config: RewardModelConfig) -> None:
     device = pick_device(config.trainer)
     tokenizer = load_tokenizer(config.policy_path, key="policy_path")
     pad_id = int(tokenizer.pad_token_id)
-    prompts = load_prompts(config.data, tokenizer)
+    prompts = read_prompts(config, tokenizer)
     policy = load_causal_lm(config.policy_path, dtype="float32", attn_implementation="auto")
     critic = Critic(
         load_value_model(config.policy_path, dtype="float32", attn_implementation="auto")
@@ -135,7 +134,17 @@ def with_unfinished(
         whole = scored[index]
         kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
         ids, logprobs = whole.response_ids[:kept], whole.rollout_logprobs[:kept]
-        cut.append(with_response(whole, ids, logprobs, FinishReason.LENGTH, tokenizer))
+        keeps_special = config.rewards.keep_special_tokens
+        cut.append(
+            with_response(
+                whole,
+                ids,
+                logprobs,
+                FinishReason.LENGTH,
+                tokenizer,
+                keeps_special=keeps_special,
+            )
+        )
     with_cut = list(scored)
     for index, rollout in zip(chosen, score(cut), strict=True):
         with_cut[index] = rollout

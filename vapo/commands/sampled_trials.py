@@ -11,12 +11,14 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.commands.trials import Policy, Trial
 from vapo.config import FitConfig
+from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
 from vapo.networks.end_tokens import template_end
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer, make_scorer
+from vapo.rewards.thoughts import judged_part, which_part
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampled_text, sampling_settings
 from vapo.rollouts.segments import shown_turns, shows_turns
@@ -52,7 +54,14 @@ def sampled_trials(
             with suppress(UserError):  # it has no turns of the policy: any token may be the end
                 turn_end = template_end(tokenizer, config.data.chat_template_kwargs)
         trials = (
-            shown_trial(rollout, tokenizer, end_ids, output.take(), turn_end=turn_end)
+            shown_trial(
+                rollout,
+                tokenizer,
+                end_ids,
+                output.take(),
+                turn_end=turn_end,
+                rewards=config.rewards,
+            )
             for (rollout,) in played
         )
         yield Policy(ends, bool(tokenizer.chat_template)), trials
@@ -65,13 +74,18 @@ def shown_trial(
     printed: str,
     *,
     turn_end: int | None = None,
+    rewards: RewardConfig | None = None,
 ) -> Trial:
     """What is shown of a response, with what was printed while it was judged.
 
     Of the special tokens that ended nothing in it, one is shown: `turn_end`, with which the chat
     template ends a turn, or the first.
+
+    Args:
+        rewards: says which part of it was judged; None: those of no config.
     """
-    prompt = rollout.prompt
+    prompt, rewards = rollout.prompt, rewards or RewardConfig()
+    text = rollout.response_text
     special = special_ids(tokenizer) - end_ids
     tokens = zip(rollout.response_ids, rollout.is_sampled, strict=True)
     sampled = [token for token, is_own in tokens if is_own and token in special]
@@ -80,10 +94,12 @@ def shown_trial(
         prompt_id=prompt.prompt_id,
         problem=sampled_text(prompt.prompt_ids, tokenizer),
         answer=prompt.answer,
-        response=shown_turns(rollout, tokenizer, end_ids)
+        response=shown_turns(rollout, tokenizer, end_ids, keeps_special=rewards.keep_special_tokens)
         if shows_turns(rollout)
-        else rollout.response_text,
-        response_text=rollout.response_text,
+        else text,
+        judged=which_part(rewards, text, prompt.text),
+        is_unanswered=judged_part(rewards, text, prompt.text) is None,
+        response_text=text,
         output=printed,
         num_prompt_tokens=len(prompt.prompt_ids),
         num_response_tokens=rollout.num_sampled,

@@ -12,8 +12,10 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.config.sources import default_name
 from vapo.config.written import to_yaml
+from vapo.errors import UserError
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.precision import settle_precision
+from vapo.networks.special_tokens import special_text
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.rollouts.engines.selection import (
@@ -43,7 +45,25 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     settle_precision(config)
-    return tokenizer, load_prompts(config.data, tokenizer)
+    return tokenizer, read_prompts(config, tokenizer)
+
+
+def read_prompts(
+    config: FitConfig | SftConfig | RewardModelConfig, tokenizer: PreTrainedTokenizerBase
+) -> PromptSplit:
+    """Load the prompts, and check that responses to them can have what the config looks for.
+
+    Raises: UserError: as `load_prompts`; or the text that answers follow is left out of responses.
+    """
+    mark, keeps_special = config.rewards.answer_after, config.rewards.keep_special_tokens
+    special = None if mark is None or keeps_special else special_text(tokenizer).search(mark)
+    if special is not None:
+        raise UserError(
+            f"rewards.answer_after {mark!r} would be in no response: {special[0]!r} is a special "
+            "token of the policy's tokenizer, and rewards.keep_special_tokens=false leaves these "
+            "out; set it to true"
+        )
+    return load_prompts(config.data, tokenizer)
 
 
 def settled_sampling(

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.commands.sampling import playing, settled_sampling
+from vapo.commands.sampling import playing, read_prompts, settled_sampling
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
@@ -26,7 +26,7 @@ from vapo.networks.generation_files import generation_file
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_model, make_tokenizer
 from vapo.networks.token_inputs import TokenInputs, token_inputs
-from vapo.prompts.load import PromptSplit, load_prompts
+from vapo.prompts.load import PromptSplit
 from vapo.rollouts.demonstrated_episodes import play_demonstrations
 from vapo.rollouts.engines.contract import TurnRequest, check_turn
 from vapo.rollouts.engines.selection import access_to
@@ -53,7 +53,7 @@ def run(config: SftConfig) -> None:
     device = pick_device(config.trainer)
     torch.manual_seed(derive_seed(config.seed, "weights") % 2**32)
     model, tokenizer, generation = starting_model(config)
-    prompts = load_prompts(config.data, tokenizer)
+    prompts = read_prompts(config, tokenizer)
     require_demonstrations(prompts.train)
     ends = end_tokens(
         tokenizer,

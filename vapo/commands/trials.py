@@ -17,6 +17,7 @@ from vapo.config import FitConfig
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RegexVerifier
 from vapo.rewards.large_rewards import about_large
+from vapo.rewards.thoughts import THOUGHT_END
 from vapo.system.shown_text import visible
 
 MAX_SHOWN_CHARS = 4_000
@@ -35,6 +36,8 @@ class Trial:
             the text that the environment reads.
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
+        judged: the part of it that was judged, in words; empty where that is all by the config.
+        is_unanswered: nothing of it was judged, as it has no `rewards.answer_after`.
         foreign_end: a special token that the policy sampled and that did not end its turn.
         is_lost: its environment failed, so it has no end of its own.
         by_verifier: the verdicts of several verifiers by their names.
@@ -54,6 +57,8 @@ class Trial:
     num_response_tokens: int | None = None
     finish_reason: str | None = None
     foreign_end: str | None = None
+    judged: str = ""
+    is_unanswered: bool = False
     is_lost: bool = False
     by_verifier: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -98,6 +103,7 @@ def trial_text(trial: Trial, number: int, total: int) -> str:
         f"reference answer: {inline(trial.answer)}",
         f"response, {length}:",
         block(trial.response),
+        *([f"judged: {inline(trial.judged, 400)}"] if trial.judged else []),
         f"verdict: {said}; reward {trial.reward:g}{read}",
         *(_verifier_text(name, verdict) for name, verdict in trial.by_verifier.items()),
     ]
@@ -165,6 +171,7 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
         )
     if policy is not None:
         yield from _of_lengths(trials, config, policy)
+    yield from _of_thoughts(trials, config)
     judged = [t for t in trials if t.failure is None]
     if judged and not any(t.is_correct for t in judged):
         yield from _of_no_correct_one(judged, config)
@@ -181,6 +188,24 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
         yield "rewards.shuffle is true: a run deals these verdicts out to other responses"
     if config.rewards.overlong.soft_punishment:
         yield "rewards.overlong.soft_punishment is not in the rewards above"
+
+
+def _of_thoughts(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+    """Where thoughts are judged with the answer, or have no end after which one could stand."""
+    total, mark = len(trials), config.rewards.answer_after
+    ended = [found for t in trials if (found := THOUGHT_END.search(t.response_text))]
+    if mark is None and ended and not config.environment.is_used:
+        yield (
+            f"{len(ended)} of {total} responses end thoughts with {inline(ended[0][0])} and are "
+            f"judged whole: rewards.answer_after={ended[0][0]!r} judges only what follows"
+        )
+    unanswered = sum(t.is_unanswered for t in trials)
+    if unanswered:
+        yield (
+            f"{unanswered} of {total} responses have no {mark!r} and are wrong: if they are "
+            "cut, raise rollouts.max_response_tokens; if answers come without it, set "
+            "rewards.without_answer_after=whole"
+        )
 
 
 def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:

@@ -23,9 +23,9 @@ from vapo.errors import UserError, about
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
-from vapo.rewards.several_judges import SeveralJudges, one_or_several
+from vapo.rewards.several_judges import SeveralJudges, one_or_several, reply_of
 from vapo.rewards.text_judge import OnReply, TextJudge, rewards_by_source, verdict_fields
-from vapo.rewards.verifier_code import Text
+from vapo.rewards.thoughts import judged_part, which_part
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.system.files import check_regular_file, read_line
 from vapo.system.row_values import RefusedValue, check_carried
@@ -176,11 +176,7 @@ def given_trials(
     """Judge one response after the other."""
     for given, (source, row) in zip(responses, asked, strict=True):
         judge, problem = judges[source], row.problem
-        text = (given.response, row.answer, row.columns)
-        if isinstance(judge, SeveralJudges):
-            reply = judge.reply(partial(_ask, text))
-        else:
-            reply = judge.reply(text)
+        reply = reply_of(judge, partial(_ask, given.response, row))
         if not isinstance(problem, str):
             problem = "\n".join(f"{message['role']}: {message['content']}" for message in problem)
         yield Trial(
@@ -189,13 +185,22 @@ def given_trials(
             answer=row.answer,
             response=given.response,
             response_text=given.response,
+            judged=which_part(judge.config, given.response),
+            is_unanswered=part is None,
             output=output.take(),
             **verdict_fields(judge.config, reply),
         )
 
 
-def _ask(text: Text, judge: TextJudge, on_reply: OnReply) -> Callable[[], object]:
-    return judge.submit(text, on_reply)
+def _ask(
+    response: str, row: SourceRow, judge: TextJudge, on_reply: OnReply
+) -> Callable[[], object]:
+    """Ask about the part of a response that is judged; what is returned withdraws the question."""
+    part = judged_part(judge.config, response)
+    if part is None:
+        on_reply({"is_correct": False})
+        return lambda: None
+    return judge.submit((part, row.answer, row.columns), on_reply)
 
 
 def asked_by(config: FitConfig, responses: Sequence[Given]) -> Iterator[Asked]:

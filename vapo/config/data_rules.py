@@ -205,6 +205,17 @@ def verifiers_can_be_made(config: Any) -> Problems:
             yield from bad_pattern(*pattern, lambda found: found.groups > 0, why)
 
 
+def answers_stand_after_a_text(config: Any) -> Problems:
+    rewards, key = config.rewards, "rewards.answer_after"
+    if rewards.answer_after is not None and not rewards.answer_after.strip():
+        yield Problem(f"{key} is empty: give the text that ends the thoughts, or null")
+    if rewards.answer_after is None and rewards.without_answer_after != "wrong":
+        own = "rewards.without_answer_after"
+        yield Problem(
+            f"{own} {rewards.without_answer_after} has no effect without {key}", (own, key)
+        )
+
+
 def rewards_tell_right_from_wrong(config: Any) -> Problems:
     rewards, budget = config.rewards, config.rollouts.max_response_tokens
     if rewards.correct <= rewards.incorrect:
@@ -229,5 +240,6 @@ DATA_RULES: tuple[Rule, ...] = (
     curricula_are_schedules,
     sources_agree,
     verifiers_can_be_made,
+    answers_stand_after_a_text,
     rewards_tell_right_from_wrong,
 )

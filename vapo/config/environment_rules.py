@@ -52,6 +52,8 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
     reasons = {
         "rewards.shuffle": "permutes verdicts of a verifier, and the rewards of an environment "
         "stand on its turns: set rewards.shuffle=false",
+        "rewards.answer_after": "says what a verifier reads of a response, and an environment "
+        "reads whole turns: set it to null, and let the environment look for the answer",
         "rewards.overlong.soft_punishment": "is for responses that come close to the budget by "
         "what the policy wrote, and an episode's budget counts what its environment wrote, too: "
         "set rewards.overlong.soft_punishment=false, and let the environment's reward say what "

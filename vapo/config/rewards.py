@@ -122,6 +122,21 @@ class RewardConfig:
     incorrect: float = option(
         -1.0, "reward of an incorrect response (paper: -1, inferred)", **REWARD_RANGE
     )
+    answer_after: str | None = option(
+        None,
+        'judge only what follows the last occurrence of this text, as "</think>" after thinking; '
+        "null: the whole response",
+    )
+    without_answer_after: Literal["wrong", "whole"] = option(
+        "wrong",
+        "a response without rewards.answer_after: wrong, unjudged, or judged as a whole; whole "
+        "wherever the prompt ends with that text, as with thinking turned off",
+    )
+    keep_special_tokens: bool = option(
+        True,
+        "judge and show responses with the special tokens in them, as <answer> or <tool_call>, all "
+        "but the end token and padding at the end; false: without any",
+    )
     timeout_s: float = option(10.0, "time limit of one verdict; then it is a failure", gt=0)
     num_workers: int = option(2, "verifier processes", ge=1)
     shuffle: bool = option(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from vapo.rewards.answer_lines import closing_lines, is_bullet, without_markdown, without_marks
 from vapo.rewards.answer_setting import without_setting
 from vapo.rewards.answer_words import changes_number, number_in_words
+from vapo.rewards.thoughts import THOUGHT_END
 
 MAX_PLAIN_CHARS = 4_000
 """How many characters of the response's end are searched where there is no box."""
@@ -35,9 +36,6 @@ _LEAD = re.compile(
     re.IGNORECASE,
 )
 _UNREADABLE = re.compile("[\x00\ud800-\udfff]")
-_THOUGHT_END = re.compile(  # what the policy thought is no part of the line behind it
-    r"</think(?:ing)?>|\[/THINK\]|<\|channel\|>final(?:[^<\n]{0,40})<\|message\|>"
-)
 _REASON = re.compile(r",? (?:because|since)\b.*$")
 _MATH = r"\$[^$]+\$|\\\([^()]+\\\)"
 _SUBJECT = (  # what is 42: a word, x or f(2), and not the 1 of `x + 1 is 42`
@@ -121,7 +119,8 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
     Args:
         only_marked: no other answers count.
     """
-    text = _THOUGHT_END.sub("\n", text[-MAX_PLAIN_CHARS:])
+    # what the policy thought is no part of the line behind it
+    text = THOUGHT_END.sub("\n", text[-MAX_PLAIN_CHARS:])
     lines = closing_lines(_UNREADABLE.sub(" ", text))
     if not lines:
         return None

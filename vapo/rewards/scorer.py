@@ -32,6 +32,7 @@ from vapo.rewards.text_judge import (
     rewards_by_source,
     verdict_fields,
 )
+from vapo.rewards.thoughts import judged_part
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.system.distributed import sum_over_ranks
@@ -176,10 +177,14 @@ class VerifierScorer(Scorer):
             self._check_for_timeouts(judge, reply.get("failure"))
             on_reply(reply)
 
+        judged = _judged(rollout, judge)
+        if judged is None:
+            on_reply({"is_correct": False})
+            return lambda: None
         if isinstance(judge, ModelJudge):
-            return judge.submit(rollout, checked, num_responses)
-        prompt = rollout.prompt
-        return judge.submit((rollout.response_text, prompt.answer, prompt.columns), checked)
+            return judge.submit(judged, checked, num_responses)
+        prompt = judged.prompt
+        return judge.submit((judged.response_text, prompt.answer, prompt.columns), checked)
 
     def _check_for_timeouts(self, judge: OneJudge, failure: str | None) -> None:
         """A verifier that never returns is found after its first responses, and not after a batch
@@ -249,7 +254,7 @@ class VerifierScorer(Scorer):
             if judge.config.verifier not in EXTRACTING:
                 continue
             found = count_votes(
-                [rollouts[row] for row in rows],
+                [_judged(rollouts[row], judge) or rollouts[row] for row in rows],
                 group_size=group_size,
                 pool=judge.pool if judge.config.verifier == "math" else None,
             )
@@ -319,6 +324,12 @@ def _make_judge(rewards: RewardConfig, output: VerifierOutput | None) -> OneJudg
     """Start what judges with one verifier."""
     is_model = isinstance(rewards, RewardModelVerifier)
     return ModelJudge(rewards) if is_model else TextJudge(rewards, output)
+
+
+def _judged(rollout: Rollout, judge: OneJudge) -> Rollout | None:
+    """The rollout with the part of its text that is judged; None: it has no answer."""
+    part = judged_part(judge.config, rollout.response_text, rollout.prompt.text)
+    return None if part is None else replace(rollout, response_text=part)
 
 
 def _shown(judge: OneJudge) -> str:

@@ -72,14 +72,6 @@ class SeveralJudges(Generic[_J]):
 
         return withdraw
 
-    def reply(self, ask: Callable[[_J, OnReply], Withdraw]) -> dict[str, Any]:
-        """All verifiers' combined reply about one response, which is waited for."""
-        replies: list[dict[str, Any]] = []
-        self.submit(ask, replies.append)
-        while not replies:
-            self.pump(WAIT_S)
-        return replies[0]
-
     def pump(self, timeout_s: float) -> None:
         """See `WorkerPool.pump`. The time is shared: all judges are looked at."""
         for judge in self.judges.values():
@@ -115,3 +107,17 @@ def one_or_several(
             judge.close()
         raise
     return SeveralJudges(rewards, judges)
+
+
+def reply_of(
+    judge: _J | SeveralJudges[_J], ask: Callable[[_J, OnReply], Withdraw]
+) -> dict[str, Any]:
+    """The reply about one response, for which each verifier is asked by `ask(judge, on_reply)`."""
+    replies: list[dict[str, Any]] = []
+    if isinstance(judge, SeveralJudges):
+        judge.submit(ask, replies.append)
+    else:
+        ask(judge, replies.append)
+    while not replies:
+        judge.pump(WAIT_S)
+    return replies[0]

@@ -232,14 +232,6 @@ class TextJudge:
         """Itself: there is no other verifier (`SeveralJudges.deciding`)."""
         return self
 
-    def reply(self, text: Text) -> dict[str, Any]:
-        """A judgement, or the `failure` that there is none."""
-        found: list[dict[str, Any]] = []
-        self.submit(text, found.append)
-        while not found:
-            self.pump(WAIT_S)
-        return found[0]
-
     def pump(self, timeout_s: float) -> None:
         """See `WorkerPool.pump`."""
         if self.pool is not None:

@@ -96,6 +96,7 @@ def play_demonstrations(
         settings=settings,
         tokenizer=tokenizer,
         observation_tokens=ObservationTokens(tokenizer, config),
+        keeps_special=config.rewards.keep_special_tokens,
     )
     for i, prompt in enumerate(prompts):
         loop.add(prompt, (i, 0))

@@ -47,12 +47,13 @@ class Episode:
     token in `end_ids` ended; it is empty where the turn was cut. `replay` is
     what its environment has still to be told again of an episode that is continued: the tokens of
     an observation that must come, the sampled token before it, and what the policy said to it. The
-    last one's turn is under way.
+    last one's turn is under way. `keeps_special`: see `sampled_text`.
     """
 
     prompt: Prompt
     key: Key
     is_response: bool = False
+    keeps_special: bool = True
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -81,7 +82,7 @@ class Episode:
         ids, last_id = start.response_ids, None
         *over, last = start.turn_spans
         for begin, first, end in over:
-            text = sampled_text(ids[first:end], tokenizer, ids[end - 1 : end])
+            text = self._text(ids[first:end], tokenizer, ids[end - 1 : end])
             self.replay.append((ids[begin:first], last_id, text))
             last_id = ids[end - 1]
         self.replay.append((ids[last.begin : last.first], last_id, ""))
@@ -98,7 +99,7 @@ class Episode:
         updates = () if self.num_begun else turn.updates
         self.turns.append(Turn(self.num_observed, num_sampled, 0.0, self.version, updates))
         self.end_ids = turn.ids[-1:] if turn.has_ended else ()
-        self.text = sampled_text(self.ids[len(self.ids) - num_sampled :], tokenizer, self.end_ids)
+        self.text = self._text(self.ids[len(self.ids) - num_sampled :], tokenizer, self.end_ids)
         self.num_observed = self.num_begun = 0
 
     def earn(self, reward: float) -> None:
@@ -112,7 +113,7 @@ class Episode:
         found = Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
-            response_text=self.text if is_one_turn else sampled_text(ids, tokenizer, self.end_ids),
+            response_text=self.text if is_one_turn else self._text(ids, tokenizer, self.end_ids),
             rollout_logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
@@ -122,6 +123,11 @@ class Episode:
             is_lost=self.is_lost,
         )
         return found if self.verdict is None else self.verdict.on(found)
+
+    def _text(
+        self, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]
+    ) -> str:
+        return sampled_text(ids, tokenizer, end_ids, keeps_special=self.keeps_special)
 
 
 @dataclass(eq=False, repr=False)
@@ -135,6 +141,7 @@ class EpisodeLoop:
         stream: samples the turns.
         environments: answers them; verifiers do it with a verdict.
         version: the weight updates so far, recorded with each turn.
+        keeps_special: whether the texts of turns have special tokens (`sampled_text`).
     """
 
     stream: TurnStream
@@ -145,6 +152,7 @@ class EpisodeLoop:
     tokenizer: PreTrainedTokenizerBase
     observation_tokens: ObservationTokens | None
     version: Version = lambda: None
+    keeps_special: bool = True
     _waiting: deque[Episode] = field(default_factory=deque, init=False)
     _open: dict[Key, Episode] = field(default_factory=dict, init=False)
     _ended: list[Episode] = field(default_factory=list, init=False)
@@ -162,7 +170,8 @@ class EpisodeLoop:
                 observation alone (`begun_turns`). The environment is told the turns before it
                 again, and must answer as it did.
         """
-        episode = Episode(prompt, key, is_response=self.environments.gives_verdicts)
+        is_response = self.environments.gives_verdicts
+        episode = Episode(prompt, key, is_response, self.keeps_special)
         if start is not None:
             episode.go_on_from(start, self.tokenizer)
         self._waiting.append(episode)

@@ -108,6 +108,7 @@ class Player:
                 tokenizer=self.tokenizer,
                 observation_tokens=self._observation_tokens,
                 version=version,
+                keeps_special=self.config.rewards.keep_special_tokens,
             )
             try:
                 yield loop

@@ -78,7 +78,10 @@ def _boundaries(
         bound = math.log(segments.max_probability)
         return [i for i, logprob in enumerate(rollout.rollout_logprobs) if logprob < bound]
     assert isinstance(segments, PatternSegments)
-    ends = [0, *_ends(segments.pattern, rollout.response_text)]
+    # not `response_text`, which may lack special tokens: each token has its place in this one
+    end_ids = rollout.response_ids[-1:] if rollout.finish_reason is FinishReason.STOP else ()
+    text = sampled_text(rollout.response_ids, tokenizer, end_ids)
+    ends = [0, *_ends(segments.pattern, text)]
     return places_of(_spread(ends, segments.max_segments), rollout, tokenizer)
 
 
@@ -124,13 +127,15 @@ def with_response(
     rollout_logprobs: Sequence[float],
     finish_reason: FinishReason,
     tokenizer: PreTrainedTokenizerBase,
+    *,
+    keeps_special: bool = True,
 ) -> Rollout:
     """A response with these tokens and log-probabilities, and their text; nobody has judged it."""
     end_ids = response_ids[-1:] if finish_reason is FinishReason.STOP else ()
     return replace(
         rollout,
         response_ids=tuple(response_ids),
-        response_text=sampled_text(response_ids, tokenizer, end_ids),
+        response_text=sampled_text(response_ids, tokenizer, end_ids, keeps_special=keeps_special),
         rollout_logprobs=tuple(rollout_logprobs),
         finish_reason=finish_reason,
         turns=(Turn(0, len(response_ids)),),
@@ -155,14 +160,22 @@ def shows_turns(rollout: Rollout) -> bool:
 
 
 def turn_texts(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int] = (),
+    *,
+    keeps_special: bool = True,
 ) -> list[TurnText]:
-    """The texts of the turns, each decoded by itself, and without those end tokens behind it."""
+    """The texts of the turns, each decoded by itself, and without those end tokens behind it.
+
+    Args:
+        keeps_special: whether the policy's texts have special tokens, as those that were judged.
+    """
     ids = rollout.response_ids
     return [
         TurnText(
             sampled_text(ids[begin:first], tokenizer),
-            sampled_text(ids[first:end], tokenizer, end_ids),
+            sampled_text(ids[first:end], tokenizer, end_ids, keeps_special=keeps_special),
             turn.reward,
         )
         for (begin, first, end), turn in zip(rollout.turn_spans, rollout.turns, strict=True)
@@ -170,11 +183,15 @@ def turn_texts(
 
 
 def shown_turns(
-    rollout: Rollout, tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int] = (),
+    *,
+    keeps_special: bool = True,
 ) -> str:
     """An episode as one text: each turn's two parts under a line that says whose they are."""
-    parts = []
-    for number, turn in enumerate(turn_texts(rollout, tokenizer, end_ids), start=1):
+    parts, turns = [], turn_texts(rollout, tokenizer, end_ids, keeps_special=keeps_special)
+    for number, turn in enumerate(turns, start=1):
         if turn.observed:
             parts.append(f"[environment, before turn {number}]\n{turn.observed}")
         parts.append(f"[policy, turn {number}, reward {turn.reward:g}]\n{turn.sampled}")

@@ -75,7 +75,11 @@ class SampledTurn:
 
 
 def sampled_text(
-    ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
+    ids: Sequence[int],
+    tokenizer: PreTrainedTokenizerBase,
+    end_ids: Collection[int] = (),
+    *,
+    keeps_special: bool = True,
 ) -> str:
     """The text of tokens that a policy sampled, as verifiers, functions and environments read it.
 
@@ -85,12 +89,15 @@ def sampled_text(
 
     Args:
         end_ids: the tokens that may have ended them; none where they were cut.
+        keeps_special: as `rewards.keep_special_tokens`; False leaves out all special tokens.
     """
     spoken = ids_before_end(ids, tokenizer, end_ids)
     if not spoken:
         return ""
     return str(
-        tokenizer.decode(spoken, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        tokenizer.decode(
+            spoken, skip_special_tokens=not keeps_special, clean_up_tokenization_spaces=False
+        )
     )
 
 
