@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -269,6 +269,7 @@ def inspect(
     gamma: float = 1.0,
     sampling: Sequence[str] = (),
     output: PathLike | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """What a critic knows, by the rollouts of whatever framework, as `vapo inspect` does.
 
@@ -284,6 +285,8 @@ def inspect(
         sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
         output: where to write the page (.html), the figures (.json), or the rollouts for `vapo
             critics` (.parquet).
+        chat_template_kwargs: variables that the policy's chat template had when messages were
+            prompts, as `{"enable_thinking": False}`.
 
     Raises:
         UserError: no such file or folder, no known form, or options that do not fit together.
@@ -303,6 +306,7 @@ def inspect(
         gamma=gamma,
         sampling=sampling,
         output=written,
+        chat_template_kwargs=chat_template_kwargs,
     )
     for path in written:
         write_inspection(found, path)

@@ -16,10 +16,12 @@ import vapo
 from tests.commands.test_early_checks import EACH_COMMAND, HEAVY, in_a_process
 from tests.config.fits import ROOT
 from tests.docs.pages import named_files
-from tests.tiny_model import save_tiny_folder, tiny_tokenizer
+from tests.prompts.thinking_chat import OFF, thinking_tokenizer
+from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo import cli
 from vapo.errors import UserError
 from vapo.rollouts.plain_file import plain_row
+from vapo.studies.inspection import text_tokens
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.responses import InspectedResponse
 
@@ -207,3 +209,43 @@ def test_the_policy_s_tokenizer_is_enough(tmp_path: Path) -> None:
     assert found.findings.sums.num + found.findings.num_bad_rows == 8
     with pytest.raises(UserError, match=r"--policy: .* no such model folder"):
         vapo.inspect(FIXTURES / "verl", policy=str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{enable", "'{enable' is no JSON"),
+        ("[1]", "is no JSON object of names and values"),
+        ('{"a": 1}', "give --policy, whose chat template has them"),
+    ],
+)
+def test_variables_of_a_template_that_are_none(
+    rollouts: Path, text: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["inspect", str(rollouts), "--chat_template_kwargs", text]) != 0
+    assert re.search(rf"--chat_template_kwargs.*{re.escape(said)}", capsys.readouterr().err)
+
+
+def test_prompts_of_messages_are_rendered_with_the_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = tmp_path / "policy"
+    tokenizer = thinking_tokenizer()
+    save_tiny_folder(policy, tiny_model(vocab_size=len(tokenizer)))
+    tokenizer.save_pretrained(policy)
+    asked = [{"role": "user", "content": "1?"}]
+    row = {"prompt": asked, "response": "1", "reward": 1.0, "group": 0, "response_ids": [1, 2]}
+    seen: list[dict[str, Any]] = []
+    rendered = text_tokens.render_chat
+
+    def render(*arguments: Any, **options: Any) -> str:
+        seen.append(options)
+        return rendered(*arguments, **options)
+
+    monkeypatch.setattr(text_tokens, "render_chat", render)
+    vapo.inspect([row], policy=str(policy), chat_template_kwargs=OFF)
+    assert seen == [{"add_generation_prompt": True, **OFF}]
+    with pytest.raises(
+        UserError, match=r"^--chat_template_kwargs\.think: .* reads enable_thinking"
+    ):
+        vapo.inspect([row], policy=str(policy), chat_template_kwargs={"think": False})

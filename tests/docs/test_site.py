@@ -96,6 +96,13 @@ def test_every_link_leads_to_a_file_and_a_heading_of_the_site(site: Path) -> Non
     assert seen > 100
 
 
+def test_the_search_finds_how_to_turn_thinking_off(site: Path) -> None:
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    (found,) = (e for e in index["docs"] if e["title"] == "How do I turn thinking off?")
+    assert found["location"] == "data.html#how-do-i-turn-thinking-off"
+    assert "chat_template_kwargs: {enable_thinking: false}" in found["text"]
+
+
 def test_links_out_of_the_folder_lead_to_copies(site: Path) -> None:
     ablation = (site / "ablation.html").read_text()
     assert 'href="repository/experiments/LOG.html"' in ablation

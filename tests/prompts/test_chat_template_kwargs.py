@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.system.test_chat_templates import THINKING, with_template
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import from_yaml, load_config
+from vapo.config.options import describe, describe_keys
 from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError
 from vapo.networks.end_tokens import end_tokens, template_end
@@ -166,6 +168,14 @@ def test_a_variable_that_the_template_does_not_read(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_which_variables_a_template_reads(template: Any, names: list[str]) -> None:
     assert template_arguments(with_template(template)) == names
+
+
+def test_who_looks_for_thinking_in_the_help_finds_the_key() -> None:
+    paragraphs = re.split(r"\n(?=  \S)", describe_keys(describe(FitConfig)))
+    (found,) = (text for text in paragraphs if text.lstrip().startswith(f"{KEY} "))
+    assert "{enable_thinking: false} turns Qwen3's thinking" in found
+    about = [text.split()[0] for text in paragraphs if "thinking" in text]
+    assert about == [KEY, "rewards.answer_after", "rewards.without_answer_after"]
 
 
 def test_every_reader_of_the_template_has_them(tmp_path: Path) -> None:

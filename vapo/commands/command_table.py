@@ -228,6 +228,11 @@ COMMANDS = {
                 nargs="+",
             ),
             option("--policy MODEL", "the model that sampled them; its tokenizer reads the texts"),
+            option(
+                "--chat_template_kwargs JSON",
+                "variables that its chat template had when messages were prompts, as "
+                "'{\"enable_thinking\": false}'",
+            ),
             option("--critic MODEL", "a folder of a critic, whose values are computed"),
             option(
                 "--value_truth K",

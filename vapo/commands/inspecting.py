@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vapo.studies.inspection.truth_request import TruthRequest
 
 _STORED = ".parquet"
+_TEMPLATE_KEY = "--chat_template_kwargs"
 _WRITES = {".html": "page", ".json": "summary", _STORED: "rollouts"}
 
 
@@ -32,6 +33,7 @@ def run(
     *,
     rollouts: Sequence[Path],
     policy: str | None = None,
+    chat_template_kwargs: str | None = None,
     critic: str | None = None,
     value_truth: int | None = None,
     verifier: str | None = None,
@@ -48,6 +50,7 @@ def run(
         rollouts,
         name=", ".join(map(str, rollouts)),
         policy=policy,
+        chat_template_kwargs=_template_variables(chat_template_kwargs),
         critic=critic,
         value_truth=value_truth,
         verifier=verifier,
@@ -96,6 +99,7 @@ def inspect_rollouts(
     gamma: float,
     sampling: Sequence[str],
     output: Sequence[Path] = (),
+    chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
     """Inspect files or data; `vapo.inspect` has the arguments. The files of rollouts among `output`
     are written here, as the responses are read once.
@@ -110,12 +114,15 @@ def inspect_rollouts(
     if policy is not None or critic is not None:
         say("vapo inspect: loading torch and transformers ...", file=sys.stderr)
         tokenizer, loaded, num_ids = _load(policy, critic)
+    if chat_template_kwargs:
+        _check_template_variables(chat_template_kwargs, tokenizer)
     reader = ResponseReader(
         source,
         rewards=rewards,
         tokenizer=tokenizer,
         num_ids=num_ids,
         has_critic=loaded is not None,
+        chat_template_kwargs=chat_template_kwargs,
     )
     responses: Iterable[InspectedResponse | BadRow] = reader
     if loaded is not None:
@@ -137,6 +144,25 @@ def inspect_rollouts(
         tokenizer=tokenizer,
         notes=reader.notes,
     )
+
+
+def _template_variables(text: str | None) -> dict[str, Any]:
+    try:
+        found = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON object of names and values")
+    return found
+
+
+def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> None:
+    """Raises: UserError: there is no chat template, or it does not read one of them."""
+    if tokenizer is None:
+        raise UserError(f"{_TEMPLATE_KEY}: give --policy, whose chat template has them")
+    from vapo.prompts.chat_arguments import check_template_variables
+
+    check_template_variables(variables, tokenizer, key=_TEMPLATE_KEY)
 
 
 def _stored(

@@ -129,8 +129,8 @@ class RewardConfig:
     )
     without_answer_after: Literal["wrong", "whole"] = option(
         "wrong",
-        "a response without rewards.answer_after: wrong, unjudged, or judged as a whole; whole "
-        "wherever the prompt ends with that text, as with thinking turned off",
+        "what a response without rewards.answer_after is: wrong, or judged as a whole; always the "
+        "latter where the prompt ends with that text, as with thinking turned off",
     )
     keep_special_tokens: bool = option(
         True,

@@ -16,11 +16,14 @@ _MOST_LISTED = 20
 
 
 def check_template_variables(
-    arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase
+    arguments: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, key: str = _KEY
 ) -> None:
     """Check that the chat template reads each of the variables that it is given.
 
     The prompts would be the same without one that it does not read, and nobody would see it.
+
+    Args:
+        key: where they are given, for the error.
 
     Raises: UserError: it does not read one of them; says which it reads.
     """
@@ -29,7 +32,7 @@ def check_template_variables(
     try:
         names = template_arguments(tokenizer)
     except TemplateRefusal as error:
-        raise UserError(f"{_KEY}: the tokenizer's chat template says: {error}") from None
+        raise UserError(f"{key}: the tokenizer's chat template says: {error}") from None
     for name in arguments:
         if name in names:
             continue
@@ -39,6 +42,6 @@ def check_template_variables(
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
         reads = f"it reads {listed}{more}" if names else "it reads none that can be set"
         raise UserError(
-            f"{_KEY}.{name}: the chat template of {tokenizer.name_or_path or 'the tokenizer'} "
+            f"{key}.{name}: the chat template of {tokenizer.name_or_path or 'the tokenizer'} "
             f"does not read this variable, so it would change nothing; {reads}{hint}"
         )

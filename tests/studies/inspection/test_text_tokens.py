@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from tests.prompts.thinking_chat import ASKS, NO_THOUGHTS, OFF, thinking_tokenizer
 from tests.studies.inspection.files import read
 from tests.tiny_model import tiny_tokenizer
 from vapo.studies.inspection import text_tokens
@@ -107,3 +108,20 @@ def test_few_prompts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     before = dict(tokens._prompts)
     tokens.complete(replace(row, prompt="29="))
     assert tokens._prompts == before
+
+
+def test_messages_and_texts_of_prompts_that_were_rendered_with_variables() -> None:
+    """As with thinking turned off: verl's text ends with the tags, which are no special tokens."""
+    tokenizer = thinking_tokenizer()
+    whole = ASKS.format("1?") + NO_THOUGHTS
+    plain = "user\n1?\nassistant\n<think>\n\n</think>\n\n"
+    row = InspectedResponse("x, row 1", plain, "12", 1.0, "0")
+    ids = tuple(tokenizer(whole, add_special_tokens=False)["input_ids"])
+    tokens = TextTokens(tokenizer, chat_template_kwargs=OFF)
+    assert tokens.render(CHAT["prompt"]) == whole  # type: ignore[arg-type]
+    assert tokens.complete(row).prompt_ids == ids
+    assert tokens.num_rebuilt == 1
+    without = TextTokens(tokenizer)
+    assert without.render(CHAT["prompt"]) == ASKS.format("1?")  # type: ignore[arg-type]
+    assert without.complete(row).prompt_ids != ids
+    assert without.num_rebuilt == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,7 @@ class ResponseReader:
         tokenizer: makes tokens of texts, and texts of tokens, where the file has one of them.
         num_ids: the tokens of the model that is to read them; None: it is not known.
         has_critic: values are computed later, so that nobody misses them.
+        chat_template_kwargs: variables of the chat template in which messages are put.
 
     Raises: UserError: a file of no known form, or the only file is unreadable.
     """
@@ -89,11 +90,14 @@ class ResponseReader:
         tokenizer: PreTrainedTokenizerBase | None = None,
         num_ids: int | None = None,
         has_critic: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self.notes: list[str] = []
         self._files = _files(source)
         self._rewards = tuple(rewards)
-        self._tokens = None if tokenizer is None else TextTokens(tokenizer, num_ids)
+        self._tokens = (
+            None if tokenizer is None else TextTokens(tokenizer, num_ids, chat_template_kwargs)
+        )
         self._has_critic = has_critic
         self._formats: Counter[str] = Counter()
         self._counts = dict.fromkeys(_COUNTED, 0)

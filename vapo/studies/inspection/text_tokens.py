@@ -27,6 +27,7 @@ class TextTokens:
 
     Args:
         num_ids: the tokens of the model that is to read them; None: it is not known.
+        chat_template_kwargs: further variables of the chat template.
 
     Attributes:
         num_encoded: responses whose tokens were made of their text.
@@ -35,10 +36,16 @@ class TextTokens:
         num_unlike: responses whose text has another number of tokens than the file's lists.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, num_ids: int | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        num_ids: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
         from vapo.networks.saved_tokenizers import start_ids
 
         self._tokenizer, self._num_ids = tokenizer, num_ids
+        self._variables = dict(chat_template_kwargs or {})
         self._start = start_ids(tokenizer)
         self._prompts: dict[bytes, tuple[int, ...]] = {}
         self._num_held = 0  # tokens of these
@@ -52,7 +59,9 @@ class TextTokens:
         if not self._tokenizer.chat_template:
             return conversation(messages)
         try:
-            return render_chat(self._tokenizer, messages, add_generation_prompt=True)
+            return render_chat(
+                self._tokenizer, messages, add_generation_prompt=True, **self._variables
+            )
         except TemplateRefusal as error:
             raise RowError(f"the chat template says: {error}") from None
 
@@ -137,7 +146,7 @@ class TextTokens:
             {"role": role, "content": said.removesuffix("\n")}
             for role, said in zip(parts[1::2], parts[2::2], strict=True)
         ]
-        if turns[-1]["role"] not in ("assistant", "model") or turns[-1]["content"]:
+        if turns[-1]["role"] not in ("assistant", "model"):
             return None
         try:
             whole = self.render(turns[:-1])
