@@ -125,6 +125,7 @@ _NOTES = {
     _MICROBATCH: "in tokens, padding included; it does not change the gradient",
     "training.minibatch_size": "responses of one optimizer step",
     _PROMPTS: "prompts of one iteration",
+    "data.chat_template_kwargs": "a mapping of the template's variables: {enable_thinking: false}",
 }
 
 
