@@ -19,6 +19,7 @@ from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import from_yaml, load_config
 from vapo.config.options import describe, describe_keys
+from vapo.config.schema import DataConfig
 from vapo.config.written import flatten, to_yaml
 from vapo.errors import UserError
 from vapo.networks.end_tokens import end_tokens, template_end
@@ -192,9 +193,12 @@ def test_every_reader_of_the_template_has_them(tmp_path: Path) -> None:
     arguments = {"kind": "long"}
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert template_end(tokenizer, arguments) == end
-    assert end_tokens(tokenizer, is_chat=True, arguments=arguments).taught == end
+    of_data = DataConfig(chat_template=True, chat_template_kwargs=arguments)
+    assert end_tokens(tokenizer, data=of_data).taught == end
     assert chat_frame(tokenizer, arguments)[1] == "<|im_end|><|im_start|>long"
-    assert SpelledText(tokenizer, chat=arguments).pattern.search("<|im_end|>")
+    tokenizer.chat_template = template.replace("{{ m.content }}", "{{ m.content }}</think>")
+    assert SpelledText(tokenizer, chat=arguments).pattern.search("</think>"), "its turn marker"
+    tokenizer.chat_template = template
     config = fit_config(
         tmp_path, CHAT, f"{KEY}.kind=long", "environment.kind=function", "environment.function=a:B"
     )

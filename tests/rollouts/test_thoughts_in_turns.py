@@ -97,7 +97,7 @@ def test_the_turns_of_an_episode_are_read_as_they_were_sampled(
 @pytest.mark.parametrize("arguments", VARIABLES)
 def test_demonstrations_are_taught_with_their_thoughts(tokenizer: Any, arguments: Any) -> None:
     """Of one turn, and of an episode: all of them, and the template's end token."""
-    ends = end_tokens(tokenizer, is_chat=True, arguments=arguments)
+    ends = end_tokens(tokenizer, data=settings(arguments).data)
     row = Prompt("p", "q", (65,), "2", demonstration=f"{THOUGHT}a")
     _, ids, has_loss = prompt_example(row, tokenizer, ends)
     assert ids == ids_of(f"{THOUGHT}a<|im_end|>", tokenizer)

@@ -55,12 +55,7 @@ def run(config: SftConfig) -> None:
     model, tokenizer, generation = starting_model(config)
     prompts = read_prompts(config, tokenizer)
     require_demonstrations(prompts.train)
-    ends = end_tokens(
-        tokenizer,
-        model.generation_config,
-        is_chat=config.data.chat_template,
-        arguments=config.data.chat_template_kwargs,
-    )
+    ends = end_tokens(tokenizer, model.generation_config, data=config.data)
     # or the policy would go on behind what it learned
     generation = name_end_tokens(model, tokenizer, ends, generation)
     examples = examples_of(prompts.train, config, sampling, tokenizer, ends)

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.config.schema import DataConfig
 from vapo.errors import UserError
 from vapo.networks.generation_files import read_generation_config, with_end_tokens
 from vapo.networks.model_configs import read_model_config
@@ -20,7 +21,7 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
 from vapo.system.chat_templates import TemplateRefusal, render_chat
 
-NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
+NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -35,38 +36,33 @@ def end_tokens(
     tokenizer: PreTrainedTokenizerBase,
     generation_config: GenerationConfig | None = None,
     *,
-    is_chat: bool | None = None,
-    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    data: DataConfig | None = None,
 ) -> EndTokens:
     """The end tokens of a policy.
 
     Args:
-        is_chat: whether prompts are in the tokenizer's chat template; then a turn ends as the
-            template ends an assistant's message. None: they are where it has one.
-        arguments: further variables of the template (`data.chat_template_kwargs`).
+        data: says whether prompts are in the tokenizer's chat template, and with which variables;
+            then a turn ends as the template ends an assistant's message. None: they are where
+            there is a template, and have none.
 
     Raises: UserError: the chat template refuses an assistant's message.
     """
-    if is_chat is None:
-        is_chat = bool(tokenizer.chat_template)
-    of_template = template_end(tokenizer, arguments) if is_chat else None
+    is_chat = bool(tokenizer.chat_template) if data is None else data.chat_template
+    variables = NO_VARIABLES if data is None else data.chat_template_kwargs
+    of_template = template_end(tokenizer, variables) if is_chat else None
     taught = int(tokenizer.eos_token_id) if of_template is None else of_template
     return EndTokens(taught, end_token_ids(generation_config, tokenizer) | {taught})
 
 
 def folder_end_tokens(
-    path: str,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    is_chat: bool | None = None,
-    arguments: Mapping[str, Any] = NO_ARGUMENTS,
+    path: str, tokenizer: PreTrainedTokenizerBase, *, data: DataConfig | None = None
 ) -> EndTokens:
     """As `end_tokens`, of the policy in a folder, whose weights are not loaded.
 
     Raises: UserError: the folder has no model, or its chat template refuses an assistant's message.
     """
     generation = read_generation_config(path, read_model_config(path))
-    return end_tokens(tokenizer, generation, is_chat=is_chat, arguments=arguments)
+    return end_tokens(tokenizer, generation, data=data)
 
 
 def name_end_tokens(
@@ -93,7 +89,7 @@ def name_end_tokens(
 
 
 def template_end(
-    tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any] = NO_ARGUMENTS
+    tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] = NO_VARIABLES
 ) -> int | None:
     """The special token that the chat template writes behind an assistant's message, if any.
 
@@ -104,11 +100,11 @@ def template_end(
     answer = "What the assistant says."
     turns = [{"role": "user", "content": "Say it."}, {"role": "assistant", "content": answer}]
     try:
-        text = render_chat(tokenizer, turns, **arguments)
+        text = render_chat(tokenizer, turns, **variables)
     except TemplateRefusal:
         try:
             turns = [{"role": "system", "content": "Do it."}, *turns]
-            text = render_chat(tokenizer, turns, **arguments)
+            text = render_chat(tokenizer, turns, **variables)
         except TemplateRefusal as error:
             raise UserError(f"the tokenizer's chat template fails: {error}") from None
     _, answer_in_text, after = text.rpartition(answer)

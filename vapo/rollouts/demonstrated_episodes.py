@@ -84,12 +84,7 @@ def play_demonstrations(
         DemonstratedTurns(
             prompts,
             tokenizer,
-            ends
-            or end_tokens(
-                tokenizer,
-                is_chat=config.data.chat_template,
-                arguments=config.data.chat_template_kwargs,
-            ),
+            ends or end_tokens(tokenizer, data=config.data),
         ),
         environments,
         config=config.environment.episode_options,

@@ -209,12 +209,7 @@ def read_rollouts(
         int(model.vocab_size),
         config.rollouts.max_response_tokens,
         needs_logprobs=needs_logprobs,
-        read_ends=lambda: folder_end_tokens(
-            config.actor.path,
-            tokenizer,
-            is_chat=config.data.chat_template,
-            arguments=config.data.chat_template_kwargs,
-        ),
+        read_ends=lambda: folder_end_tokens(config.actor.path, tokenizer, data=config.data),
     )
     rows = reader.read(table, metadata)
     check_truth(config, (row.truth for row in rows), metadata, path)
