@@ -115,10 +115,13 @@ def test_what_the_config_refuses(tmp_path: Path, overrides: list[str], message: 
 
 def test_the_other_commands_have_the_key(tmp_path: Path) -> None:
     given = [CHAT, f"{KEY}.enable_thinking=false", "data.train.path=x.jsonl", "export_dir=out"]
-    for schema, more in ((SftConfig, []), (RewardModelConfig, ["policy_path=p"])):
-        assert load_config(schema, [], [*given, *more]).data.chat_template_kwargs == OFF
-        with pytest.raises(UserError, match="has no effect without"):
-            load_config(schema, [], [*given[1:], *more])
+    for_reward_model = [*given, "policy_path=p"]
+    assert load_config(SftConfig, [], given).data.chat_template_kwargs == OFF
+    assert load_config(RewardModelConfig, [], for_reward_model).data.chat_template_kwargs == OFF
+    with pytest.raises(UserError, match="has no effect without"):
+        load_config(SftConfig, [], given[1:])
+    with pytest.raises(UserError, match="has no effect without"):
+        load_config(RewardModelConfig, [], for_reward_model[1:])
 
 
 def test_a_variable_that_the_template_does_not_read(tmp_path: Path) -> None:

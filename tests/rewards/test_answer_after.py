@@ -13,6 +13,7 @@ from tests.prompts.test_load_prompts import both
 from tests.prompts.thinking_chat import OFF, thinking_tokenizer
 from tests.rewards.rollouts_for_tests import HOSTILE, rollout, scorer, scorer_of
 from tests.rewards.test_reward_model import folder, reference
+from vapo.commands.trials import which_part
 from vapo.config.kinds import make
 from vapo.config.loading import load_config
 from vapo.config.schema import (
@@ -26,7 +27,7 @@ from vapo.errors import UserError
 from vapo.prompts.load import load_prompts
 from vapo.rewards.answer_extraction import extract_answer
 from vapo.rewards.scorer import VerifierScorer
-from vapo.rewards.thoughts import judged_part, which_part
+from vapo.rewards.text_judge import judged_part
 from vapo.types import Rollout
 
 __all__ = ["folder"]

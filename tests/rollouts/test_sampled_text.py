@@ -198,12 +198,12 @@ def test_a_special_token_without_a_role_is_named_where_it_ends_nothing() -> None
     turn_end, ends = ids_of("<|eot_id|>", tokenizer)[0], frozenset([int(tokenizer.eos_token_id)])
     said = ids_of("<|python_tag|>1<|eot_id|>2", tokenizer)
 
-    def foreign(tokens: Sequence[int], **options: int) -> str | None:
+    def foreign(tokens: Sequence[int], *, turn_end: int | None = None) -> str | None:
         turns = (Turn(0, len(tokens)),)
         rollout = Rollout(
             PROMPT, tuple(tokens), "", (0.0,) * len(tokens), FinishReason.LENGTH, turns, False
         )
-        return shown_trial(rollout, tokenizer, ends, "", **options).foreign_end
+        return shown_trial(rollout, tokenizer, ends, "", turn_end=turn_end).foreign_end
 
     assert foreign(said[1:]) == "<|eot_id|>"
     assert foreign(said) == "<|python_tag|>"

@@ -15,8 +15,9 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.environments import environment_name
-from vapo.config.rewards import RegexVerifier
+from vapo.config.rewards import RegexVerifier, RewardConfig
 from vapo.rewards.large_rewards import about_large
+from vapo.rewards.text_judge import judged_part
 from vapo.rewards.thoughts import THOUGHT_END
 from vapo.system.shown_text import visible
 
@@ -65,6 +66,19 @@ class Trial:
     @property
     def is_truncated(self) -> bool:
         return self.finish_reason not in (None, "stop")
+
+
+def which_part(rewards: RewardConfig, response: str, prompt: str = "") -> str:
+    """What is judged of a response, in words; empty where that is all of it by the config."""
+    mark = rewards.answer_after
+    if mark is None:
+        return ""
+    part = judged_part(rewards, response, prompt)
+    if mark in response:
+        return f"the {len(part or '')} characters after the last {mark!r}"
+    if part is None:
+        return f"nothing, because it has no {mark!r} (rewards.without_answer_after)"
+    return f"all of it, which has no {mark!r}"
 
 
 def inline(text: str, max_chars: int = 200) -> str:

@@ -14,7 +14,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vapo.commands.trials import Policy, Trial, block, hints, trial_text, trials_summary
+from vapo.commands.trials import (
+    Policy,
+    Trial,
+    block,
+    hints,
+    trial_text,
+    trials_summary,
+    which_part,
+)
 from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.nearest_path import nearest_path
@@ -24,8 +32,13 @@ from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
 from vapo.rewards.several_judges import SeveralJudges, one_or_several, reply_of
-from vapo.rewards.text_judge import OnReply, TextJudge, rewards_by_source, verdict_fields
-from vapo.rewards.thoughts import judged_part, which_part
+from vapo.rewards.text_judge import (
+    OnReply,
+    TextJudge,
+    judged_part,
+    rewards_by_source,
+    verdict_fields,
+)
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.system.files import check_regular_file, read_line
 from vapo.system.row_values import RefusedValue, check_carried
@@ -186,7 +199,7 @@ def given_trials(
             response=given.response,
             response_text=given.response,
             judged=which_part(judge.config, given.response),
-            is_unanswered=part is None,
+            is_unanswered=judged_part(judge.config, given.response) is None,
             output=output.take(),
             **verdict_fields(judge.config, reply),
         )

@@ -29,10 +29,10 @@ from vapo.rewards.text_judge import (
     WAIT_S,
     OnReply,
     TextJudge,
+    judged_part,
     rewards_by_source,
     verdict_fields,
 )
-from vapo.rewards.thoughts import judged_part
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.system.distributed import sum_over_ranks

@@ -242,6 +242,26 @@ class TextJudge:
             self.pool.close()
 
 
+def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str | None:
+    """The part of a response that is judged; None: it has no answer, and is incorrect.
+
+    With `rewards.answer_after` that is what follows its last occurrence, without the space at its
+    beginning. A prompt that ends with it, as one with thinking turned off, has closed the thoughts:
+    then a response without it is an answer as a whole.
+
+    Args:
+        prompt: what the policy read, special tokens included; empty where nobody knows it.
+    """
+    mark = rewards.answer_after
+    if mark is None:
+        return response
+    _, found, part = response.rpartition(mark)
+    if found:
+        return part.lstrip()
+    is_closed = prompt.rstrip().endswith(mark.strip())
+    return response if is_closed or rewards.without_answer_after == "whole" else None
+
+
 def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
     """The fields of a `Verdict`: a failure is incorrect, with the configured reward."""
     is_correct, reward = reply.get("is_correct", False), reply.get("reward")
