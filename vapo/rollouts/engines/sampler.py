@@ -26,6 +26,7 @@ from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request
 
 # Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
+Renaming = Callable[[Iterable[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
 
 _NUM_PROMPTS = 2
 _NUM_TOKENS = 16
@@ -39,7 +40,8 @@ class EngineSampler:
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
     temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies
     none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
-    when the engine has discarded its own in its sleep.
+    when the engine has discarded its own in its sleep. `rename` gives the engine those of a sync
+    under the names that it knows.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class EngineSampler:
         weights: Weights,
         dtype: torch.dtype,
         check: SyncCheck,
+        rename: Renaming = iter,
     ) -> None:
-        self.end_ids = end_ids
+        self.end_ids, self._rename = end_ids, rename
         self._engine, self._weights = engine, weights
         self._dtype, self._check = dtype, check
 
@@ -69,7 +72,7 @@ class EngineSampler:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
         sums = WeightSums(self._dtype)
-        self._engine.load(sums.of(weights))
+        self._engine.load(sums.of(self._rename(weights)))
         self._check(self._engine, sums.result())
 
     def sleep(self) -> None:

@@ -16,11 +16,12 @@ from vapo.config.engines import EngineOptions, VllmEngine, VllmServerEngine
 from vapo.config.schema import ActorConfig, EvaluationConfig
 from vapo.networks.actor_critic import Actor
 from vapo.networks.precision import may_round_products
+from vapo.networks.saved_names import under_saved_names
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
 from vapo.rollouts.engines.engine import Engine, TensorParallelEngine
-from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
+from vapo.rollouts.engines.sampler import EngineSampler, Renaming, Score, SyncCheck
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
@@ -36,8 +37,9 @@ _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 class ActorAccess:
     """What engines need of the actor, sharded or not.
 
-    `weights` are the full tensors in the model folder's names; `logprobs` the trainer's own, [b, T]
-    at temperature 1; `gather` holds the full weights in the module. Every rank must call them.
+    `weights` are the full tensors under the plain model's names; `logprobs` the trainer's own,
+    [b, T] at temperature 1; `gather` holds the full weights in the module. Every rank must call
+    them.
     """
 
     model: PreTrainedModel
@@ -131,18 +133,20 @@ def _make_engine_sampler(
 ) -> EngineSampler:
     options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
     vocab_size = actor.model.config.get_text_config().vocab_size
+    rename: Renaming = partial(under_saved_names, actor.model)
     engine: Engine
     if isinstance(rollouts, VllmEngine):
         engine = _colocated_engine(config, rollouts, actor)
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
-        transfer = _transfer(config, rollouts, urls, actor.weights)
+        transfer = _transfer(config, rollouts, urls, lambda: rename(actor.weights()))
         engine = ServedEngine(urls, transfer, vocab_size=vocab_size, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
     sampler = EngineSampler(
         engine,
         end_ids=end_token_ids(actor.model.generation_config, tokenizer),
         weights=actor.weights,
+        rename=rename,
         dtype=dtype,
         check=SyncCheck(
             score_with(actor, pad_id=int(tokenizer.pad_token_id)),
