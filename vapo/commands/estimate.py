@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -195,7 +195,7 @@ def stage_table(estimate: MemoryEstimate) -> str:
     lines = [
         "  ".join([f"{part:<{label}}", *map(str.rjust, cells, widths)]) for part, cells in table
     ]
-    counts = ", ".join(f"{name} {n / 1e6:,.1f} M" for name, n in estimate.parameters.items())
+    counts = ", ".join(parameter_counts(estimate))
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
     if host:  # of cpu_offload and saving in the background
@@ -213,6 +213,14 @@ def stage_table(estimate: MemoryEstimate) -> str:
             *host,
         ]
     )
+
+
+def parameter_counts(estimate: MemoryEstimate) -> Iterator[str]:
+    """The parameters of each network, and how many compute a token where those are fewer."""
+    for name, total in estimate.parameters.items():
+        active = estimate.active.get(name, total)
+        of_a_token = "" if active == total else f" ({active / 1e6:,.1f} M for a token)"
+        yield f"{name} {total / 1e6:,.1f} M{of_a_token}"
 
 
 def continuations_line(config: FitConfig, continued: MostContinuations) -> str:

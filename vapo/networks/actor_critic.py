@@ -20,9 +20,11 @@ from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprobs import logprob_columns, token_logprobs
+from vapo.networks.experts import num_active
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
+from vapo.networks.recurrent_layers import num_attention_layers
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_in
 from vapo.system.process import derive_seed
@@ -47,20 +49,23 @@ class ForwardFlops:
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
-        """Cost for a dense decoder: 2 a weight and token; the input embedding is a table lookup.
+        """Cost for a decoder: 2 a weight and token, of experts those that a token goes through; the
+        input embedding is a table lookup.
 
-        Causal attention: half of 2 x 2 operations a pair of tokens, layer and channel.
+        Causal attention: half of 2 x 2 operations a pair of tokens, layer with attention and
+        channel. What a recurrent layer does beside its weights is not counted.
         """
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
         table = {id(p) for p in model.get_input_embeddings().parameters()}
         backbone = [p for p in model.base_model.parameters() if id(p) not in table]
+        active = num_active(model, model.base_model)
         return cls(
-            per_token=2 * num_of(backbone),
+            per_token=2 * sum(active[id(p)] for p in backbone),
             per_state=2 * num_of(head.parameters()),
-            per_squared_length=2 * config.num_hidden_layers * num_heads * head_dim,
-            frozen_per_token=2 * num_of(p for p in backbone if not p.requires_grad),
+            per_squared_length=2 * num_attention_layers(config) * num_heads * head_dim,
+            frozen_per_token=2 * sum(active[id(p)] for p in backbone if not p.requires_grad),
             frozen_per_state=2 * num_of(p for p in head.parameters() if not p.requires_grad),
         )
 

@@ -17,6 +17,7 @@ from vapo.networks.actor_critic import Actor, Critic, CriticEnsemble, FrozenBase
 from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoint_contexts
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.critics_on_actors import AdapterCritic, critic_of
+from vapo.networks.experts import say_experts
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
@@ -151,7 +152,9 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
 
     empty = partial(empty_model, "causal_lm", options.path, **kernels)
     actor = _made(load, lambda: prepared(empty()), mesh)
-    if not trained:
+    if trained:
+        say_experts(options.path, actor.model)
+    else:
         actor.requires_grad_(False)
     if trained and options.gradient_checkpointing:
         enable_gradient_checkpointing(actor, "actor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 from torch import Tensor, nn
@@ -32,10 +33,14 @@ class Ending(nn.Module):
 
 
 def has_plain_layers(backbone: PreTrainedModel) -> bool:
-    """Whether it has `layers`, as many as its own config says."""
+    """Whether it has `layers`, as many as its own config says, and each gives its state alone: an
+    `Ending` could not stand for one that declares a tuple."""
     layers = getattr(backbone, "layers", None)
     num_layers = getattr(backbone.config, "num_hidden_layers", None)
-    return isinstance(layers, nn.ModuleList) and len(layers) == num_layers
+    if not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
+        return False
+    declared = (inspect.signature(type(layer).forward).return_annotation for layer in layers)
+    return not any(str(result).startswith("tuple") for result in declared)
 
 
 def first_layers(backbone: PreTrainedModel, count: int) -> tuple[nn.Module, Ending]:

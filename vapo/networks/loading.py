@@ -33,6 +33,7 @@ from vapo.networks.model_configs import (
 )
 from vapo.networks.model_folders import check_model_folder
 from vapo.networks.probe import ProbeModelConfig, new_probe
+from vapo.networks.recurrent_layers import unbound_time_steps
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.networks.tied_embeddings import untie_as_saved
 from vapo.networks.value_head import (
@@ -106,6 +107,7 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
             "are computed from its weight alone, so this model is not supported yet"
         )
     remove_dropout(model)
+    unbound_time_steps(model)
     return model
 
 
@@ -165,6 +167,7 @@ def load_value_model(
     elif of_logprobs:
         begin_logprob_score(model)
     remove_dropout(model)
+    unbound_time_steps(model)
     return model
 
 

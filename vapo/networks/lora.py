@@ -52,7 +52,7 @@ def add_adapters(
                 target_modules=targets,
                 bias="none",
             ),
-            model,
+            nn.ModuleDict({"model": model}),  # of a mixture's own config peft would adapt experts
         )
     for name, module in model.named_children():
         if name in HEAD_LAYERS:
@@ -69,19 +69,23 @@ def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
     """Those of the decoder layers, with their full names.
 
     Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
-    is trained itself.
+    is trained itself. Nor those whose weight a Mamba layer, or its kernel, reads without calling
+    them: what is beside it would do nothing.
     """
-    own = [getattr(model, name, None) for name in HEAD_LAYERS]
-    heads = [model.get_output_embeddings(), *own]
+    left_out = {id(getattr(model, name, None)) for name in HEAD_LAYERS}
+    left_out.add(id(model.get_output_embeddings()))
+    for module in model.modules():
+        if hasattr(module, "A_log") and hasattr(module, "D"):
+            left_out |= {id(getattr(module, name, None)) for name in ("out_proj", "dt_proj")}
     for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and not any(module is head for head in heads):
+        if isinstance(module, nn.Linear) and id(module) not in left_out:
             yield name, module
 
 
 def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
     """Full names of the linear modules that the options choose.
 
-    Raises: UserError: one of them is not in the decoder layers.
+    Raises: UserError: one of them is not in the decoder layers, or two have one weight.
     """
     linear = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
     known = sorted(set(linear.values()))
@@ -94,7 +98,14 @@ def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[
             f"{key}.target_modules: {type(model).__name__} has no linear module "
             f"{', '.join(map(repr, unknown))} in its layers; it has {', '.join(known) or 'none'}"
         )
-    return [name for name, leaf in linear.items() if leaf in chosen]
+    targets = [name for name, leaf in linear.items() if leaf in chosen]
+    weights = {id(model.get_parameter(f"{name}.weight")) for name in targets}
+    if len(weights) < len(targets):
+        raise UserError(
+            f"{key}.target_modules: layers of {type(model).__name__} share the weights of "
+            f"{', '.join(chosen)}, and an adapter is one module's: name others, or set {key}=null"
+        )
+    return targets
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:

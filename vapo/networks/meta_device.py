@@ -18,6 +18,8 @@ from transformers import (
 
 from vapo.config.critic import CriticConfig
 from vapo.networks.attention_windows import attention_options
+from vapo.networks.classifiers import know_classifier
+from vapo.networks.experts import spread_evenly
 from vapo.networks.head_layers import put_head
 from vapo.networks.loading import remove_dropout
 from vapo.networks.model_configs import (
@@ -26,6 +28,7 @@ from vapo.networks.model_configs import (
     read_value_config,
     refusals,
 )
+from vapo.networks.recurrent_layers import unbound_time_steps
 from vapo.networks.tied_embeddings import untie_as_saved
 from vapo.networks.value_head import head_in, plan_head, write_head
 
@@ -79,6 +82,7 @@ def model_of_config(
     auto: Any = AutoModelForCausalLM
     head = head_in(config) if kind == "value_model" else None
     if head is not None:
+        know_classifier(config)
         auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs
     options = attention_options(path, config, attn_implementation)
     options["dtype"] = getattr(torch, dtype)
@@ -87,6 +91,7 @@ def model_of_config(
         if head is not None:
             put_head(model, head)
     remove_dropout(model)
+    unbound_time_steps(model)
     return model
 
 
@@ -105,3 +110,4 @@ def fill_with_fakes(network: nn.Module) -> None:
                     fake = nn.Parameter(fake, requires_grad=tensor.requires_grad)
                 fakes[id(tensor)] = fake
             setattr(module, name, fakes[id(tensor)])
+    spread_evenly(network)

@@ -25,16 +25,21 @@ from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
 from vapo.networks.attention_windows import ATTENTION_LAYERS, check_windows
+from vapo.networks.classifiers import know_classifier
 from vapo.networks.config_files import CONFIG_FILE, check_config_file
+from vapo.networks.experts import turn_off_router_loss
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.model_folders import folder_with_config, local_folder
 from vapo.networks.probe import ProbeModelConfig, of_the_probe
+from vapo.networks.recurrent_layers import check_recurrent, is_recurrent
 from vapo.networks.value_head import has_classifier
+from vapo.system.private_attributes import causal_lm_class
 
 logger = logging.getLogger(__name__)
 
 _SPEAKING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 """Errors whose text says what is wrong; others say it together with their name."""
+_WITH_IMAGES = "ForConditionalGeneration"
 
 
 def read_model_config(path: str) -> PreTrainedConfig:
@@ -53,10 +58,25 @@ def read_model_config(path: str) -> PreTrainedConfig:
             f"{path}/{CONFIG_FILE}: {type(config).__name__} has no part that describes a model of "
             "text, as the file has (text_config, decoder or generator): take it out"
         )
+    config = _part_for_text(config)
     check_windows(path, config.get_text_config(decoder=True))
     _remove_configured_dropout(path, config)
+    turn_off_router_loss(config)
     config.return_dict = True  # what a model returns is read by field
     return config
+
+
+def _part_for_text(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The config of a model of text and images without its images, where Transformers has a causal
+    language model of the text alone (Qwen3.5): its folder's other weights are not read."""
+    text = config.get_text_config(decoder=True)
+    name, _ = causal_lm_class(text)
+    architecture = (config.architectures or [""])[0]
+    has_images = architecture.endswith(_WITH_IMAGES)
+    if text is config or not has_images or name != causal_lm_class(config)[0]:
+        return config
+    text.architectures, text.name_or_path = [name], config.name_or_path
+    return text
 
 
 def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
@@ -71,6 +91,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
     Raises: UserError: it does not have what the critic's options ask for, or, without a critic, is
         none that reads a text alone.
     """
+    know_classifier(config)
     saved = saved_kind(config)
     if critic is None:
         if saved in ("probe", "adapters"):
@@ -140,9 +161,20 @@ def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig)
             "layer that it was not trained on: set critic.head.start=first_batch or mean_reward, "
             "which begin a new one, or critic.init=policy"
         )
-    text_config.num_hidden_layers = critic.layers
-    if getattr(text_config, "layer_types", None):  # some architectures name each layer's kind
-        text_config.layer_types = text_config.layer_types[: critic.layers]
+    cut_layers(config, critic.layers)
+
+
+def cut_layers(config: PreTrainedConfig, count: int) -> None:
+    """Let a config say that the model ends after its first `count` decoder layers."""
+    text: Any = config.get_text_config(decoder=True)
+    before = text.num_hidden_layers
+    for name, value in list(vars(text).items()):
+        is_for_layers = "layer" in name and isinstance(value, list | tuple)
+        if is_for_layers and len(value) == before:  # it says something of each layer
+            setattr(text, name, value[:count])
+    text.num_hidden_layers = count
+    if hasattr(text, "hybrid_layer_ids"):
+        text.hybrid_layer_ids = [number for number in text.hybrid_layer_ids if number < count]
 
 
 @contextmanager
@@ -183,13 +215,14 @@ def check_supported(path: str, config: PreTrainedConfig) -> None:
     logit_transform(path, config)
     with refusals(path, "attention cache"):
         layers = DynamicCache(config=config).layers
-    others = {type(layer).__name__ for layer in layers if type(layer) not in ATTENTION_LAYERS}
-    if others:
+    known = [layer for layer in layers if is_recurrent(layer) or type(layer) in ATTENTION_LAYERS]
+    if unknown := {type(layer).__name__ for layer in layers if layer not in known}:
         raise UserError(
-            f"{path}: its cache has {', '.join(sorted(others))}; the sampler supports full "
-            "attention and sliding windows, not recurrent layers yet: take a model without them, "
-            "as Qwen2.5, Qwen3, Llama 3 or SmolLM2"
+            f"{path}: its cache has {', '.join(sorted(unknown))}; the sampler supports full "
+            "attention, sliding windows and recurrent layers: take a model with these alone, as "
+            "Qwen3, Qwen3.5, Gemma 3 or Llama 3"
         )
+    check_recurrent(path, config, layers)
 
 
 def _remove_configured_dropout(path: str, config: PreTrainedConfig) -> None:

@@ -20,6 +20,7 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.networks.actor_critic import Actor, ForwardFlops
 from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.meta_device import Kind, model_of_config
+from vapo.networks.model_configs import cut_layers
 from vapo.networks.probe import layer_numbers
 from vapo.studies.memory.shapes import frozen_base
 from vapo.studies.memory.sizes import local_minibatch, num_processes
@@ -160,5 +161,5 @@ def _up_to(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
     text = part.get_text_config(decoder=True)
     numbers = layer_numbers(layers, text.num_hidden_layers)
     if -1 not in numbers:
-        text.num_hidden_layers = max(numbers)
+        cut_layers(part, max(numbers))
     return part

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 
 if TYPE_CHECKING:  # a second that commands without a Trainer do without
     import lightning as L
@@ -69,6 +69,15 @@ def attention_implementation(model: PreTrainedModel) -> str:
 def can_change_attention(model: PreTrainedModel) -> bool:
     """Whether attention goes through Transformers' AttentionInterface, which has no public flag."""
     return bool(model._supports_attention_backend and model._can_set_attn_implementation())
+
+
+def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
+    """The name of a config's causal language model, and whether it keeps a state that is not made
+    of keys and values; "" and False: there is no such class. It has no public flag."""
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if found is None:
+        return "", False
+    return found.__name__, bool(getattr(found, "_is_stateful", False))
 
 
 def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:

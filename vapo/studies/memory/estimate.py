@@ -41,8 +41,9 @@ Bytes = dict[str, float]
 class MemoryEstimate:
     """Bytes by stage and part; `parameters` by network; `host` what a process keeps there.
 
-    `checkpoint`: bytes of one, of all processes. `shares_prompts`: a prompt goes through the
-    networks once for its responses in one pass.
+    `active`: of the parameters those that compute a token, which are fewer where layers have
+    experts. `checkpoint`: bytes of one, of all processes. `shares_prompts`: a prompt goes through
+    the networks once for its responses in one pass.
     """
 
     stages: dict[str, Bytes]
@@ -51,6 +52,7 @@ class MemoryEstimate:
     host: Bytes = field(default_factory=dict)
     shares_prompts: bool = False
     checkpoint: float = 0.0
+    active: dict[str, int] = field(default_factory=dict)
 
     @property
     def peak(self) -> float:
@@ -108,10 +110,12 @@ def estimate_memory(
         stages[f"{network.name} update"] = resting | _update(network, networks, config)
     stages["optimizer step"] = resting | _optimizer_step(networks, config)
     parameters = {n.name: n.copies * n.parameters.total for n in networks}
+    active = {n.name: n.copies * n.parameters.active for n in networks}
     shares = shares_prompts([n.passes for n in networks], config)
     num_shards = num_processes(config) if config.trainer.strategy == "fsdp" else 1
     checkpoint = num_shards * _written(networks)
-    return MemoryEstimate(stages, parameters, num_processes(config), host, shares, checkpoint)
+    count = num_processes(config)
+    return MemoryEstimate(stages, parameters, count, host, shares, checkpoint, active)
 
 
 def _written(networks: list[NetworkBytes]) -> float:

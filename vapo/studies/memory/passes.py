@@ -21,10 +21,12 @@ from vapo.config import FitConfig
 from vapo.functional.losses import categorical_value_loss
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import enable_gradient_checkpointing
+from vapo.networks.experts import num_active
 from vapo.networks.layouts import choose_layout
 from vapo.networks.meta_device import fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
+from vapo.networks.recurrent_layers import has_keys, has_recurrent_layers, recurrent_states
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
 from vapo.rollouts.engines.transformers.kv_cache import decoding_attention
 from vapo.rollouts.engines.transformers.token_sampling import (
@@ -41,12 +43,14 @@ class Parameters(NamedTuple):
     """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers.
 
     `head`: those outside whose gradient comes before the layers', all but an embedding of its own.
+    `active`: of all those that compute a token, where layers have experts.
     """
 
     total: int
     layer: int
     root: int
     head: int
+    active: int
 
 
 class PassMemory(NamedTuple):
@@ -80,7 +84,8 @@ class NetworkPasses:
         output = model.get_output_embeddings()
         is_tied = output is not None and output.get_parameter("weight") is table
         head = root if is_tied else root - table.numel()
-        self.parameters = Parameters(total, max(layers), root, head)
+        active = sum(num_active(model).values())
+        self.parameters = Parameters(total, max(layers), root, head, active)
         is_uniform = len(set(layers if shape.base is None else _base_sizes(shape.base))) == 1
         few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
         self._networks = [FakeNetwork(with_first_layers(shape, count)) for count in few]
@@ -162,9 +167,10 @@ class FakeNetwork:
         As the sampler's, the cache keeps all tokens, also in layers with a window.
         """
         with self._tracked() as tracker, self._no_autocast_eval():
-            self._run(rows, prompt_tokens, cache := DynamicCache())
-            layers: list[Any] = cache.layers
-            kept = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
+            config = self.shape.config
+            cache = DynamicCache(config=config) if has_recurrent_layers(config) else DynamicCache()
+            self._run(rows, prompt_tokens, cache)
+            kept = sum(state.nbytes for layer in cache.layers for state in _cached(layer))
         return PassMemory(kept, tracker.peak)
 
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
@@ -174,6 +180,9 @@ class FakeNetwork:
             kept = 0
             layers: list[Any] = cache.layers
             for layer in layers:
+                kept += sum(t.nbytes for t in recurrent_states(layer))
+                if not has_keys(layer):
+                    continue
                 whole = [
                     torch.empty(*t.shape[:2], width, t.shape[3], dtype=t.dtype)
                     for t in (layer.keys, layer.values)
@@ -267,6 +276,12 @@ class FakeNetwork:
                 logits_to_keep=1,
             ).logits
         return made
+
+
+def _cached(layer: Any) -> list[Tensor]:
+    """What a layer of the cache holds: keys and values, a recurrent state, or both."""
+    keys = [layer.keys, layer.values] if has_keys(layer) else []
+    return [*keys, *recurrent_states(layer)]
 
 
 def _without_mask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:

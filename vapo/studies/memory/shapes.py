@@ -14,6 +14,7 @@ from vapo.networks.adapters import accept_adapters, of_the_adapters
 from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, model_of_config
+from vapo.networks.model_configs import cut_layers
 from vapo.networks.value_head import head_in, write_head
 
 
@@ -44,10 +45,7 @@ class NetworkShape:
 def with_first_layers(shape: NetworkShape, num_layers: int) -> NetworkShape:
     """With the first so many decoder layers."""
     config = copy.deepcopy(shape.backbone)
-    text = config.get_text_config()
-    if getattr(text, "layer_types", None):
-        text.layer_types = text.layer_types[:num_layers]
-    text.num_hidden_layers = num_layers
+    cut_layers(config, num_layers)
     return replace(shape, config=config) if shape.base is None else replace(shape, base=config)
 
 

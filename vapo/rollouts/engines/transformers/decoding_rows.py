@@ -213,10 +213,13 @@ class Prefilled(NamedTuple):
     num_tokens: int
 
 
-def prefill_chunks(turns: Sequence[OpenTurn]) -> Iterator[list[OpenTurn]]:
+def prefill_chunks(turns: Sequence[OpenTurn], *, pads: bool = True) -> Iterator[list[OpenTurn]]:
     """Cut into pieces of a bounded number of padded tokens, most tokens first.
 
     Turns with a kept cache are not together with those without.
+
+    Args:
+        pads: whether turns of unequal lengths may be together.
     """
     turns = sorted(turns, key=lambda turn: (turn.kept is not None, -turn.num_new))
     chunk: list[OpenTurn] = []
@@ -228,7 +231,7 @@ def prefill_chunks(turns: Sequence[OpenTurn]) -> Iterator[list[OpenTurn]]:
         is_unlike = (most.kept is None) != (turn.kept is None) or (
             turn.kept is not None and most.num_new > _UNEQUAL * turn.num_new + _SHORT
         )
-        if chunk and (is_full or is_unlike):
+        if chunk and (is_full or is_unlike or (not pads and most.num_new != turn.num_new)):
             yield chunk
             chunk, prefixes = [], {turn.prefix}
         chunk.append(turn)
@@ -237,12 +240,20 @@ def prefill_chunks(turns: Sequence[OpenTurn]) -> Iterator[list[OpenTurn]]:
 
 
 def prefill(
-    model: PreTrainedModel, turns: Sequence[OpenTurn], *, pad_id: int, device: torch.device
+    model: PreTrainedModel,
+    turns: Sequence[OpenTurn],
+    *,
+    pad_id: int,
+    device: torch.device,
+    is_recurrent: bool = False,
 ) -> Prefilled:
     """Run the tokens before some turns through the model, those of a shared prompt once.
 
     Right-aligned, all turns run equally many tokens: of a turn that has fewer new ones than
     another, the last of its kept tokens run again in place of padding.
+
+    Args:
+        is_recurrent: the model has recurrent layers; then all turns have equally many tokens.
     """
     prefixes = {turn.prefix: turn for turn in turns}
     place = {prefix: row for row, prefix in enumerate(prefixes)}
@@ -255,7 +266,7 @@ def prefill(
     kept = [turn.kept for turn in rows if turn.kept is not None]
     # Without a config every layer keeps all keys, also one with a window. Rows are right-aligned,
     # so Transformers' mask, which counts columns, is that of the tokens' positions.
-    cache: Cache = DynamicCache()
+    cache: Cache = DynamicCache(config=model.config) if is_recurrent else DynamicCache()
     if kept:
         cache = aligned_cache(kept, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)
     last = [turn.request.ids[-num_new:] for turn in rows]

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import AttentionInterface, Cache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
@@ -24,6 +24,12 @@ from vapo.system.private_attributes import attention_implementation, can_change_
 DECODING_SDPA = "vapo_decoding_sdpa"
 _MORE_ROOM = 64
 _STATES = ("keys", "values")
+_STATE_FLAGS = (
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+)
 
 
 class RoomyLayer(DynamicLayer):
@@ -60,6 +66,23 @@ class RoomyLayer(DynamicLayer):
         self._buffers[1][:, :, start:end] = value_states
         self._use(end)
         return self.keys, self.values
+
+
+class RoomyHybridLayer(LinearAttentionLayer, RoomyLayer):  # type: ignore[misc, override]
+    """A `RoomyLayer` that has recurrent states, too."""
+
+    is_compileable = False
+
+    def __init__(self, keys: Tensor, values: Tensor, *, width: int | None = None) -> None:
+        LinearAttentionLayer.__init__(self)
+        RoomyLayer.__init__(self, keys, values, width=width)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        """Nothing: both kinds of states are there from the start."""
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Not used: rows are joined by `join_caches`."""
+        raise NotImplementedError
 
 
 class KeptRow:
@@ -118,18 +141,47 @@ def join_caches(
     """Join rows of caches in one, with `width` columns in use and `room` spare ones.
 
     A row may be named several times (a shared prompt). Columns further left than `width` are
-    dropped: the caller guarantees that no row reaches there.
+    dropped: the caller guarantees that no row reaches there. Recurrent states have no columns.
     """
     layers: list[Any] = []
     for index in range(len(parts[0][0].layers)):
-        states = (
-            _join(
-                [(getattr(cache.layers[index], name), rows) for cache, rows in parts], width, room
-            )
-            for name in _STATES
+        own = [(cache.layers[index], rows) for cache, rows in parts]
+        first: Any = own[0][0]
+        has_states, has_keys = (
+            isinstance(first, kind) for kind in (LinearAttentionLayer, DynamicLayer)
         )
-        layers.append(RoomyLayer(*states, width=width))
+        if not has_keys:
+            layer: Any = LinearAttentionLayer(first.number_of_states)
+        else:
+            joined = (_join([(getattr(one, n), r) for one, r in own], width, room) for n in _STATES)
+            layer = (RoomyHybridLayer if has_states else RoomyLayer)(*joined, width=width)
+        if has_states:
+            _join_states(own, layer)
+        layers.append(layer)
     return Cache(layers=layers)
+
+
+def _join_states(parts: Sequence[tuple[Any, Int[Tensor, " _"]]], joined: Any) -> None:
+    """Fill a new layer with the recurrent states of rows of others, copied.
+
+    All are of one model, and of rows that have a token at least: what one has, all have.
+    """
+    first = parts[0][0]
+    joined.number_of_states, joined.device, joined.dtype = (
+        first.number_of_states,
+        first.device,
+        first.dtype,
+    )
+    for name in _STATE_FLAGS:
+        setattr(joined, name, dict(getattr(first, name)))
+    for name in ("conv_states", "recurrent_states"):
+        states = {
+            number: None
+            if getattr(first, name)[number] is None
+            else torch.cat([getattr(layer, name)[number].index_select(0, r) for layer, r in parts])
+            for number in range(first.number_of_states)
+        }
+        setattr(joined, name, states)
 
 
 def _join(

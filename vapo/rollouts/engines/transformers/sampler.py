@@ -10,7 +10,9 @@ are moved together and the free places are filled from the queue, so finished ro
 Rows are right-aligned: the next token of every row goes into the same cache column.
 
 The cache of a turn that ended is kept for the next turn of its episode, which then prefills its
-new tokens only.
+new tokens only. Recurrent layers have one state a row, which padding before the first token would
+change, and which is that of the last token alone: prompts of equal length are prefilled together,
+and nothing is kept.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vapo.networks.recurrent_layers import has_recurrent_layers
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import (
     SampledTurn,
@@ -78,6 +81,7 @@ class TransformersSampler:
         self._max_rows = max_concurrent_sequences
         self._gather = gather
         self._rounds = rounds
+        self._is_recurrent = has_recurrent_layers(model.config)
         self._weights_in_use = threading.Lock()
         self._next = threading.Lock()  # who has it is next to use or to change the weights
 
@@ -103,6 +107,7 @@ class TransformersSampler:
                     max_rows=self._max_rows,
                     device=self._device,
                     take_turns=self._stepping,
+                    is_recurrent=self._is_recurrent,
                 )
             finally:
                 self._model.train(was_training)
@@ -136,8 +141,9 @@ class TransformersTurns:
     """See `TurnStream`.
 
     At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
-    are kept, the newest. `take_turns` is entered around each step: weights may change between two.
-    `num_prefilled` counts the tokens that ran through the model before the first was sampled.
+    are kept, the newest; of a model that `is_recurrent` none. `take_turns` is entered around each
+    step: weights may change between two. `num_prefilled` counts the tokens that ran through the
+    model before the first was sampled.
     """
 
     def __init__(
@@ -150,6 +156,7 @@ class TransformersTurns:
         max_rows: int,
         device: torch.device,
         take_turns: Callable[[], AbstractContextManager[None]],
+        is_recurrent: bool,
     ) -> None:
         self.num_prefilled = 0
         self._model, self._settings, self._seed = model, settings, seed
@@ -158,6 +165,7 @@ class TransformersTurns:
         self._max_rows, self._device = max_rows, device
         self._take_turns = take_turns
         self._positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._is_recurrent = is_recurrent
         self._rows: DecodingRows | None = None
         self._open: dict[tuple[int, int], OpenTurn] = {}
         self._queue: dict[tuple[int, int], OpenTurn] = {}  # those of the open that have no row
@@ -229,7 +237,10 @@ class TransformersTurns:
             kept = self._kept.pop(turn.request.key, None)
             if kept is not None and turn.request.ids[: len(kept.ids)] == kept.ids:
                 turn.kept = kept
-        parts.extend(self._prefilled(chunk) for chunk in prefill_chunks(admitted))
+        parts.extend(
+            self._prefilled(chunk)
+            for chunk in prefill_chunks(admitted, pads=not self._is_recurrent)
+        )
         self._rows = join_rows(parts, max_tokens=self._settings.max_response_tokens)
         for kept in self._kept.values():
             kept.detach()
@@ -238,7 +249,13 @@ class TransformersTurns:
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
         """Prefill turns, and sample the first token of each."""
         pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
-        prefilled = prefill(self._model, turns, pad_id=pad_id, device=self._device)
+        prefilled = prefill(
+            self._model,
+            turns,
+            pad_id=pad_id,
+            device=self._device,
+            is_recurrent=self._is_recurrent,
+        )
         self.num_prefilled += prefilled.num_tokens
         most = self._settings.max_response_tokens
         # One more draw than tokens: a finished row still takes one, unused.
@@ -277,7 +294,8 @@ class TransformersTurns:
         for turn, kept in zip(turns, rows.kept(finished), strict=True):
             request = turn.request
             del self._open[request.key]
-            self._kept[request.key] = kept
+            if not self._is_recurrent:
+                self._kept[request.key] = kept
             has_ended = turn.ids[-1] in self._stop_ids
             self._ended.append(
                 SampledTurn(request, tuple(turn.ids), tuple(turn.logprobs), has_ended)

@@ -1,0 +1,78 @@
+"""Layers with a state that each token changes: convolutions, gated delta nets, Mamba layers.
+
+Padding on the left would change it, so rows are padded on the right. A row's state is that of its
+last token alone: a prompt's is shared by copying, and that of earlier tokens is not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import DynamicCache, PreTrainedConfig
+from transformers.cache_utils import (
+    DynamicLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from vapo.errors import UserError
+from vapo.system.private_attributes import causal_lm_class
+
+_CURE = "take a mixture of attention and recurrent layers, as Qwen3.5 or LFM2"
+
+
+def is_recurrent(layer: object) -> bool:
+    """Whether a layer of Transformers' cache has such a state, maybe beside keys and values."""
+    return type(layer) in (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
+
+
+def has_recurrent_layers(config: PreTrainedConfig) -> bool:
+    return any(is_recurrent(layer) for layer in DynamicCache(config=config).layers)
+
+
+def has_keys(layer: object) -> bool:
+    """Whether a layer of the cache has keys and values of earlier tokens."""
+    return isinstance(layer, DynamicLayer)
+
+
+def recurrent_states(layer: Any) -> list[Tensor]:
+    """The states of a layer of the cache; none of one with keys and values alone."""
+    if not isinstance(layer, LinearAttentionLayer):
+        return []
+    states = (*layer.conv_states.values(), *layer.recurrent_states.values())
+    return [state for state in states if state is not None]
+
+
+def num_attention_layers(config: PreTrainedConfig) -> int:
+    """How many layers attend to earlier tokens."""
+    return sum(map(has_keys, DynamicCache(config=config).layers))
+
+
+def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object]) -> None:
+    """Check a model's layers in the cache, of which none is of an unknown kind.
+
+    Raises: UserError: the model has a state that is not in the cache, or no layer with attention.
+    """
+    name, is_stateful = causal_lm_class(config)
+    if is_stateful and not any(is_recurrent(layer) for layer in layers):
+        raise UserError(
+            f"{path}: {name} keeps a state outside of Transformers' cache, which the sampler does "
+            f"not see: {_CURE}"
+        )
+    if not any(map(has_keys, layers)):
+        raise UserError(f"{path}: {name} has no layer with attention: {_CURE}")
+
+
+def unbound_time_steps(model: nn.Module) -> None:
+    """Let the time steps of Mamba layers be as small as they are.
+
+    Some architectures (Nemotron-H, Zamba2) bound them below when a whole sequence is computed, and
+    not when a token follows a cache; vLLM never does. So log-probs of trainer and engine would
+    differ.
+    """
+    for module in model.modules():
+        if isinstance(getattr(module, "time_step_limit", None), tuple | list):
+            live: Any = module
+            live.time_step_limit = (0.0, live.time_step_limit[1])  # softplus is above 0
