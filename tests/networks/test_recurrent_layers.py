@@ -11,14 +11,19 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5Config
 from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration
 
 from tests.networks.architectures import ALL, Architecture
-from tests.tiny_model import save_tiny_folder
+from tests.rollouts.turns_contract import check_logprobs
+from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.config.networks import LoraConfig
 from vapo.errors import UserError
+from vapo.networks.actor_critic import Actor
 from vapo.networks.loading import load_causal_lm, load_value_model
 from vapo.networks.lora import target_names
 from vapo.networks.model_configs import check_supported, read_model_config
 from vapo.networks.recurrent_layers import num_attention_layers, recurrent_states
+from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
+from vapo.rollouts.engines.transformers.decoding_rows import OpenTurn, prefill_chunks
 from vapo.rollouts.engines.transformers.kv_cache import join_caches
+from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 
 IDS = torch.arange(3, 22)[None]
 
@@ -86,6 +91,39 @@ def test_only_layers_with_attention_attend() -> None:
     assert num_attention_layers(family("Qwen3.5").config()) == 2
     assert num_attention_layers(family("Nemotron-H").config()) == 1
     assert num_attention_layers(family("Falcon-H1").config()) == 4
+
+
+def test_flops_count_the_layers_that_attend() -> None:
+    flops = Actor(family("Qwen3.5").model()).forward_flops
+    assert flops.per_squared_length == 2 * 2 * 4 * 16  # layers, heads and their channels
+
+
+def test_prompts_of_equal_length_are_prefilled_together() -> None:
+    """Padding before a prompt is a token to whatever layer does not mask it."""
+    lengths = [3, 9, 3, 4, 9]
+    turns = [OpenTurn(TurnRequest((i, 0), 0, (5,) * n, 8)) for i, n in enumerate(lengths)]
+    chunks = [[turn.num_new for turn in chunk] for chunk in prefill_chunks(turns, pads=False)]
+    assert chunks == [[9, 9], [4], [3, 3]]
+
+
+def test_a_second_turn_is_computed_anew() -> None:
+    """The state of a finished row has gone on since its turn ended."""
+    model = family("Qwen3.5").model()
+    sampler = TransformersSampler(model, tiny_tokenizer(), max_concurrent_sequences=4, device="cpu")
+    found: list[SampledTurn] = []
+    with sampler.turns(SamplingSettings(max_response_tokens=12), seed=7) as stream:
+        for prompt, most in enumerate((2, 12, 12)):
+            stream.submit(TurnRequest((prompt, 0), 0, (5 + prompt, 6), most))
+        while stream.num_open:
+            for turn in stream.step():
+                found.append(turn)
+                if turn.request.turn == 0:
+                    ids = (*turn.request.ids, *turn.ids, 9, 10)
+                    stream.submit(TurnRequest(turn.request.key, 1, ids, 12))
+        assert stream.num_kept == 0
+    assert len(found) == 6
+    for turn in found:
+        check_logprobs(model, turn)
 
 
 def test_adapters_are_not_on_what_a_mamba_layer_reads_by_itself() -> None:

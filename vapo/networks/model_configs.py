@@ -173,8 +173,6 @@ def cut_layers(config: PreTrainedConfig, count: int) -> None:
         if is_for_layers and len(value) == before:  # it says something of each layer
             setattr(text, name, value[:count])
     text.num_hidden_layers = count
-    if hasattr(text, "hybrid_layer_ids"):
-        text.hybrid_layer_ids = [number for number in text.hybrid_layer_ids if number < count]
 
 
 @contextmanager
