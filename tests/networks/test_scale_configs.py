@@ -63,6 +63,9 @@ def test_paper_values() -> None:
         ("qwen2.5_1.5b", 1_543_714_304),
         ("qwen2.5_0.5b", 494_032_768),
         ("smollm2_135m", 134_515_008),
+        ("qwen3_0.6b", 596_049_920),
+        ("qwen3_1.7b", 1_720_574_976),
+        ("qwen3_4b", 4_022_468_096),
     ],
 )
 def test_shapes_have_the_published_numbers_of_parameters(shape: str, num_parameters: int) -> None:
