@@ -195,6 +195,7 @@ WINDOWS = (
             "layer_types": [_WINDOW, _FULL],
         },
         2,
+        frozenset({"packed", "shared prompts"}),  # its attention is computed eagerly
     ),
 )
 """Those whose layers attend to a window."""
