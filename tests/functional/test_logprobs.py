@@ -1,13 +1,14 @@
 """Token log-probs: literals, degenerate sizes, and the memory bound."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vapo.functional import logprobs as logprobs_module
@@ -88,13 +89,13 @@ def test_weights_in_bfloat16_are_never_float32_as_a_whole(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("on_cpu", "mixed", "dtype", "expected"),
     [
-        (True, True, torch.float32, "bf16"),
-        (True, False, torch.bfloat16, "bf16"),
-        (True, False, torch.float32, None),
-        (False, True, torch.float32, "tf32"),
-        (False, False, torch.float32, None),
-        (False, False, torch.bfloat16, None),  # its own product, with float32 results
-        (True, True, torch.float64, None),
+        (True, True, torch.float32, ("bf16", torch.float32)),
+        (True, False, torch.bfloat16, ("bf16", torch.bfloat16)),
+        (True, False, torch.float32, (None, torch.float32)),
+        (False, True, torch.float32, (None, torch.bfloat16)),  # cast, with float32 results
+        (False, False, torch.float32, (None, torch.float32)),
+        (False, False, torch.bfloat16, (None, torch.bfloat16)),
+        (True, True, torch.float64, (None, torch.float64)),
     ],
 )
 def test_inputs_are_rounded_for_the_product_alone(
@@ -102,18 +103,17 @@ def test_inputs_are_rounded_for_the_product_alone(
     on_cpu: bool,
     mixed: bool,
     dtype: torch.dtype,
-    expected: str | None,
+    expected: tuple[str | None, torch.dtype],
 ) -> None:
     """Of float32 products in mixed precision, and a CPU's of bfloat16 inputs."""
     backends: Any = torch.backends
-    settings, others = backends.mkldnn.matmul, backends.cuda.matmul
-    if not on_cpu:
-        settings, others = others, settings
-    before, other, seen = settings.fp32_precision, others.fp32_precision, []
+    settings = backends.mkldnn.matmul
+    before, on_gpu, seen = settings.fp32_precision, backends.cuda.matmul.fp32_precision, []
 
     def product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
-        seen.append(settings.fp32_precision)
-        assert others.fp32_precision == other
+        assert hidden.dtype == weight.dtype
+        seen.append((settings.fp32_precision, hidden.dtype))
+        assert backends.cuda.matmul.fp32_precision == on_gpu
         return hidden.float() @ weight.float().T
 
     monkeypatch.setattr(logprobs_module, "_product", product)
@@ -121,11 +121,90 @@ def test_inputs_are_rounded_for_the_product_alone(
     with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
         logits = output_logits(*pair, on_cpu=on_cpu, rounding=rounded_inputs)
     assert logits.shape == (2, 4, 5)
-    assert seen == [before if expected is None else expected]
+    setting, multiplied = expected
+    assert seen == [(before if setting is None else setting, multiplied)]
     assert settings.fp32_precision == before
-    with pytest.raises(ZeroDivisionError), rounded_inputs(on_cpu=on_cpu):
+    with pytest.raises(ZeroDivisionError), rounded_inputs():
         1 / 0  # noqa: B018
     assert settings.fp32_precision == before
+
+
+class Casts(TorchDispatchMode):
+    """The shapes that are made of another dtype, and the inputs of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cast: list[tuple[int, ...]] = []
+        self.multiplied: list[set[torch.dtype]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._to_copy.default:
+            self.cast.append(tuple(result.shape))
+        if func.overloadpacket is torch.ops.aten.mm:
+            self.multiplied.append({x.dtype for x in args if isinstance(x, Tensor)})
+        return result
+
+
+def test_a_gpu_casts_the_matrix_once_and_multiplies_in_bfloat16() -> None:
+    """On tensors without values: once forward and once backward, whatever the chunks are."""
+    width, vocabulary, num_tokens = 5, 64, 24
+    with FakeTensorMode():
+        hidden = torch.empty(num_tokens, width, requires_grad=True)
+        weight = torch.empty(vocabulary, width, requires_grad=True)
+        targets = torch.empty(num_tokens, dtype=torch.long)
+        with Casts() as forward, torch.autocast("cpu", torch.bfloat16):
+            logprobs, _ = token_logprobs(hidden, weight, targets, chunk_size=8, on_cpu=False)
+        with Casts() as backward:
+            logprobs.sum().backward()
+    for casts in (forward, backward):
+        assert casts.cast.count((vocabulary, width)) == 1
+    assert logprobs.dtype == torch.float32
+    assert forward.multiplied == [{torch.bfloat16}] * 3, "one product a chunk"
+    assert backward.multiplied == [{torch.bfloat16}] * 9, "logits, and the gradient of both inputs"
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+
+
+def test_a_gpus_order_of_operations_gives_the_same_numbers() -> None:
+    """Its log-softmax is one operation. Here the products are a CPU's, in float64."""
+    torch.manual_seed(0)
+    hidden, weight = (torch.randn(n, 6, dtype=torch.float64) for n in (20, 33))
+    targets = torch.randint(33, (20,))
+    found = []
+    for on_cpu in (True, False):
+        h, w = (x.clone().requires_grad_() for x in (hidden, weight))
+        settings: Any = {"temperature": 0.7, "chunk_size": 8, "on_cpu": on_cpu}
+        logprobs, entropy = token_logprobs(h, w, targets, **settings)
+        gradients = torch.autograd.grad((2 * logprobs + 0.3 * entropy).sum(), [h, w])
+        found.append((logprobs, entropy, *gradients))
+    for cpu, gpu in zip(*found, strict=True):
+        torch.testing.assert_close(gpu, cpu, rtol=1e-9, atol=1e-12)
+
+
+def test_without_entropies_the_logprobs_and_their_gradient_are_the_same() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(20, 6, requires_grad=True), torch.randn(33, 6)
+    targets = torch.randint(33, (20,))
+    whole, _ = token_logprobs(hidden, weight, targets, chunk_size=8)
+    alone, entropy = token_logprobs(hidden, weight, targets, chunk_size=8, wants_entropy=False)
+    assert bool(entropy.isnan().all())
+    assert torch.equal(alone, whole)
+    gradients = [torch.autograd.grad(x.sum(), hidden)[0] for x in (alone, whole)]
+    assert torch.equal(*gradients)
+
+
+def test_at_temperature_1_nothing_is_divided() -> None:
+    """To divide by 1 changes no number, and is one more pass over all logits."""
+    pair = torch.ones(4, 3), torch.ones(5, 3)
+    divisions = []
+    for temperature in (1.0, 0.5):
+        with torch.profiler.profile() as profiler:
+            token_logprobs(*pair, torch.zeros(4, dtype=torch.long), temperature=temperature)
+        divisions.append(sum(event.name == "aten::div_" for event in profiler.events()))
+    assert divisions == [0, 1]
 
 
 def test_the_backward_rounds_what_the_forward_rounded() -> None:
@@ -133,8 +212,8 @@ def test_the_backward_rounds_what_the_forward_rounded() -> None:
     rounded: list[bool] = []
 
     @contextmanager
-    def noting(*, on_cpu: bool) -> Iterator[None]:
-        rounded.append(on_cpu)
+    def noting() -> Iterator[None]:
+        rounded.append(True)
         yield
 
     hidden, weight = torch.randn(24, 8, requires_grad=True), torch.randn(16, 8)

@@ -90,6 +90,19 @@ def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
 def moved_to(batch: Batch, device: torch.device) -> Batch:
     """Move the tensors of a batch to a device."""
     moved: dict[str, Any] = {
-        name: value.to(device) for name, value in vars(batch).items() if isinstance(value, Tensor)
+        name: on_device(value, device)
+        for name, value in vars(batch).items()
+        if isinstance(value, Tensor)
     }
     return replace(batch, **moved)
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on a device. A GPU fetches it from pinned memory, and the host does not wait.
+
+    A plain copy of pageable memory waits until the GPU has done all that it was given before, so
+    that the host could not prepare the next micro-batch while the GPU computes.
+    """
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

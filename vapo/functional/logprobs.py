@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -34,6 +34,7 @@ def token_logprobs(
     chunk_size: int | None = None,
     on_cpu: bool | None = None,
     rounding: Rounding | None = None,
+    wants_entropy: bool = True,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
@@ -52,6 +53,7 @@ def token_logprobs(
         on_cpu: computed as on a CPU; None: as the tensors' device says. A GPU is counted on a CPU.
         transform: what the architecture makes of its products with the output layer.
         rounding: see `output_logits`.
+        wants_entropy: without it the entropies are nan, which spares three passes over the logits.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -70,9 +72,8 @@ def token_logprobs(
     if torch.is_autocast_enabled(device) and dtype is torch.float32:
         dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
-    logprobs, entropy = _TokenLogprobs.apply(
-        hidden, weight, targets, temperature, transform, chunk_size, dtype, on_cpu, rounding
-    )
+    settings = _Settings(temperature, transform, chunk_size, dtype, on_cpu, rounding, wants_entropy)
+    logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, settings)
     return logprobs, entropy
 
 
@@ -94,21 +95,35 @@ def output_logits(
 ) -> Float[Tensor, "... V"]:
     """The product with the output layer, with sums and results in float32 or float64.
 
-    Both inputs have one dtype. Under autocast `rounding` makes a context for a float32 product, in
-    which its inputs may be rounded: on a CPU to bfloat16, as autocast would, where the processor is
-    faster so (AMX); on a GPU to TF32, whose products are those of tensor cores. Of inputs in half
-    precision there is no gradient: `token_logprobs` has its own.
+    Both inputs have one dtype. Under autocast a GPU multiplies float32 inputs in autocast's dtype
+    (`product_inputs`). On a CPU `rounding` makes a context in which the inputs of a float32 product
+    may be rounded to bfloat16, as autocast would, where the processor is faster so (AMX). Of inputs
+    in half precision there is no gradient: `token_logprobs` has its own.
     """
-    is_float32 = hidden.dtype is torch.float32
-    if is_float32:
-        is_rounded = torch.is_autocast_enabled(hidden.device.type)
-    else:  # a CPU's product is one of float32 inputs, too, which were bfloat16
-        is_rounded = on_cpu and hidden.dtype is torch.bfloat16
+    hidden, weight = product_inputs(hidden, weight, on_cpu=on_cpu)
+    # a CPU's product is one of float32 inputs, too, which were bfloat16
+    is_rounded = on_cpu and (
+        hidden.dtype is torch.bfloat16
+        or (hidden.dtype is torch.float32 and torch.is_autocast_enabled(hidden.device.type))
+    )
     if rounding is None or not is_rounded:
         return _product(hidden, weight, on_cpu=on_cpu)
-    with rounding(on_cpu=on_cpu):
+    with rounding():
         rows = _product(hidden.flatten(0, -2), weight, on_cpu=on_cpu)
     return rows.unflatten(0, hidden.shape[:-1])
+
+
+def product_inputs(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
+    """States and weights as the output layer's product takes them.
+
+    Under autocast a GPU's are cast to autocast's dtype, as in all other layers. Whoever multiplies
+    chunk by chunk casts before, so that the matrix of the whole vocabulary is cast once.
+    """
+    device = hidden.device.type
+    if on_cpu or hidden.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
+        return hidden, weight
+    dtype = torch.get_autocast_dtype(device)
+    return hidden.to(dtype), weight.to(dtype)
 
 
 def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
@@ -136,18 +151,32 @@ def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
     return logits
 
 
-def _logits(
-    hidden: Tensor,
-    weight: Tensor,
-    temperature: float | int,
-    transform: LogitTransform | None,
-    on_cpu: bool,
-    rounding: Rounding | None,
-) -> Float[Tensor, "chunk V"]:
-    logits = output_logits(hidden, weight, on_cpu=on_cpu, rounding=rounding)
-    if transform is not None:
-        logits = transform.apply_(logits)
-    return logits.div_(temperature)
+class _Settings(NamedTuple):
+    """How `token_logprobs` computes. `gradient_dtype` is that of the gradient's products."""
+
+    temperature: float | int
+    transform: LogitTransform | None
+    chunk_size: int
+    gradient_dtype: torch.dtype
+    on_cpu: bool
+    rounding: Rounding | None
+    wants_entropy: bool
+
+    def logits(self, hidden: Tensor, weight: Tensor) -> Float[Tensor, "chunk V"]:
+        logits = output_logits(hidden, weight, on_cpu=self.on_cpu, rounding=self.rounding)
+        if self.transform is not None:
+            logits = self.transform.apply_(logits)
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
+
+    def log_softmax(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probs of the whole vocabulary, and the normalizers. The logits are used up."""
+        if self.on_cpu:
+            normalizer = logits.logsumexp(dim=1)
+            return logits.sub_(normalizer[:, None]), normalizer
+        # a GPU's kernel for both reads the logits less often than the sum and the difference do
+        log_softmax = logits.log_softmax(dim=1)
+        of_targets = (x.gather(1, targets).squeeze(1) for x in (logits, log_softmax))
+        return log_softmax, torch.sub(*of_targets)
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -160,30 +189,22 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        targets: Tensor,
-        temperature: float | int,
-        transform: LogitTransform | None,
-        chunk_size: int,
-        gradient_dtype: torch.dtype,
-        on_cpu: bool,
-        rounding: Rounding | None,
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, settings: _Settings
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         log_normalizer = hidden.new_empty(hidden.shape[0], dtype=dtype)
-        logprobs, entropy = torch.empty_like(log_normalizer), torch.empty_like(log_normalizer)
-        for start in range(0, hidden.shape[0], chunk_size):
-            part = slice(start, start + chunk_size)
-            logits = _logits(hidden[part], weight, temperature, transform, on_cpu, rounding)
-            log_normalizer[part] = logits.logsumexp(dim=1)
-            log_softmax = logits.sub_(log_normalizer[part, None])
+        logprobs = torch.empty_like(log_normalizer)
+        entropy = torch.full_like(log_normalizer, torch.nan)
+        of_hidden, of_weight = product_inputs(hidden, weight, on_cpu=settings.on_cpu)
+        for start in range(0, hidden.shape[0], settings.chunk_size):
+            part = slice(start, start + settings.chunk_size)
+            logits = settings.logits(of_hidden[part], of_weight)
+            log_softmax, log_normalizer[part] = settings.log_softmax(logits, targets[part, None])
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
-            entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
+            if settings.wants_entropy:
+                entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
-        ctx.temperature, ctx.transform, ctx.chunk_size = temperature, transform, chunk_size
-        ctx.gradient_dtype, ctx.on_cpu, ctx.rounding = gradient_dtype, on_cpu, rounding
+        ctx.settings = settings
         ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -192,27 +213,29 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> Any:
         hidden, weight, targets, log_normalizer, entropy = ctx.saved_tensors
+        settings: _Settings = ctx.settings
         grad_hidden = torch.zeros_like(hidden) if ctx.needs_input_grad[0] else None
         grad_weight = None
         if ctx.needs_input_grad[1]:
             grad_weight = torch.zeros_like(weight, dtype=log_normalizer.dtype)
-        device, dtype, transform = hidden.device.type, ctx.gradient_dtype, ctx.transform
+        device, dtype, transform = hidden.device.type, settings.gradient_dtype, settings.transform
         of_hidden, of_weight = hidden.to(dtype), weight.to(dtype)
-        for start in range(0, hidden.shape[0], ctx.chunk_size):
-            part = slice(start, start + ctx.chunk_size)
+        # a GPU multiplied these in the forward, too; a CPU's product has inputs of its own
+        multiplied = (hidden, weight) if settings.on_cpu else (of_hidden, of_weight)
+        for start in range(0, hidden.shape[0], settings.chunk_size):
+            part = slice(start, start + settings.chunk_size)
             with torch.autocast(device, enabled=ctx.is_mixed):  # as the forward computed them
-                logits = _logits(
-                    hidden[part], weight, ctx.temperature, transform, ctx.on_cpu, ctx.rounding
-                )
+                logits = settings.logits(multiplied[0][part], multiplied[1])
             is_capped = transform is not None and transform.cap is not None
-            transformed = logits * ctx.temperature if is_capped else None
+            transformed = logits * settings.temperature if is_capped else None
             log_softmax = logits.sub_(log_normalizer[part, None])
             of_logprobs = None if grad_logprobs is None else grad_logprobs[part, None]
             of_entropy = None if grad_entropy is None else grad_entropy[part, None]
             grad_logits = _grad_logits(
                 log_softmax, entropy[part, None], targets[part, None], of_logprobs, of_entropy
             )
-            grad_logits = grad_logits.div_(ctx.temperature)
+            if settings.temperature != 1:
+                grad_logits.div_(settings.temperature)
             if transform is not None:
                 grad_logits = transform.times_slope_(grad_logits, transformed)
             grad_logits = grad_logits.to(dtype)
@@ -223,7 +246,7 @@ class _TokenLogprobs(torch.autograd.Function):
                     grad_weight += grad_logits.T @ of_hidden[part]
         if grad_weight is not None:
             grad_weight = grad_weight.to(weight.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None
 
 
 def _grad_logits(

@@ -115,7 +115,12 @@ class Actor(nn.Module):
         self.forward_flops = ForwardFlops.of(model, model.get_output_embeddings())
 
     def forward(
-        self, inputs: TokenInputs, *, temperature: float | None, layers: Sequence[int] = ()
+        self,
+        inputs: TokenInputs,
+        *,
+        temperature: float | None,
+        layers: Sequence[int] = (),
+        wants_entropy: bool = True,
     ) -> ActorOutput:
         """Log-prob and entropy (nats) of the policy at every response token, flattened.
 
@@ -141,8 +146,9 @@ class Actor(nn.Module):
             transform=self.logit_transform,
             on_cpu=computes_on_cpu(last),
             rounding=rounded_inputs if self.rounds else None,
+            wants_entropy=wants_entropy,
         )
-        return ActorOutput(logprobs, entropy, found)
+        return ActorOutput(logprobs, entropy if wants_entropy else None, found)
 
 
 class FrozenBase(nn.Module):
@@ -157,10 +163,14 @@ class FrozenBase(nn.Module):
     def model(self) -> PreTrainedModel:
         return self.actor.model
 
-    def forward(self, inputs: TokenInputs, *, temperature: float) -> ActorOutput:
+    def forward(
+        self, inputs: TokenInputs, *, temperature: float, wants_entropy: bool = True
+    ) -> ActorOutput:
         """Run the actor's forward pass with the adapters off."""
         with adapters_off(self._adapters):
-            output: ActorOutput = self.actor(inputs, temperature=temperature)
+            output: ActorOutput = self.actor(
+                inputs, temperature=temperature, wants_entropy=wants_entropy
+            )
         return output
 
 

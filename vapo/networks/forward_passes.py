@@ -69,12 +69,14 @@ def add_logprobs_and_values(
                 inputs,
                 temperature=temperature if networks.wants_logprobs else None,
                 layers=layers if reads_states else (),
+                wants_entropy=with_entropy,
             )
             named = {"old_logprobs": output.logprobs, _STATES: output.states}
             named |= {"old_entropy": output.entropy} if with_entropy else {}
             found = {name: column for name, column in named.items() if column is not None}
         if networks.reference is not None:
-            found["ref_logprobs"] = networks.reference(inputs, temperature=temperature).logprobs
+            output = networks.reference(inputs, temperature=temperature, wants_entropy=False)
+            found["ref_logprobs"] = output.logprobs
         return found
 
     def of_critic(inputs: TokenInputs) -> dict[str, Tensor]:
@@ -119,6 +121,8 @@ def _fill(
     """Run forward passes over all rows, cut by their lengths, and put what they find in place."""
     options: dict[str, Any] = {"layout": networks.layout, "for_critic": for_critic}
     chunks = cut_rollouts(batch, range(len(batch)), max_tokens=networks.max_tokens, **options)
+    # fetched after the last forward pass, since a GPU computes while the host goes on
+    computed: list[tuple[list[int], int, str, Tensor]] = []
     for rows in chunks:
         inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, **options)
         inputs = inputs.to(networks.device)
@@ -132,9 +136,11 @@ def _fill(
                         part = torch.cat([part[:1], part[-networks.num_states :]])
                     of_rows[row] = part
                 continue
-            if name not in columns:
-                columns[name] = torch.zeros(*batch.response_mask.shape, *found.shape[1:])
-            columns[name][rows, :width] = inputs.scatter(found).cpu()
+            computed.append((rows, width, name, inputs.scatter(found)))
+    for rows, width, name, of_rows in computed:
+        if name not in columns:
+            columns[name] = torch.zeros(*batch.response_mask.shape, *of_rows.shape[2:])
+        columns[name][rows, :width] = of_rows.cpu()
 
 
 def cut_rollouts(

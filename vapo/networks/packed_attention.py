@@ -27,6 +27,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
+from vapo.functional.columns import on_device
 from vapo.networks.first_layers import first_layers, has_plain_layers
 from vapo.networks.token_inputs import PackedRow, Segment, TokenInputs, blocks
 from vapo.system.private_attributes import attention_implementation
@@ -80,8 +81,9 @@ def hidden_states(
 
 def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, Any]:
     device, segments = inputs.input_ids.device, inputs.segments
-    positions = [torch.arange(n, device=device) + first for n, _, first in segments]
-    options: dict[str, Any] = {"position_ids": torch.cat(positions)[None], "attention_mask": None}
+    positions = torch.cat([torch.arange(n) + first for n, _, first in segments])
+    options: dict[str, Any] = {"position_ids": on_device(positions[None], device)}
+    options["attention_mask"] = None
     implementation = attention_implementation(model)
     if implementation == PACKED_SDPA:
         options["packed_row"] = PackedRow(segments, device)
@@ -264,8 +266,8 @@ def _varlen_flash(
     from torch.nn.attention.varlen import varlen_attn
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    if row.key_places is not None:
-        k, v = k[row.key_places], v[row.key_places]
+    if row.keys is not None:
+        k, v = row.keys.of(k), row.keys.of(v)
     options: dict[str, Any] = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
     if _counts_for_gpu.get():  # in a GPU's place: as many bytes are kept, values do not matter
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

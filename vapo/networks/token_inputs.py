@@ -16,10 +16,13 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vapo.functional.columns import on_device
+from vapo.networks.repeated_rows import RepeatedRows
 from vapo.types import Prompt, RolloutBatch
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -82,7 +85,7 @@ class TokenInputs:
 
     def to(self, device: torch.device) -> TokenInputs:
         tensors: dict[str, Any] = {
-            f.name: value.to(device)
+            f.name: on_device(value, device)
             for f in fields(self)
             if isinstance(value := getattr(self, f.name), Tensor)
         }
@@ -239,22 +242,22 @@ class PackedRow:
         return self._ends([s.prompt_length + s.length for s in self.segments])
 
     def _ends(self, lengths: list[int]) -> Tensor:
-        return torch.tensor([0, *lengths], device=self.device).cumsum(0, dtype=torch.int32)
+        return on_device(torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32), self.device)
 
     @cached_property
-    def key_places(self) -> Int[Tensor, " keys"] | None:
+    def keys(self) -> RepeatedRows | None:
         """For the keys of all segments, one after another, their places in the row; a prompt's
         come before each of its responses. None: as they are.
         """
         if not any(s.prompt_length for s in self.segments):
             return None
-        places: list[int] = []
+        places = []
         start = 0
         for length, prompt_start, prompt_length in self.segments:
-            places += range(prompt_start, prompt_start + prompt_length)
-            places += range(start, start + length)
+            places.append(np.arange(prompt_start, prompt_start + prompt_length))
+            places.append(np.arange(start, start + length))
             start += length
-        return torch.tensor(places, device=self.device)
+        return RepeatedRows(np.concatenate(places), self.device)
 
     @cached_property
     def groups(self) -> list[tuple[Segment, ...]]:

@@ -42,17 +42,19 @@ def make_optimizer(
             module = name.rpartition(".")[0].rpartition(".")[2]
             groups[module if module in own else ""].append(parameter)
     parameters = [p for found in groups.values() for p in found]
+    # one pass over weights, gradients and moments: on a CPU a quarter of the time of torch's own
+    # choice, on a GPU no copy of a moment; shards have it, too
+    is_fused = {p.device.type for p in parameters} in ({"cpu"}, {"cuda"})
     optimizer = AdamW(
         [{"params": found, "lr": own.get(name, options.lr)} for name, found in groups.items()],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         weight_decay=options.weight_decay,
-        # on a CPU a quarter of the time; on a GPU torch's own choice, which steps on the host
-        fused=True if all(p.device.type == "cpu" for p in parameters) else None,
+        fused=True if is_fused else None,
     )
     for parameter in parameters:
         optimizer.state[parameter] = {
-            "step": torch.zeros(()),
+            "step": torch.zeros((), device=parameter.device if is_fused else "cpu"),
             "exp_avg": torch.zeros_like(parameter),
             "exp_avg_sq": torch.zeros_like(parameter),
         }
@@ -137,7 +139,10 @@ def make_scheduler(
 def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradient down to this norm, and return the whole network's norm before it, a
     scalar; sharded or not."""
-    norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm)
+    # torch takes all tensors at once by itself only where they are no shards
+    is_sharded = any(isinstance(parameter, DTensor) for parameter in network.parameters())
+    foreach = True if is_sharded else None
+    norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm, foreach=foreach)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 

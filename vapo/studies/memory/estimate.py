@@ -245,9 +245,7 @@ def _gradients(
 
 
 def _optimizer_step(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """AdamW on a GPU steps all parameters of a network at once, with a copy of one state."""
+    """Fused AdamW changes weights and moments in their place."""
     if config.trainer.cpu_offload:
         return {}  # it steps on the host, one parameter after the other
-    on_cpu = config.trainer.accelerator == "cpu"
-    gradients = max(n.trained for n in networks)
-    return {"gradients": gradients, "logits, temporaries": 0.0 if on_cpu else gradients}
+    return {"gradients": max(n.trained for n in networks)}

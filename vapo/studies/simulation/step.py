@@ -132,11 +132,7 @@ class _SimulatedModule(VapoModule):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         with self.fakes:
-            optimizers, schedulers = super().configure_optimizers()
-        if self.stands_for_gpu:  # torch's own choice there
-            for group in (group for one in optimizers for group in one.param_groups):
-                group["fused"], group["foreach"] = False, True
-        return optimizers, schedulers
+            return super().configure_optimizers()
 
     def on_fit_start(self) -> None:
         pass  # there are no weights, whose lineage would be known
