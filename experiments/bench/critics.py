@@ -154,7 +154,7 @@ class Side:
             reference=None,
             critic=self.critic,
             temperature=1.0,
-            max_tokens=config.training.microbatch_tokens,
+            max_tokens=config.training.first_microbatch_tokens,
             pad_id=0,
             layout=self.layout,
             device=self.device,
@@ -171,7 +171,7 @@ class Side:
             for minibatch in make_minibatches(
                 training,
                 num_minibatches=part.num_minibatches,
-                max_tokens=config.training.microbatch_tokens,
+                max_tokens=config.training.first_microbatch_tokens,
                 pad_id=0,
                 layout=self.layout,
                 seed=index,

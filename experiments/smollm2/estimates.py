@@ -149,7 +149,7 @@ def states_of(
     actor = make_actor(config, None, trained=False)
     batch = StoredRollouts(config, rows, tokenizer, name="").batch_of([rows])
     found: dict[int, np.ndarray] = {}
-    budget = config.training.microbatch_tokens
+    budget = config.training.first_microbatch_tokens
     for chunk in cut_rollouts(batch, range(len(rows)), max_tokens=budget, layout="padded"):
         inputs = rollout_inputs(batch, chunk, pad_id=int(tokenizer.pad_token_id))
         states = actor(inputs, temperature=None, layers=layers).states.float()

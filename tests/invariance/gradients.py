@@ -68,6 +68,7 @@ class FixedRollouts(L.LightningDataModule):
         if self.config.critic.head.start == "first_batch":
             assert module.critic is not None
             start_head(module.critic, mean_over_ranks(batch.rewards))
+        module.choose_microbatching(batch)
         evaluated = module.add_logprobs_and_values(batch, module.phase, with_entropy=False)
         assert evaluated.old_logprobs is not None
         evaluated = replace(  # neither of the two ratios is 1
@@ -82,7 +83,7 @@ class FixedRollouts(L.LightningDataModule):
         minibatches = make_minibatches(
             estimated,
             num_minibatches=1,
-            max_tokens=self.config.training.microbatch_tokens,
+            max_tokens=module.microbatching.tokens,
             pad_id=0,
             layout=module.layout,
             seed=rank(),
@@ -121,19 +122,19 @@ class RecordsGradients(VapoModule):
         self.step_metrics = {k: float(v) for k, v in outputs.items()}
 
 
-def compute(num_processes: int, microbatch_tokens: int, *overrides: str) -> dict[str, Any]:
+def compute(num_processes: int, microbatch_tokens: int | str, *overrides: str) -> dict[str, Any]:
     """Gradients by parameter name, and the metrics that were logged."""
     config = config_on(num_processes, microbatch_tokens, *overrides)
     return fitted(RecordsGradients(config, pad_id=0), FixedRollouts(config), config)
 
 
-def config_on(num_processes: int, microbatch_tokens: int, *overrides: str) -> FitConfig:
+def config_on(num_processes: int, microbatch_tokens: int | str, *overrides: str) -> FitConfig:
     """The state-tracking task's, with so many processes and so large micro-batches."""
     return copy.deepcopy(_loaded(num_processes, microbatch_tokens, *overrides))
 
 
 @cache
-def _loaded(num_processes: int, microbatch_tokens: int, *overrides: str) -> FitConfig:
+def _loaded(num_processes: int, microbatch_tokens: int | str, *overrides: str) -> FitConfig:
     return load_config(
         FitConfig,
         STATE_TRACKING,

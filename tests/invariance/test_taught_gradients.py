@@ -68,7 +68,7 @@ class TaughtRollouts(FixedRollouts):
         minibatches = make_minibatches(
             estimate_advantages(evaluated, module.phase, self.config),
             num_minibatches=1,
-            max_tokens=self.config.training.microbatch_tokens,
+            max_tokens=module.microbatching.tokens,
             pad_id=0,
             layout=module.layout,
             seed=rank(),

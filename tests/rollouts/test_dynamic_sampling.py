@@ -166,7 +166,7 @@ def minibatches(made: RolloutCollection, batch: RolloutBatch) -> list[Minibatch]
     return make_minibatches(
         with_columns(batch),
         num_minibatches=num_minibatches(made.config, "actor"),
-        max_tokens=made.config.training.microbatch_tokens,
+        max_tokens=made.config.training.first_microbatch_tokens,
         pad_id=0,
         seed=0,
     )

@@ -11,6 +11,7 @@ import torch
 from tests.rollouts.test_dynamic_sampling import NUM_PROMPTS, FakePlayer, G, collection
 from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.poise import Baseline
+from vapo.config import FitConfig
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
@@ -20,6 +21,7 @@ from vapo.system.progress import Progress
 from vapo.training import iteration as stages
 from vapo.training.faults import Faults
 from vapo.training.iteration import IterationRunner, Observer
+from vapo.training.microbatching import MicrobatchChoice
 from vapo.training.observers import ValueTruths
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
@@ -33,6 +35,10 @@ class PlainNetworks:
     pad_id: int = 0
     faults: Faults = field(default_factory=lambda: Faults(3, 3))
     baseline: Baseline = field(default_factory=lambda: CriticBaseline(BaselineConfig()))
+    microbatching: MicrobatchChoice = field(default_factory=lambda: MicrobatchChoice(FitConfig()))
+
+    def choose_microbatching(self, batch: RolloutBatch) -> None:
+        """The config leaves nothing open."""
 
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
@@ -49,7 +55,7 @@ class PlainNetworks:
 
 def make_runner(*overrides: str) -> tuple[IterationRunner, PlainNetworks, FakePlayer]:
     made, sampler = collection("vapo", *overrides)
-    networks = PlainNetworks()
+    networks = PlainNetworks(microbatching=MicrobatchChoice(made.config))
     progress = Progress(enabled=False)
     rollouts = RolloutSource(made.config, made, Lineage(), progress)
     runner = IterationRunner(made.config, rollouts, networks, progress=progress, total=9)

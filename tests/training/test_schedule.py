@@ -91,7 +91,7 @@ def test_each_pass_is_shuffled_anew_and_has_each_row_once() -> None:
     today = make_minibatches(
         iteration.batch,
         num_minibatches=2,
-        max_tokens=runner.config.training.microbatch_tokens,
+        max_tokens=networks.microbatching.tokens,
         pad_id=networks.pad_id,
         seed=derive_seed(runner.config.seed, "minibatches", start.index, 0),
     )

@@ -226,7 +226,11 @@ class CriticConfig:
         1, "critics on disjoint prompts, whose mean is the value and whose spread is logged", ge=1
     )
     dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    gradient_checkpointing: bool | Literal["auto"] = option(
+        False,
+        "recompute activations in the backward; auto: only where the memory of one GPU is too "
+        "small for them; elsewhere they are recomputed",
+    )
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
         "auto", "attention kernel; auto takes what transformers chooses, or eager for capped scores"
     )

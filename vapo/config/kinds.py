@@ -140,9 +140,25 @@ def hints_of(block: type) -> dict[str, Any]:
 
 
 def split_null(hint: Any) -> tuple[Any, bool]:
-    """A key's type, and whether it may be null."""
-    if get_origin(hint) not in (Union, types.UnionType):
+    """A key's type, and whether it may be null.
+
+    The type is one, or a union of one and the words that may stand in its place, as `auto`.
+    """
+    if not is_union(hint):
         return hint, False
     kinds = [kind for kind in get_args(hint) if kind is not type(None)]
-    assert len(kinds) == 1, f"a key has one type, or one type and null: {hint}"
-    return kinds[0], True
+    nullable = len(kinds) < len(get_args(hint))
+    if len(kinds) == 1:
+        return kinds[0], nullable
+    num_words = sum(get_origin(kind) is Literal for kind in kinds)
+    assert num_words == len(kinds) - 1, f"a key has one type, words and null: {hint}"
+    return Union[tuple(kinds)], nullable  # noqa: UP007 (of a tuple)
+
+
+def is_union(hint: Any) -> bool:
+    return get_origin(hint) in (Union, types.UnionType)
+
+
+def types_in(kind: Any) -> tuple[Any, ...]:
+    """The types of which a value of a key may be one."""
+    return get_args(kind) if is_union(kind) else (kind,)

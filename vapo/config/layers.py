@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
+from vapo.config.kinds import is_union, types_in
 from vapo.config.nearest_path import nearest_path
 from vapo.config.options import Entry, Option, Section
 from vapo.config.scalars import as_in_source, is_like_null, is_missing
@@ -241,6 +242,8 @@ def is_of_type(kind: Any, value: Any) -> bool:
     """Whether a value that is not null can be one of a key of this type."""
     if kind is Any:
         return True
+    if is_union(kind):
+        return any(is_of_type(one, value) for one in types_in(kind))
     is_mapping = get_origin(kind) is dict
     if is_mapping or isinstance(value, Mapping):
         items = list(value.values()) if isinstance(value, Mapping) else []
@@ -262,7 +265,8 @@ def is_of_type(kind: Any, value: Any) -> bool:
 
 
 def type_error(option: Option, value: Any) -> str:
-    choices = get_args(option.type) if get_origin(option.type) is Literal else ()
+    words = (get_args(kind) for kind in types_in(option.type) if get_origin(kind) is Literal)
+    choices = [word for some in words for word in some]
     close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
     hint = f"; did you mean {close[0]}?" if close else ""
     if option.nullable and isinstance(value, str) and is_like_null(value):

@@ -40,7 +40,11 @@ class ActorConfig:
     path: str = option(MISSING, "Hugging Face folder or hub id of the initial policy")
     optimizer: OptimizerConfig = section(OptimizerConfig, "the actor's optimizer")
     dtype: Literal["float32", "bfloat16"] = option("float32", "parameter dtype")
-    gradient_checkpointing: bool = option(False, "recompute activations in the backward")
+    gradient_checkpointing: bool | Literal["auto"] = option(
+        False,
+        "recompute activations in the backward; auto: only where the memory of one GPU is too "
+        "small for them; elsewhere they are recomputed",
+    )
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2"] = option(
         "auto", "attention kernel; auto takes what transformers chooses, or eager for capped scores"
     )

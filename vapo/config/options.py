@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from omegaconf import MISSING
 
-from vapo.config.kinds import kinds_of, make, split_null
+from vapo.config.kinds import kinds_of, make, split_null, types_in
 from vapo.config.limits import integer_excess
 from vapo.config.rules import written
 
@@ -64,12 +64,7 @@ class Option:
     @property
     def label(self) -> str:
         """The type, as help and errors show it."""
-        if get_origin(self.type) is Literal:
-            label = "|".join(str(value) for value in get_args(self.type))
-        elif get_origin(self.type) is list:
-            label = "list"
-        else:
-            label = _LABELS.get(self.type, "mapping")
+        label = "|".join(map(_label, types_in(self.type)))
         return f"{label}|null" if self.nullable else label
 
     @property
@@ -89,6 +84,12 @@ class Option:
             return f"must be at most 3.4e38 in size, got {value}"
         is_inside = all(_BOUNDS[name][1](value, bound) for name, bound in self.bounds.items())
         return None if is_inside else f"must be {self.range}, got {value}"
+
+
+def _label(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "|".join(str(value) for value in get_args(kind))
+    return "list" if get_origin(kind) is list else _LABELS.get(kind, "mapping")
 
 
 @dataclass(frozen=True)

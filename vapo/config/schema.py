@@ -62,6 +62,9 @@ class RolloutConfig:
     )
 
 
+AUTO_TOKENS = 16_384  # of a micro-batch whose size is `auto`, until it is chosen
+
+
 @dataclass
 class TrainingConfig:
     num_iterations: int = option(
@@ -81,10 +84,11 @@ class TrainingConfig:
         "of the rollout batch, so that its one step is on-policy",
         ge=1,
     )
-    microbatch_tokens: int = option(
+    microbatch_tokens: int | Literal["auto"] = option(
         16384,
         "prompt + response tokens of one forward / backward; padded ones count padding, shared "
-        "prompts count once",
+        "prompts count once; auto: by the memory of one GPU, elsewhere 16384. It changes memory "
+        "and speed, never the gradient",
         ge=1,
     )
     packing: Literal["auto", "padded", "packed", "shared_prompts"] = option(
@@ -107,6 +111,11 @@ class TrainingConfig:
         "go on with them; false: those are waited for, so that a batch has one policy and a run "
         "repeated is the same (with an environment up to rounding)",
     )
+
+    @property
+    def first_microbatch_tokens(self) -> int:
+        """The budget before a run has measured its memory, and where it measures none."""
+        return AUTO_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
 
 @dataclass

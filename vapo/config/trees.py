@@ -15,7 +15,7 @@ from typing import Any, get_args, get_origin
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from vapo.config.kinds import hints_of, kinds_of, own_type, split_null
+from vapo.config.kinds import hints_of, is_union, kinds_of, own_type, split_null, types_in
 from vapo.config.layers import is_interpolation, is_of_type
 from vapo.config.scalars import is_missing, unescape_missing
 
@@ -134,6 +134,8 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
         return None
     if is_interpolation(value) and of_block is not build:  # else it was escaped, and is text
         return value
+    if is_union(kind):
+        kind = next((one for one in types_in(kind) if is_of_type(one, value)), kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return of_block(kind, value, f"{key}.")  # type: ignore[arg-type]
     if kind in (int, float) and isinstance(value, str):

@@ -291,7 +291,7 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
 
     Raises: UserError when the architecture cannot do it.
     """
-    model = network.actor.model if isinstance(network, AdapterCritic) else network.model
+    model = backbone_of(network)
     if not model.supports_gradient_checkpointing:
         raise UserError(
             f"{name}.gradient_checkpointing: {type(model).__name__} does not support it; "
@@ -299,3 +299,8 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
         )
     options = {"use_reentrant": False, "context_fn": checkpoint_contexts}
     model.gradient_checkpointing_enable(options)
+
+
+def backbone_of(network: Actor | Critic) -> PreTrainedModel:
+    """The model whose layers a network's update runs: of adapters the actor's."""
+    return network.actor.model if isinstance(network, AdapterCritic) else network.model

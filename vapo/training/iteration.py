@@ -24,6 +24,7 @@ from vapo.system.distributed import rank
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.training.faults import Faults
+from vapo.training.microbatching import MicrobatchChoice
 from vapo.training.minibatches import (
     NETWORKS,
     Minibatch,
@@ -73,6 +74,9 @@ class IterationRunner:
         self.safe_point()
         for observer in self.observers:
             metrics |= observer.sampled(rollouts, start, self.player)
+        # before the engine sleeps: it takes its memory back when it wakes
+        if (line := self.networks.choose_microbatching(rollouts)) is not None:
+            self.progress.note(line)
         self.sleep()
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
@@ -157,7 +161,7 @@ class IterationRunner:
             minibatches += make_minibatches(
                 batch,
                 num_minibatches=part.num_minibatches,
-                max_tokens=self.config.training.microbatch_tokens,
+                max_tokens=self.networks.microbatching.tokens,
                 pad_id=self.networks.pad_id,
                 layout=self.networks.layout,
                 seed=derive_seed(self.config.seed, "minibatches", *place),
@@ -221,6 +225,10 @@ class Networks(Protocol):
     pad_id: int
     faults: Faults
     baseline: Baseline
+    microbatching: MicrobatchChoice
+
+    def choose_microbatching(self, batch: RolloutBatch) -> str | None:
+        """Choose, once, what the config leaves to the memory that there is; a line that says it."""
 
     @property
     def layout(self) -> Layout:

@@ -32,6 +32,7 @@ from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
 from vapo.system.stage_times import timed
 from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
+from vapo.training.microbatching import Measurement, MicrobatchChoice
 from vapo.training.minibatches import Microbatch, Minibatch
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
@@ -47,6 +48,7 @@ from vapo.training.optimizers import (
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
+_WITH_STATE = ("lineage", "baseline", "microbatching")
 LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
 
 
@@ -86,6 +88,7 @@ class VapoModule(L.LightningModule):
         self._reference: tuple[Actor | FrozenBase, ...] = ()
         self.lineage = Lineage()
         self.baseline = baseline_of(config.algorithm)
+        self.microbatching = MicrobatchChoice(config)
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -150,6 +153,15 @@ class VapoModule(L.LightningModule):
 
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
+    def choose_microbatching(self, batch: RolloutBatch) -> str | None:
+        """By the memory that there is now, once, what is `auto`; a line that says it."""
+        networks: dict[str, Actor | Critic] = {"actor": self.actor}
+        if self.critic is not None and not self.config.critic.reads_actor:
+            networks["critic"] = self.critic
+        measured = Measurement(self.config, networks, self.layout, self.pad_id, self.device)
+        with self.trainer.precision_plugin.forward_context():
+            return self.microbatching.choose(batch, measured)
+
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
@@ -166,7 +178,7 @@ class VapoModule(L.LightningModule):
             reference=self._reference[0] if wants_policy and self._reference else None,
             critic=self.critic,
             temperature=self.config.rollouts.temperature,
-            max_tokens=self.config.training.microbatch_tokens,
+            max_tokens=self.microbatching.tokens,
             pad_id=self.pad_id,
             layout=self.layout,
             device=self.device,
@@ -317,12 +329,12 @@ class VapoModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self._written_config
-        for name in ("lineage", "baseline"):
+        for name in _WITH_STATE:
             checkpoint[name] = getattr(self, name).state_dict()
         if self.device_mesh is None:
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        for name in checkpoint.keys() & {"lineage", "baseline"}:  # earlier versions lack some
+        for name in checkpoint.keys() & {*_WITH_STATE}:  # earlier versions lack some
             getattr(self, name).load_state_dict(checkpoint[name])

@@ -104,7 +104,7 @@ class _FullRollouts(L.LightningDataModule):
         minibatches = make_minibatches(
             estimated,
             num_minibatches=1,
-            max_tokens=self.config.training.microbatch_tokens,
+            max_tokens=module.microbatching.tokens,
             pad_id=0,
             layout=module.layout,
             seed=0,

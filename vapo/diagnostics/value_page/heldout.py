@@ -98,7 +98,7 @@ def load_forward_networks(
         reference=reference,
         critic=critic,
         temperature=config.evaluation.temperature,
-        max_tokens=config.training.microbatch_tokens,
+        max_tokens=config.training.first_microbatch_tokens,
         pad_id=int(tokenizer.pad_token_id),
         layout=choose_layout(config.training.packing, models),
         device=device,

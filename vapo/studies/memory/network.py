@@ -48,7 +48,7 @@ class NetworkBytes:
                 config=model,
                 dtype=dtype,
                 attn_implementation=computes.attn_implementation,
-                gradient_checkpointing=options.gradient_checkpointing,
+                gradient_checkpointing=bool(options.gradient_checkpointing),  # auto begins with it
                 autocast=is_mixed and not self.is_sharded,
                 on_gpu=config.trainer.accelerator != "cpu",
                 has_entropy_bonus=config.algorithm.entropy_coef > 0,

@@ -45,7 +45,7 @@ def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool =
     """
     rows = longest_rows(config, num_rows, shares_prompts=shares_prompts)
     _, prompt, response, _ = rows
-    budget = config.training.microbatch_tokens
+    budget = config.training.first_microbatch_tokens
     group_size = resolve(config).group_size if shares_prompts else 1
     if rows.num_tokens <= budget:
         return rows

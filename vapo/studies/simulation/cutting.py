@@ -67,7 +67,7 @@ def cut_of(config: FitConfig, network: str, layout: Layout) -> Cut:
         batch := _longest_rollouts(longest, num_critics=num_critics),
         list(range(num_rows)),
         for_critic=network == "critic",
-        max_tokens=config.training.microbatch_tokens,
+        max_tokens=config.training.first_microbatch_tokens,
         pad_id=0,
         layout=layout,
     ).chunks
