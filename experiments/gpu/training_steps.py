@@ -99,22 +99,24 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return found
 
 
-def save_policy(folder: Path, chosen: argparse.Namespace) -> str:
-    """A policy of the shape with random weights, as a folder that a run loads."""
+def save_policy(folder: Path, chosen: argparse.Namespace) -> int:
+    """A policy of the shape with random weights, as a folder that a run loads; its vocabulary."""
     own = ROOT / "models/shapes" / chosen.shape
-    config = AutoConfig.from_pretrained(own if own.is_dir() else chosen.shape)
+    config = AutoConfig.from_pretrained(
+        own if own.is_dir() else chosen.shape, trust_remote_code=False
+    )
     if chosen.toy:
         config = type(config)(**{**config.to_dict(), **TOY})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    return str(folder)
+    return int(config.vocab_size)
 
 
-def make_config(policy: str, folder: Path, chosen: argparse.Namespace) -> FitConfig:
+def make_config(folder: Path, chosen: argparse.Namespace) -> FitConfig:
     files = [ROOT / "conf/data/gsm8k.yaml", ROOT / "conf/scale/own_model_gpu.yaml"]
     sizes = {
-        "actor.path": policy,
+        "actor.path": folder / "policy",
         "output_dir": folder / "runs",
         "trainer.accelerator": chosen.accelerator,
         "trainer.precision": chosen.precision,
@@ -239,9 +241,8 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run the iterations; print each table once it is there; return all figures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        policy = save_policy(folder / "policy", chosen)
-        config = make_config(policy, folder, chosen)
-        vocabulary = AutoConfig.from_pretrained(policy).vocab_size
+        vocabulary = save_policy(folder / "policy", chosen)
+        config = make_config(folder, chosen)
         drawn, progress = DrawnRollouts(config, chosen, vocabulary), Progress(enabled=False)
         module = VapoModule(config, pad_id=0)
         parts = assemble_parts(module, lambda _: drawn, progress=progress, critic_dir=None)
@@ -271,6 +272,8 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "options": {k: str(v) for k, v in vars(chosen).items()},
         "precision": config.trainer.precision,
         "layout": module.layout,
+        "microbatch_tokens": module.microbatching.tokens,
+        "recomputing": list(module.microbatching.recomputing),
         "peak_tflops": peak,
         "tokens": watching.flops["tokens"],
         "compiled_graphs": watching.compiled,

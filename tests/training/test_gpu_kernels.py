@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.config.fits import STATE_TRACKING
+from tests.judged import judged
+from tests.rollout_fixtures import make_rollouts
+from tests.tiny_model import save_tiny_folder
+from vapo.config import FitConfig
+from vapo.config.loading import load_config
 from vapo.config.networks import OptimizerConfig
 from vapo.functional.columns import on_device
+from vapo.functional.logprobs import token_logprobs
+from vapo.networks import actor_critic
+from vapo.networks.build import make_actor
+from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
+from vapo.networks.layouts import choose_layout
+from vapo.networks.token_inputs import rollout_inputs
+from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.optimizers import clip_gradient, make_optimizer
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -94,3 +109,64 @@ def test_a_gpu_fetches_what_is_pinned_and_the_host_goes_on(
         on_device(moved, GPU)
         on_device(torch.empty(3), CPU)
     assert calls == [("cuda", False), ("cpu", False)], "nothing else is pinned"
+
+
+# ---- what is not computed, and not compiled -----------------------------------------------------
+
+
+def forwards(path: str) -> Callable[..., Any]:
+    config = load_config(FitConfig, STATE_TRACKING, [f"actor.path={path}"])
+    actor = make_actor(config, None)
+    layout = choose_layout("auto", [actor.model])
+
+    def forward(number: int, **options: Any) -> Any:
+        rollouts, verdicts = make_rollouts(number, vocab_size=30, seed=number)
+        shaped: Any = {"rewards": config.rewards, "max_response_tokens": 32}
+        batch = make_rollout_batch(judged(rollouts, verdicts), group_size=1, **shaped)
+        if options:
+            networks = ForwardNetworks(actor, None, None, 1.0, 64, 0, layout, CPU)
+            return add_logprobs_and_values(batch, networks, **options)
+        inputs = rollout_inputs(batch, range(number), pad_id=0, layout=layout)
+        output = actor(inputs, temperature=1.0)
+        output.logprobs.sum().backward()
+        return output
+
+    return forward
+
+
+def test_no_shape_is_compiled(tmp_path: Path) -> None:
+    """Attention is torch's own kernel, and nothing goes through a compiler, whatever the lengths
+    are: an update of rows of new lengths compiles no graph."""
+    forward = forwards(str(save_tiny_folder(tmp_path / "policy")))
+    counters.clear()
+    for number in (3, 5, 8):
+        forward(number)
+    assert not counters["stats"], "how many graphs torch has compiled"
+
+
+@pytest.mark.slow
+def test_the_count_sees_what_is_compiled() -> None:
+    """The control of the test above."""
+    counters.clear()
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+def test_old_logprobs_come_without_entropies_that_nobody_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def noting(*args: Any, wants_entropy: bool, **options: Any) -> Any:
+        asked.append(wants_entropy)
+        return token_logprobs(*args, wants_entropy=wants_entropy, **options)
+
+    monkeypatch.setattr(actor_critic, "token_logprobs", noting)
+    forward = forwards(str(save_tiny_folder(tmp_path / "policy")))
+    without, with_them = (forward(6, with_entropy=wants) for wants in (False, True))
+    assert set(asked[: len(asked) // 2]) == {False}
+    assert set(asked[len(asked) // 2 :]) == {True}
+    assert without.old_entropy is None
+    assert torch.equal(without.old_logprobs, with_them.old_logprobs)
+    is_token = with_them.response_mask
+    assert float(with_them.old_entropy[is_token].min()) > 0

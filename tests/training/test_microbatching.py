@@ -33,7 +33,8 @@ from vapo.training.microbatching import (
     Microbatching,
     choose_microbatching,
     gradients,
-    is_to_be_chosen,
+    has_auto,
+    may_choose,
 )
 from vapo.types import RolloutBatch, Turn
 
@@ -106,7 +107,9 @@ def test_a_resumed_run_takes_what_it_had_while_that_fits() -> None:
 def test_it_is_made_once_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     config, seen = loaded(*AUTO), []
     made = MicrobatchChoice(config)
-    assert made.now == (16_384, ("actor", "critic")), "until there are rollouts"
+    assert made.is_open
+    assert made.tokens == 16_384, "until there are rollouts"
+    assert made.recomputing == ("actor", "critic")
     assert made.state_dict() == {}
     measurement: Any = Measurement(config, {}, "padded", 0, GPU)
 
@@ -117,8 +120,8 @@ def test_it_is_made_once_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Measurement, "chosen", chosen)
     batch: Any = made_up_batch()
     assert made.choose(batch, measurement) == "a line"
-    assert made.choose(batch, measurement) is None
-    assert made.now == (32_768, ("critic",))
+    assert not made.is_open
+    assert (made.tokens, made.recomputing) == (32_768, ("critic",))
     resumed = MicrobatchChoice(config)
     resumed.load_state_dict(made.state_dict())
     assert resumed.tokens == 16_384
@@ -129,22 +132,25 @@ def test_it_is_made_once_and_saved(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("overrides", "device", "num_processes", "expected"),
     [
-        (AUTO, GPU, 1, True),
-        (AUTO[:1], GPU, 1, True),
-        (AUTO[2:], GPU, 1, True),
-        ((), GPU, 1, False),
-        (AUTO, CPU, 1, False),
-        (AUTO, GPU, 2, False),
-        ((*AUTO, "trainer.strategy=fsdp"), GPU, 1, False),
-        ((*AUTO, "training.max_staleness=1"), GPU, 1, False),
-        ((*AUTO, "training.max_staleness=1", *SERVER), GPU, 1, True),
+        ((), GPU, 1, True),
+        ((), CPU, 1, False),
+        ((), GPU, 2, False),
+        (("trainer.strategy=fsdp",), GPU, 1, False),
+        (("training.max_staleness=1",), GPU, 1, False),
+        (("training.max_staleness=1", *SERVER), GPU, 1, True),
     ],
 )
 def test_where_anything_is_chosen(
     overrides: tuple[str, ...], device: torch.device, num_processes: int, expected: bool
 ) -> None:
-    found = is_to_be_chosen(loaded(*overrides), device, num_processes=num_processes)
+    found = may_choose(loaded(*AUTO, *overrides), device, num_processes=num_processes)
     assert found is expected
+
+
+def test_what_is_left_open() -> None:
+    assert [has_auto(loaded(one)) for one in AUTO] == [True] * 3
+    assert not has_auto(loaded())
+    assert not MicrobatchChoice(loaded()).is_open
 
 
 def test_the_config_takes_a_number_or_the_word() -> None:
@@ -236,7 +242,7 @@ def test_no_gradient_depends_on_it(
         return lines[-1]
 
     monkeypatch.setattr(microbatching, "describe_choice", noting)
-    monkeypatch.setattr(microbatching, "is_to_be_chosen", lambda *args, **options: True)
+    monkeypatch.setattr(microbatching, "may_choose", lambda *args, **options: True)
     monkeypatch.setattr(microbatching, "free_bytes", lambda device: (gib * 2**30, 2**30))
     monkeypatch.setattr(microbatching, "_SPARE_BYTES", 3.4 * 2**30)
     monkeypatch.setattr(microbatching, "SIZES", (1_000, 40))

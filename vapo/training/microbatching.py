@@ -106,17 +106,21 @@ def first_microbatching(config: FitConfig) -> Microbatching:
     return Microbatching(config.training.first_microbatch_tokens, names)
 
 
-def is_to_be_chosen(config: FitConfig, device: torch.device, *, num_processes: int) -> bool:
-    """Whether anything is `auto`, and of networks that are whole on one GPU of their own."""
-    is_auto = "auto" in (
+def has_auto(config: FitConfig) -> bool:
+    """Whether the config leaves anything to the memory."""
+    networks = config.actor, config.critic
+    return "auto" in (
         config.training.microbatch_tokens,
-        config.actor.gradient_checkpointing,
-        config.critic.gradient_checkpointing,
+        *(network.gradient_checkpointing for network in networks),
     )
+
+
+def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -> bool:
+    """Whether the networks are whole on one GPU, in which nothing samples while they train."""
     is_elsewhere = isinstance(config.rollouts, VllmServerEngine)
     samples_beside = config.training.max_staleness > 0 and not is_elsewhere
     is_whole = num_processes == 1 and config.trainer.strategy != "fsdp"
-    return is_auto and is_whole and not samples_beside and device.type == "cuda"
+    return is_whole and not samples_beside and device.type == "cuda"
 
 
 def free_bytes(device: torch.device) -> tuple[float, float]:
@@ -127,17 +131,16 @@ def free_bytes(device: torch.device) -> tuple[float, float]:
 
 
 class MicrobatchChoice:
-    """What a run does now. It begins as the config says, and chooses what that leaves open once,
-    when there are rollouts. A resumed run takes what it had, while that fits."""
+    """What a run does. It begins as the config says, and chooses what that leaves open once, when
+    there are rollouts. A resumed run takes what it had, while that fits.
+
+    `is_open`: whether there is something to choose, and it has not been chosen.
+    """
 
     def __init__(self, config: FitConfig) -> None:
-        self.now = first_microbatching(config)
+        self.tokens, self.recomputing = first_microbatching(config)
+        self.is_open = has_auto(config)
         self._saved: Microbatching | None = None
-        self._is_open = True
-
-    @property
-    def tokens(self) -> int:
-        return self.now.tokens
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self._saved is None else self._saved._asdict()
@@ -147,13 +150,12 @@ class MicrobatchChoice:
             self._saved = Microbatching(int(state["tokens"]), tuple(state["recomputing"]))
 
     def choose(self, batch: RolloutBatch, measured: Measurement) -> str | None:
-        """Choose at the first call; a line that says what was chosen."""
-        was_open, self._is_open = self._is_open, False
-        count, device = world_size(), measured.device
-        if not was_open or not is_to_be_chosen(measured.config, device, num_processes=count):
+        """Choose; a line that says what was chosen. None: it stays as it began."""
+        self.is_open = False
+        if not may_choose(measured.config, measured.device, num_processes=world_size()):
             return None
         self._saved, line = measured.chosen(batch, self._saved)
-        self.now = self._saved
+        self.tokens, self.recomputing = self._saved
         return line
 
 

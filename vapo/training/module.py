@@ -155,6 +155,8 @@ class VapoModule(L.LightningModule):
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
         """By the memory that there is now, once, what is `auto`; a line that says it."""
+        if not self.microbatching.is_open:
+            return None
         networks: dict[str, Actor | Critic] = {"actor": self.actor}
         if self.critic is not None and not self.config.critic.reads_actor:
             networks["critic"] = self.critic
