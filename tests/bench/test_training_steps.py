@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 GPU = Path(__file__).parents[2] / "experiments/gpu"
 
@@ -90,6 +91,15 @@ def test_lengths_are_equal_or_drawn_and_the_same_each_time() -> None:
     assert min(drawn) >= 32
     assert max(drawn) <= 512
     assert 262 <= sum(drawn) / 400 <= 282, "their mean is 272"
+
+
+def test_operations_are_counted_with_the_bytes_of_their_operands() -> None:
+    """[2, 3] @ [3, 4] in float32 has 24 + 48 + 32 bytes; a view moves none."""
+    with importlib.import_module("counted_operations").Counting() as found:
+        torch.ones(2, 3).view(3, 2).T @ torch.ones(3, 4)
+    assert found.calls["mm"] == 1
+    assert found.bytes["mm"] == 24 + 48 + 32
+    assert not found.calls.keys() & {"view", "t", "transpose"}
 
 
 @pytest.mark.slow

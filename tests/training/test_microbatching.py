@@ -18,6 +18,7 @@ from tests.tiny_model import save_tiny_folder
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
+from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
 from vapo.networks.model_configs import read_model_config
@@ -201,7 +202,10 @@ def test_bytes_a_token_are_those_of_the_estimate(
     """Of `vapo estimate`, which runs the same passes on tensors without values."""
     path = str(save_tiny_folder(tmp_path / "policy"))
     config = loaded(f"actor.path={path}", "critic.init=policy")
-    networks = {"actor": make_actor(config, None), "critic": make_critic(config, None)}
+    networks: dict[str, Actor | Critic] = {
+        "actor": make_actor(config, None),
+        "critic": make_critic(config, None),
+    }
     layout = choose_layout("packed", [network.model for network in networks.values()])
     measurement = Measurement(config, networks, layout, 0, CPU)
     with MemoryTracker() as tracker:  # in the place of CUDA's count
@@ -237,7 +241,7 @@ def test_no_gradient_depends_on_it(
     describe = microbatching.describe_choice
 
     def noting(chosen: Microbatching, *args: Any) -> str:
-        assert chosen == (tokens, ("actor", "critic") if recomputes else ())
+        assert chosen == Microbatching(tokens, ("actor", "critic") if recomputes else ())
         lines.append(describe(chosen, *args))
         return lines[-1]
 

@@ -108,10 +108,10 @@ def first_microbatching(config: FitConfig) -> Microbatching:
 
 def has_auto(config: FitConfig) -> bool:
     """Whether the config leaves anything to the memory."""
-    networks = config.actor, config.critic
     return "auto" in (
         config.training.microbatch_tokens,
-        *(network.gradient_checkpointing for network in networks),
+        config.actor.gradient_checkpointing,
+        config.critic.gradient_checkpointing,
     )
 
 
@@ -179,8 +179,10 @@ class Measurement:
         spare = _SPARE_BYTES + _SPARE_SHARE * total
         kept = {name: self.kept_bytes(name, batch) for name in self.networks}
         room = {name: free - spare - gradients(own) for name, own in self.networks.items()}
-        options = {"actor": self.config.actor, "critic": self.config.critic}
-        as_named = {n: own.gradient_checkpointing for n, own in options.items()}
+        as_named = {
+            "actor": self.config.actor.gradient_checkpointing,
+            "critic": self.config.critic.gradient_checkpointing,
+        }
         tokens = self.config.training.microbatch_tokens
         choice = choose_microbatching(
             kept,
