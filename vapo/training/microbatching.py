@@ -101,8 +101,11 @@ def choose_microbatching(
 
 def first_microbatching(config: FitConfig) -> Microbatching:
     """What a run begins with: `auto` recomputes, in micro-batches of 16,384 tokens."""
-    options = {"actor": config.actor, "critic": config.critic}
-    names = tuple(name for name, own in options.items() if own.gradient_checkpointing)
+    options = {
+        "actor": config.actor.gradient_checkpointing,
+        "critic": config.critic.gradient_checkpointing,
+    }
+    names = tuple(name for name, recomputes in options.items() if recomputes)
     return Microbatching(config.training.first_microbatch_tokens, names)
 
 
