@@ -212,4 +212,4 @@ ON_VLLM = ("Qwen2.5",)
 """Those whose tiny models the tests of the mark `vllm` sample with it."""
 BY_DAY = ("Qwen3-MoE", "Qwen3.5", "Granite 4 (hybrid)", "Falcon-H1")
 """Those that every run of the tests checks; the others are checked with the slow ones."""
-ALL = (*PLAIN, *MIXTURES, *HYBRIDS)
+ALL = (*PLAIN, *WINDOWS, *MIXTURES, *HYBRIDS)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.networks.architectures import ALL, BY_DAY, COLUMNS, ON_VLLM, WINDOWS, Architecture
+from tests.networks.architectures import ALL, BY_DAY, COLUMNS, ON_VLLM, Architecture
 from tests.rollouts.sampler_contract import largest_gap
 from tests.tiny_model import ragged_prompts, sample, save_tiny_folder, tiny_tokenizer
 from vapo.config.critic import CriticConfig
@@ -250,6 +250,4 @@ def test_the_table_says_what_these_tests_show() -> None:
         if family.name not in ON_VLLM:
             cells["vLLM on a CPU"] = "not tried"
         expected[family.name] = cells
-    for family in WINDOWS:
-        expected[family.name] = dict.fromkeys(COLUMNS, "not tried")
     assert rows_of_the_table() == expected

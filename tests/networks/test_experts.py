@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen3MoeConfig
+from transformers.models.qwen3_moe import Qwen3MoeConfig
 
 from tests.networks.architectures import MIXTURES
 from tests.tiny_model import save_tiny_folder, tiny_model

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen3_5Config
-from transformers.models.qwen3_5 import Qwen3_5ForConditionalGeneration
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3_5 import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
 from tests.networks.architectures import ALL, Architecture
 from tests.rollouts.turns_contract import check_logprobs
@@ -51,7 +52,7 @@ def test_the_lower_bound_of_time_steps_is_taken_away(tmp_path: Path) -> None:
     with torch.no_grad():
         for layer in bounded.modules():
             if hasattr(layer, "dt_bias"):
-                layer.dt_bias.fill_(-9.0)  # softplus(-9) is 0.00012
+                layer.get_parameter("dt_bias").fill_(-9.0)  # softplus(-9) is 0.00012
         model = load_causal_lm(
             str(save_tiny_folder(tmp_path, bounded)), dtype="float32", attn_implementation="auto"
         ).eval()
@@ -75,7 +76,8 @@ def test_a_row_of_joined_caches_is_a_copy_of_its_states() -> None:
     parts = [(caches[0], torch.tensor([1, 1])), (caches[1], torch.tensor([0]))]
     joined = join_caches(parts, width=3, room=2)
     assert len(joined.layers) == 4
-    for index, layer in enumerate(joined.layers):
+    layers: list[Any] = joined.layers
+    for index, layer in enumerate(layers):
         sources = [recurrent_states(cache.layers[index]) for cache in caches]
         assert len(recurrent_states(layer)) == 2
         for number, state in enumerate(recurrent_states(layer)):
@@ -150,7 +152,7 @@ def test_the_text_model_of_a_folder_with_images(tmp_path: Path) -> None:
     assert json.loads((folder / "config.json").read_text())["model_type"] == "qwen3_5"
     config = read_model_config(str(folder))
     assert (config.model_type, config.architectures) == ("qwen3_5_text", ["Qwen3_5ForCausalLM"])
-    options = {"dtype": "float32", "attn_implementation": "auto"}
+    options: dict[str, Any] = {"dtype": "float32", "attn_implementation": "auto"}
     model = load_causal_lm(str(folder), **options).eval()
     critic = load_value_model(str(folder), **options).eval()
     with torch.no_grad():
