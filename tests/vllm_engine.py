@@ -23,7 +23,7 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import token_inputs
 from vapo.rollouts.engines.engine import Engine
-from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
+from vapo.rollouts.engines.sampler import CastWeights, EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
@@ -81,7 +81,7 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
         engine,
         end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
         weights=lambda: model.state_dict().items(),
-        dtype=torch.float32,
+        cast=CastWeights(torch.float32),
         check=make_check(model),
     )
     sampler.sync(model.state_dict().items())

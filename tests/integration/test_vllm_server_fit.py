@@ -81,7 +81,7 @@ def served(policy: Path, ports: tuple[int, ...]) -> list[str]:
 
 def connect(ports: tuple[int, ...], folder: Path) -> ServedEngine:
     urls = urls_of(ports)
-    transfer = FolderTransfer(folder, urls, torch.float32)
+    transfer = FolderTransfer(folder, urls)
     vocabulary = vllm_model().config.vocab_size
     return ServedEngine(urls, transfer, vocab_size=vocabulary, timeout_s=60)
 
@@ -214,7 +214,7 @@ def test_each_wrong_answer_is_one_line_that_names_the_server(
     ports: tuple[int, int], tmp_path: Path
 ) -> None:
     with lying_proxy(urls_of(ports)[0]) as proxy:
-        transfer = FolderTransfer(tmp_path, [proxy.url], torch.float32)
+        transfer = FolderTransfer(tmp_path, [proxy.url])
         engine = ServedEngine([proxy.url], transfer, vocab_size=VOCABULARY, timeout_s=60)
         try:
             engine.load(vllm_model().state_dict().items())

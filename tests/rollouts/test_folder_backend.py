@@ -24,6 +24,7 @@ class Engine:
 
     def __init__(self, model: Any, **hf_config: Any) -> None:
         self.model = model
+        self.vllm_config = None
         self.model_config = SimpleNamespace(hf_config=SimpleNamespace(**hf_config))
 
     def parse_update_info(self, update_info: dict[str, Any]) -> Any:
@@ -41,6 +42,8 @@ class Factory:
 
 
 class Model:
+    is_direct = False
+
     def __init__(self) -> None:
         self.steps: list[str] = []
         self.weights: dict[str, Tensor] = {}
@@ -75,7 +78,9 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         finalize_layerwise_reload=lambda model, config: model.steps.append("end"),
     )
     monkeypatch.delitem(sys.modules, BACKEND, raising=False)
-    yield importlib.import_module(BACKEND)
+    made = importlib.import_module(BACKEND)
+    monkeypatch.setattr(made, "loads_directly", lambda model, config: model.is_direct)
+    yield made
     sys.modules.pop(BACKEND, None)
 
 
@@ -98,6 +103,18 @@ def test_all_files_of_the_folder_are_loaded_between_begin_and_end(
     assert model.steps == ["begin", "load", "load", "end"]
     assert {name: w.tolist() for name, w in model.weights.items()} == {"a": [1, 1], "b": [0, 0, 0]}
     assert waits == [True] * has_accelerator
+
+
+def test_a_model_that_needs_no_processing_is_loaded_in_place(backend: Any, tmp_path: Path) -> None:
+    """Its layers are neither set aside nor put back."""
+    model = Model()
+    model.is_direct = True
+    save_file({"a": torch.ones(2)}, tmp_path / "1.safetensors")
+    engine = backend.FolderBackend(model)
+    engine.start_weight_update()
+    engine.receive_weights(backend.FolderUpdate(str(tmp_path)))
+    engine.finish_weight_update()
+    assert model.steps == ["load"]
 
 
 def test_padded_heads_get_padded_weights(backend: Any, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
-from vapo.rollouts.engines.sampler import EngineSampler
+from vapo.rollouts.engines.sampler import CastWeights, EngineSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.system.progress import Progress
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
@@ -73,7 +73,7 @@ def sampler_of(engine: ScriptedEngine) -> Sampler:
         engine,  # type: ignore[arg-type]
         end_ids=frozenset({EOS}),
         weights=list,
-        dtype=torch.float32,
+        cast=CastWeights(torch.float32),
         check=None,  # type: ignore[arg-type]
     )
 

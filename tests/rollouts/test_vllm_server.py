@@ -31,7 +31,7 @@ from vapo.rollouts.engines.contract import (
     TurnRequest,
 )
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
-from vapo.rollouts.engines.sampler import EngineSampler, EngineTurns
+from vapo.rollouts.engines.sampler import CastWeights, EngineSampler, EngineTurns
 from vapo.rollouts.engines.vllm_server import engine as engine_module
 from vapo.rollouts.engines.vllm_server import server as server_module
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
@@ -40,7 +40,7 @@ from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, SyncClient
 
 def connect(servers: list[StandInServer], folder: Path, *, timeout_s: float = 20) -> ServedEngine:
     urls = [server.url for server in servers]
-    transfer = FolderTransfer(folder, urls, torch.float32)
+    transfer = FolderTransfer(folder, urls)
     return ServedEngine(urls, transfer, vocab_size=VOCABULARY, timeout_s=timeout_s)
 
 
@@ -147,7 +147,7 @@ def test_weights_go_to_all_servers_and_only_the_newest_files_stay(tmp_path: Path
 
 def test_weights_are_cut_into_files_and_rounded_to_the_engines_dtype() -> None:
     weights = [("a", torch.ones(6, 2).T / 3), ("b", torch.ones(4)), ("n", torch.arange(3))]
-    found = list(chunks(weights, torch.bfloat16, most=24))
+    found = list(chunks(CastWeights(torch.bfloat16)(weights), most=24))
     assert [list(chunk) for chunk in found] == [["a"], ["b", "n"]]
     assert found[0]["a"].is_contiguous()
     assert (found[0]["a"].dtype, found[1]["n"].dtype) == (torch.bfloat16, torch.int64)
@@ -185,7 +185,7 @@ def test_each_token_has_the_version_of_its_weights(tmp_path: Path) -> None:
 
 
 def test_nobody_there(tmp_path: Path) -> None:
-    transfer = FolderTransfer(tmp_path, [], torch.float32)
+    transfer = FolderTransfer(tmp_path, [])
     with pytest.raises(EngineError, match=r"127.0.0.1:9 does not answer.*`vapo serve`"):
         ServedEngine(["http://127.0.0.1:9"], transfer, vocab_size=9, timeout_s=5)
 

@@ -25,8 +25,8 @@ class RecordedVllm:
     def wake_up(self, tags: list[str] | None = None) -> None:
         self.calls.append(("wake_up", tags))
 
-    def collective_rpc(self, method: str, kwargs: Any) -> None:
-        self.calls.append((method, [name for name, _ in kwargs["weights_iterator"]]))
+    def collective_rpc(self, method: Any, args: Any) -> None:
+        self.calls.append((method.__name__, [name for name, _ in args[0]]))
 
     def reset_prefix_cache(self, *, reset_running_requests: bool) -> bool:
         assert reset_running_requests
@@ -66,7 +66,7 @@ def test_weights_wake_before_the_push_and_the_cache_after_it(level, keeps_weight
     assert vllm.calls == [
         ("sleep", level),
         ("wake_up", ["weights"]),
-        ("reload_weights", []),
+        ("load_into", []),
         "reset_prefix_cache",
         ("wake_up", ["kv_cache"]),
     ]

@@ -6,7 +6,7 @@ import math
 import random
 import secrets
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -50,13 +50,13 @@ class EngineSampler:
         *,
         end_ids: frozenset[int],
         weights: Weights,
-        dtype: torch.dtype,
+        cast: CastWeights,
         check: SyncCheck,
         rename: Renaming = iter,
     ) -> None:
         self.end_ids, self._rename = end_ids, rename
         self._engine, self._weights = engine, weights
-        self._dtype, self._check = dtype, check
+        self._cast, self._check = cast, check
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[EngineTurns]:
@@ -71,8 +71,8 @@ class EngineSampler:
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
-        sums = WeightSums(self._dtype)
-        self._engine.load(sums.of(self._rename(weights)))
+        sums = WeightSums()
+        self._engine.load(sums.of(self._rename(self._cast(weights))))
         self._check(self._engine, sums.result())
 
     def sleep(self) -> None:
@@ -148,18 +148,36 @@ class EngineTurns:
         self._waiting, self._open, self._names = {}, {}, {}
 
 
-class WeightSums:
-    """A checksum of every tensor's bits, in the engine's dtype: equal only for equal weights."""
+class CastWeights:
+    """Casts weights to the dtype that the engine computes in, one tensor at a time.
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
+    The engine would round them itself, from twice the bytes where the trainer keeps float32.
+
+    Args:
+        in_float32: parts of the names of weights that the architecture keeps in float32 whatever
+            the dtype is, as transformers lists them. They are pushed as they are.
+    """
+
+    def __init__(self, dtype: torch.dtype, in_float32: Collection[str] = ()) -> None:
+        self._dtype, self._in_float32 = dtype, in_float32
+
+    def __call__(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            tensor = tensor.detach()
+            stays = not tensor.is_floating_point() or any(p in name for p in self._in_float32)
+            yield name, tensor if stays else tensor.to(self._dtype)
+
+
+class WeightSums:
+    """A checksum of every tensor's bits, as it is pushed: equal only for equal weights."""
+
+    def __init__(self) -> None:
         self._sums: list[Tensor] = []
 
     def of(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Pass the weights through and sum their bits."""
         for name, tensor in weights:
-            cast = tensor.detach().to(self._dtype) if tensor.is_floating_point() else tensor
-            bits = cast.contiguous().view(_INTEGERS[cast.element_size()])
+            bits = tensor.contiguous().view(_INTEGERS[tensor.element_size()])
             self._sums.append(bits.sum(dtype=torch.int64))
             yield name, tensor
 

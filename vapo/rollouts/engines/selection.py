@@ -21,7 +21,13 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
 from vapo.rollouts.engines.engine import Engine, TensorParallelEngine
-from vapo.rollouts.engines.sampler import EngineSampler, Renaming, Score, SyncCheck
+from vapo.rollouts.engines.sampler import (
+    CastWeights,
+    EngineSampler,
+    Renaming,
+    Score,
+    SyncCheck,
+)
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
@@ -30,6 +36,7 @@ from vapo.rollouts.engines.vllm.engine_args import EngineSize
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, NcclTransfer, WeightTransfer
 
+_FLOAT32_LISTS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")  # of transformers
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
@@ -132,6 +139,7 @@ def _make_engine_sampler(
     tokenizer: PreTrainedTokenizerBase,
 ) -> EngineSampler:
     options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
+    cast = CastWeights(dtype, kept_in_float32(actor.model))
     vocab_size = actor.model.config.get_text_config().vocab_size
     rename: Renaming = partial(under_saved_names, actor.model)
     engine: Engine
@@ -139,7 +147,7 @@ def _make_engine_sampler(
         engine = _colocated_engine(config, rollouts, actor)
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
-        transfer = _transfer(config, rollouts, urls, lambda: rename(actor.weights()))
+        transfer = _transfer(config, rollouts, urls, lambda: rename(cast(actor.weights())))
         engine = ServedEngine(urls, transfer, vocab_size=vocab_size, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
     sampler = EngineSampler(
@@ -147,7 +155,7 @@ def _make_engine_sampler(
         end_ids=end_token_ids(actor.model.generation_config, tokenizer),
         weights=actor.weights,
         rename=rename,
-        dtype=dtype,
+        cast=cast,
         check=SyncCheck(
             score_with(actor, pad_id=int(tokenizer.pad_token_id)),
             vocab_size=vocab_size,
@@ -184,12 +192,18 @@ def _colocated_engine(config: FitConfig, rollouts: VllmEngine, actor: ActorAcces
 def _transfer(
     config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
 ) -> WeightTransfer:
-    """How the actor's weights come to the servers."""
-    options, dtype = rollouts.servers, engine_dtype(config, rollouts.servers)
+    """How the actor's weights, in the servers' dtype, come to the servers."""
+    options = rollouts.servers
     if options.weights == "nccl":
-        return NcclTransfer(weights, host=options.weights_host, dtype=dtype)
+        return NcclTransfer(weights, host=options.weights_host)
     folder = config.output_dir if options.weights_folder is None else options.weights_folder
-    return FolderTransfer(Path(folder).expanduser(), urls, dtype)
+    return FolderTransfer(Path(folder).expanduser(), urls)
+
+
+def kept_in_float32(model: PreTrainedModel) -> frozenset[str]:
+    """The parts of names by which a model marks weights that are float32 in every dtype."""
+    lists = (getattr(model, name, None) or () for name in _FLOAT32_LISTS)
+    return frozenset(part for names in lists for part in names)
 
 
 def engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:

@@ -25,6 +25,7 @@ from vapo.rollouts.engines.vllm.engine_args import (
     engine_arguments,
 )
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
+from vapo.rollouts.engines.vllm.weight_loading import load_into
 from vapo.rollouts.engines.watchdog import Watchdog
 
 _STEPS = 8  # of the engine, in one of ours
@@ -116,7 +117,7 @@ class ColocatedEngine(SteppedEngine):
         with self._state.entered(), _clear_errors("take the new weights"), torch.no_grad():
             if self._is_asleep:
                 engine.wake_up(tags=["weights"])
-            engine.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
+            engine.collective_rpc(load_into, args=(weights,))
             # What the old weights computed would be taken for the new ones' own. Requests under
             # way compute it again.
             if not engine.reset_prefix_cache(reset_running_requests=True):

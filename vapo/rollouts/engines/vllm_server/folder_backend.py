@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from vapo.rollouts.engines.vllm.cpu_heads import HEAD_SIZE, PaddedHeads
+from vapo.rollouts.engines.vllm.weight_loading import loads_directly
 
 NAME = "vapo_folder"
 
@@ -51,7 +52,9 @@ class FolderBackend(WeightTransferEngine):
         return
 
     def start_weight_update(self) -> None:
-        initialize_layerwise_reload(self.model)
+        self._is_direct = loads_directly(self.model, self.vllm_config)
+        if not self._is_direct:
+            initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Without the wait for an accelerator, which a CPU has not."""
@@ -78,7 +81,8 @@ class FolderBackend(WeightTransferEngine):
         return None if size is None else PaddedHeads(size, config.head_dim, {})
 
     def finish_weight_update(self) -> None:
-        finalize_layerwise_reload(self.model, self.model_config)
+        if not self._is_direct:
+            finalize_layerwise_reload(self.model, self.model_config)
 
     def shutdown(self) -> None:
         return

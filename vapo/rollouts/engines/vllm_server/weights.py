@@ -48,14 +48,11 @@ class FolderTransfer:
     """Weights as safetensors in a folder that the trainer and all servers see.
 
     It has a folder of its own for these servers, in which the newest weights alone are kept.
-
-    Args:
-        dtype: in which the engine computes: what it would round is rounded before it is written.
     """
 
-    def __init__(self, folder: Path, urls: Sequence[str], dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, urls: Sequence[str]) -> None:
         servers = zlib.crc32(",".join(urls).encode())
-        self._folder, self._dtype = folder.absolute() / f"weights_{servers:08x}", dtype
+        self._folder = folder.absolute() / f"weights_{servers:08x}"
 
     def prepare(self) -> None:
         return
@@ -68,7 +65,7 @@ class FolderTransfer:
         try:
             self.close()  # those of the last push, or of a run that was killed
             folder.mkdir(parents=True)
-            for number, chunk in enumerate(chunks(weights, self._dtype)):
+            for number, chunk in enumerate(chunks(weights)):
                 save_file(chunk, folder / f"{number:05d}.safetensors")
         except (OSError, SafetensorError) as error:
             raise EngineError(
@@ -86,17 +83,16 @@ class FolderTransfer:
 
 
 def chunks(
-    weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype, most: int = _FILE_BYTES
+    weights: Iterable[tuple[str, Tensor]], most: int = _FILE_BYTES
 ) -> Iterator[dict[str, Tensor]]:
-    """Cut weights into chunks of a bounded size, copied to the host in the engine's dtype.
+    """Cut weights into chunks of a bounded size, copied to the host.
 
     Tied weights are in it under each of their names.
     """
     chunk: dict[str, Tensor] = {}
     num_bytes = 0
     for name, tensor in weights:
-        cast = tensor.detach().to("cpu", dtype if tensor.is_floating_point() else tensor.dtype)
-        chunk[name] = cast.clone(memory_format=torch.contiguous_format)
+        chunk[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         num_bytes += chunk[name].nbytes
         if num_bytes >= most:
             yield chunk
@@ -111,21 +107,20 @@ class NcclTransfer:
     Rank 0 broadcasts to all workers of all servers; the other ranks gather their shards with it.
 
     Args:
-        weights: for names and shapes, of which the servers are told before the first push.
+        weights: as they will be sent: for names, shapes and dtypes, of which the servers are told
+            before the first push.
         host: of rank 0, as the servers call it; None: its host name.
-        dtype: in which the engine computes.
     """
 
-    def __init__(self, weights: Weights, *, host: str | None, dtype: torch.dtype) -> None:
-        self._all, self._host, self._dtype = weights, host or socket.gethostname(), dtype
+    def __init__(self, weights: Weights, *, host: str | None) -> None:
+        self._all, self._host = weights, host or socket.gethostname()
         self._shapes: list[tuple[str, torch.dtype, tuple[int, ...]]] = []
         self._engine: Any = None
         self._weights: Iterable[tuple[str, Tensor]] = ()
 
     def prepare(self) -> None:
         if not self._shapes:
-            found = ((name, self._cast(tensor)) for name, tensor in self._all())
-            self._shapes = [(name, t.dtype, tuple(t.shape)) for name, t in found]
+            self._shapes = [(name, t.dtype, tuple(t.shape)) for name, t in self._all()]
 
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
         from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
@@ -152,13 +147,9 @@ class NcclTransfer:
                 return [ParamMeta(*known) for known in ours._shapes]
 
             def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-                return ((name, ours._cast(tensor)) for name, tensor in ours._weights)
+                return iter(ours._weights)
 
         return Source()
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        own = tensor.detach()
-        return own.to(self._dtype) if own.is_floating_point() else own
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
         self._weights = weights
