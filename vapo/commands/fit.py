@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from vapo.advantages.estimators import estimator_of
+from vapo.commands.estimate import estimated
 from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
@@ -36,6 +37,8 @@ from vapo.runs.run_dirs import FIRST_FILES, RunDir, open_run_dir
 from vapo.runs.shard_index import check_shards
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
+from vapo.studies.memory.engine_beside import with_sleep_level
+from vapo.studies.memory.estimate import MemoryEstimate
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device
@@ -142,9 +145,10 @@ def train(
         module = module_of(config, inputs)
         train_set = inputs.prompts.train
         kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
+        sampling = inputs, scorer, progress, kept
         parts = assemble_parts(
             module,
-            Sampling(config, inputs, scorer, progress, kept),
+            Sampling(with_sleep_level(config, _memory, progress.note), *sampling),
             progress=progress,
             critic_dir=run_dir.path / "pretrained_critic",
             stored=inputs.stored,
@@ -176,6 +180,10 @@ def train(
     if stop is not None:
         raise stop
     return run_dir.path
+
+
+def _memory(config: FitConfig) -> MemoryEstimate:
+    return estimated(config, tell=lambda line: None)[1]
 
 
 def begin_record(

@@ -67,13 +67,17 @@ class VllmOptions(EngineOptions):
 class ColocatedVllm(VllmOptions):
     """An engine in every trainer process."""
 
-    sleep_level: int = option(
-        1,
+    sleep_level: Literal["auto", 0, 1, 2] = option(
+        "auto",
         "while the networks train on a GPU: 0 keeps everything, 1 frees the KV cache and moves the "
-        "weights to the host, 2 frees both (they are pushed again); a CPU engine keeps all",
-        ge=0,
-        le=2,
+        "weights to the host, 2 frees both (they are pushed again); auto: 0 where `vapo fit` "
+        "estimates that engine and training fit the GPU together, else 1; a CPU engine keeps all",
     )
+
+    @property
+    def depth(self) -> int:
+        """The level as a number; 1 where nobody has decided what `auto` is."""
+        return 1 if self.sleep_level == "auto" else self.sleep_level
 
 
 @dataclass

@@ -252,7 +252,7 @@ def is_of_type(kind: Any, value: Any) -> bool:
         )
         return is_mapping and isinstance(value, Mapping) and is_text
     if get_origin(kind) is Literal:
-        return value in get_args(kind)
+        return any(type(value) is type(one) and value == one for one in get_args(kind))
     if get_origin(kind) is list:
         return isinstance(value, list)
     if kind is bool:

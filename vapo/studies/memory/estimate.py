@@ -88,7 +88,7 @@ def estimate_memory(
     if isinstance(config.rollouts, VllmEngine):
         options = config.rollouts.vllm
         sampling = _vllm(networks[0], options, config)
-        if options.sleep_level == 0:
+        if options.depth == 0:
             resting |= sampling
     elif isinstance(config.rollouts, VllmServerEngine):
         sampling = {}

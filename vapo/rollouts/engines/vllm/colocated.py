@@ -64,7 +64,7 @@ class ColocatedEngine(SteppedEngine):
         self.max_tokens = size.max_model_len
         self.has_weights = False
         self._timeout_s = options.timeout_s
-        self._sleep_level = options.sleep_level if device.type == "cuda" else 0
+        self._sleep_level = options.depth if device.type == "cuda" else 0
         self._is_asleep = False
         self._in_process_group = dist.is_initialized()
         ranks = {}

@@ -93,7 +93,7 @@ def engine_arguments(
         arguments["enable_chunked_prefill"] = False
         arguments["max_num_batched_tokens"] = max(_CPU_BATCHED_TOKENS, size.max_model_len)
     if isinstance(options, ColocatedVllm):
-        arguments["enable_sleep_mode"] = on_gpu and options.sleep_level > 0
+        arguments["enable_sleep_mode"] = on_gpu and options.depth > 0
     if in_process_group:
         arguments["distributed_executor_backend"] = "external_launcher"
     return arguments | dict(options.engine_args)

@@ -1,0 +1,95 @@
+"""Whether a vLLM engine stays awake while the networks train on the same GPU.
+
+An engine that sleeps is copied to the host and back in every iteration. Where the GPU has room for
+the engine and for the training of the networks, nothing is gained by that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from vapo.config import FitConfig
+from vapo.config.engines import VllmEngine
+from vapo.errors import UserError
+from vapo.studies.memory.estimate import GIB, MemoryEstimate
+
+_CONTEXT = 1.5 * GIB  # what CUDA and its libraries take before the first tensor
+_GRAPHS = 2.0 * GIB  # of an engine whose KV cache has a given size: CUDA graphs, activations
+_ERROR = 1.1  # training may take a tenth more than estimated
+
+
+@dataclass(frozen=True)
+class Sleep:
+    """What `sleep_level: auto` becomes, and the line that says why."""
+
+    level: Literal[0, 1]
+    line: str
+
+
+def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
+    """Decide by bytes: the device's, those that the engine holds, and training's at its peak.
+
+    >>> chosen_sleep(device=80 * 2**30, engine=40 * 2**30, training=10 * 2**30).level
+    0
+    """
+    needed = engine + training * _ERROR + _CONTEXT
+    fits = needed <= device
+    figures = (
+        f"{engine / GIB:.1f} GiB of the engine and about {training / GIB:.1f} of training "
+        f"{'fit' if fits else 'do not fit'} the GPU's {device / GIB:.1f} together"
+    )
+    verb = "stays awake while the networks train" if fits else "sleeps while the networks train"
+    return Sleep(0 if fits else 1, f"vLLM {verb}: {figures} (rollouts.vllm.sleep_level)")
+
+
+def training_bytes(estimate: MemoryEstimate) -> float:
+    """The most that a GPU holds while nothing is sampled."""
+    stages = estimate.stages.items()
+    return max(sum(parts.values()) for stage, parts in stages if stage != "sampling")
+
+
+def with_sleep_level(
+    config: FitConfig,
+    estimated: Callable[[FitConfig], MemoryEstimate],
+    tell: Callable[[str], None],
+) -> FitConfig:
+    """The config with what `sleep_level: auto` is on this GPU; unchanged where nothing sleeps.
+
+    Args:
+        estimated: the memory of a config.
+        tell: gets one line.
+    """
+    rollouts = config.rollouts
+    if not isinstance(rollouts, VllmEngine) or rollouts.vllm.sleep_level != "auto":
+        return config
+    if config.trainer.accelerator == "cpu" or not torch.cuda.is_available():
+        return config
+    device = float(torch.cuda.get_device_properties(0).total_memory)
+    try:
+        sleep = _estimated_sleep(config, rollouts, device, estimated)
+    except UserError as error:
+        sleep = Sleep(1, f"vLLM sleeps while the networks train: no estimate: {error}")
+    tell(sleep.line)
+    vllm = replace(rollouts.vllm, sleep_level=sleep.level)
+    return replace(config, rollouts=replace(rollouts, vllm=vllm))  # type: ignore[arg-type]
+
+
+def _estimated_sleep(
+    config: FitConfig,
+    rollouts: VllmEngine,
+    device: float,
+    estimated: Callable[[FitConfig], MemoryEstimate],
+) -> Sleep:
+    options = rollouts.vllm
+    # a cache of some size, so that there is an estimate; training's stages do not have it
+    some = replace(options, kv_cache_memory_bytes=options.kv_cache_memory_bytes or 1)
+    estimate = estimated(replace(config, rollouts=replace(rollouts, vllm=some)))  # type: ignore[arg-type]
+    engine = options.gpu_memory_utilization * device
+    if options.kv_cache_memory_bytes is not None:
+        sampling = estimate.stages["sampling"]
+        engine = sum(size for part, size in sampling.items() if part.startswith("vLLM")) + _GRAPHS
+    return chosen_sleep(device=device, engine=engine, training=training_bytes(estimate))
