@@ -102,7 +102,7 @@ def test_stages_fill_the_iteration(history: dict[str, list[tuple[int, float]]]) 
 
     total = values("time/iteration_s")
     stages = ("rollout", "logprobs_values", "advantages", "training", "evaluation")
-    others = ("weight_sync", "trace", "value_page", "idle")
+    others = ("weight_sync", "trace", "value_page", "checkpoint", "idle")
     for step, seconds in total.items():
         parts = [values(f"time/{s}_s").get(step, 0.0) for s in (*stages, *others)]
         assert sum(parts) == pytest.approx(seconds, rel=1e-6)

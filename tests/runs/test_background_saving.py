@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 from torch import nn
 
 from tests.runs.comparing import assert_same
+from tests.runs.test_checkpointing import Iterations, Records
 from vapo.errors import InterruptedRunError
 from vapo.runs.checkpoint_saving import BackgroundSaves, write_checkpoint
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import Manifest, read_manifest
+from vapo.runs.run_dirs import RunDir
+from vapo.training.callbacks.checkpointing import Checkpointing
 
 MANIFEST = Manifest(1, 2, "policy_optimization", "abc", {"w": "float32 [2]"}, {})
 WAIT_S = 60.0
@@ -102,6 +107,67 @@ def test_without_the_copy_later_updates_are_in_it(
     for part in ("state_dict", "optimizer_states", "callbacks"):
         with pytest.raises(AssertionError):
             assert_same(contents[0][part], contents[1][part])
+
+
+@pytest.mark.parametrize(
+    ("on_gpu", "free", "is_background", "said"),
+    [
+        (True, 2 * 11 * 2**30, True, "; training waits only for a copy of each in host memory"),
+        (True, 2 * 11 * 2**30 - 1, False, "; training waits for each: a copy would take more"),
+        (False, 2**50, False, ""),
+    ],
+    ids=["a GPU", "too little memory", "a CPU"],
+)
+def test_left_open_it_is_in_the_background_on_a_gpu_whose_host_has_room(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    on_gpu: bool,
+    free: int,
+    is_background: bool,
+    said: str,
+) -> None:
+    """A checkpoint of 11 GiB; the copy may take half of what the host has free."""
+    memory = SimpleNamespace(available=free)
+    monkeypatch.setattr("vapo.runs.checkpoint_saving.psutil.virtual_memory", lambda: memory)
+    for chosen, expected in ((None, is_background), (True, True), (False, False)):
+        callback = Checkpointing(
+            RunDir(tmp_path), Records([]), 1, 1, lambda module: 0.0, in_background=chosen
+        )
+        callback._num_bytes = 11 * 2**30
+        line = callback._choose_background(on_gpu=on_gpu)
+        assert callback.in_background is expected
+        assert line.startswith(said if chosen is None else "; training waits only" * expected)
+        assert bool(line) == (bool(said) if chosen is None else expected)
+
+
+def test_a_run_waits_for_the_copy_and_not_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk does not go on before the next iteration, whose end waits for it."""
+    seconds: list[tuple[str, float]] = []
+    run = Iterations(
+        tmp_path,
+        monkeypatch,
+        in_background=True,
+        every_n_iterations=1,
+        add_seconds=lambda name, s: seconds.append((name, s)),
+    )
+    copy_s = 0.05
+    stage = run.callback._saves._stager.stage  # type: ignore[union-attr]
+    monkeypatch.setattr(
+        run.callback._saves._stager,  # type: ignore[union-attr]
+        "stage",
+        lambda state: (time.sleep(copy_s), stage(state))[1],
+    )
+    run.free.clear()
+    run.iterate()
+    assert not run.all, "it is not written yet"
+    threading.Timer(0.3, run.free.set).start()
+    run.iterate()
+    run.end()
+    assert run.all == [1, 2]
+    assert [name for name, _ in seconds] == ["checkpoint", "checkpoint"]
+    assert copy_s <= seconds[0][1] < 0.25 < seconds[1][1]
 
 
 def failing(error: BaseException) -> Callable[[dict[str, Any]], Manifest]:

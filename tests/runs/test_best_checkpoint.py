@@ -63,14 +63,36 @@ def test_while_the_policy_is_not_updated_its_score_holds(
     run = Iterations(tmp_path, monkeypatch, False)
     run.evaluate(0.5)
     run.iterate(None, updates=0, times=2)
-    assert run.callback.best == (0.5, 1), "the start's own weights"
+    assert run.all == [], "the start's own weights are in actor.path"
+    run.iterate(None, updates=0)
+    assert run.callback.best == (0.5, 3), "which a checkpoint that is due has, too"
     run.held = "a watcher counts"
     run.iterate(0.9)
-    assert run.callback.best == (0.5, 1)
+    assert run.callback.best == (0.5, 3)
     run.held = ""
     run.iterate(None, updates=0)
-    assert run.callback.best == (0.9, 4)
-    assert run.best == checkpoint_name(4)
+    assert run.callback.best == (0.9, 5)
+    assert run.best == checkpoint_name(5)
+
+
+@IN_BOTH_WAYS
+def test_the_start_is_saved_for_its_score_at_the_end_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
+) -> None:
+    """Whatever ends the run before the policy is updated; an updated policy is saved at once."""
+    run = Iterations(tmp_path, monkeypatch, in_background, every_n_iterations=10)
+    run.evaluate(0.5)
+    run.iterate(None, updates=0)
+    run.trainer.should_stop = True
+    run.iterate(None, updates=0)
+    assert run.all == [2]
+    assert run.callback.best == (0.5, 2)
+    run.trainer.should_stop = False
+    run.iterate(0.6)
+    run.iterate(0.4)
+    run.callback._settle(wait=True)
+    assert run.best == checkpoint_name(3)
+    run.end()
 
 
 def test_a_resumed_run_knows_of_which_policy_the_score_is(

@@ -114,6 +114,28 @@ def test_a_long_stage_reports_at_most_every_interval(progress, stream, clock):
     ]
 
 
+def test_seconds_of_what_was_not_shown_are_counted_and_said_from_one_on(progress, clock, stream):
+    progress.iteration(1, 3, "policy")
+    progress.add_seconds("checkpoint", 0.9)
+    progress.metrics({})
+    progress.iteration(2, 3, "policy")
+    progress.add_seconds("checkpoint", 29.5)
+    progress.metrics({})
+    assert progress.pop_iteration_seconds() == progress.stage_seconds == {"checkpoint": 30.4}
+    first, second = [line for line in stream.getvalue().splitlines() if "iteration" in line]
+    assert "checkpoint" not in first
+    assert "checkpoint 29.5 s" in second
+
+
+def test_a_stage_without_a_count_is_said_from_one_second_on(progress, clock, stream):
+    for seconds in (0.9, 16.0):
+        with progress.stage("loading"):
+            clock.now += seconds
+    assert [line for line in stream.getvalue().splitlines() if "loading" in line] == [
+        "loading: 16.0 s"
+    ]
+
+
 def test_stage_seconds_accumulate_and_are_popped(progress, clock):
     with progress:
         for seconds in (2, 3):

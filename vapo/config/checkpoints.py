@@ -31,10 +31,11 @@ class CheckpointConfig:
         "keep an iteration's rollouts on disk until its checkpoint is written, so that a stopped "
         "run does not sample them again",
     )
-    save_in_background: bool = option(
-        False,
+    save_in_background: bool | None = option(
+        None,
         "write a checkpoint while the next iteration runs; training waits only for a copy in host "
-        "memory, of the checkpoint's size",
+        "memory, of the checkpoint's size; null: true on a GPU where the copy takes at most half "
+        "of the memory that the host has free at the start",
     )
     stop_grace_s: float = option(
         20.0,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -148,6 +149,12 @@ def expected_bytes(module: nn.Module) -> int:
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in module.buffers())
     return weights + 2 * trained + buffers
+
+
+def host_has_room(num_bytes: int, available: int | None = None) -> bool:
+    """Whether a copy of so many bytes takes at most half of the memory that the host has free."""
+    free = psutil.virtual_memory().available if available is None else available
+    return 2 * num_bytes <= free
 
 
 def num_kept(keep: int | None, num_bytes: float) -> int:

@@ -33,6 +33,7 @@ from vapo.system.shown_text import (
 )
 
 _RECENT_ITERATIONS = 5
+_SHORT_S = 1.0  # a stage without a count that ends sooner is not worth a line
 
 
 @dataclass
@@ -47,6 +48,8 @@ class StageState:
 
 
 def describe_count(state: StageState) -> str:
+    if state.total is None and state.done == 0:
+        return ""
     of = f"/{state.total:g}" if state.total is not None else ""
     return f"{state.done:g}{of} {state.unit}"
 
@@ -271,6 +274,14 @@ class Progress:
         seconds, self._iteration_seconds = self._iteration_seconds, {}
         return seconds
 
+    def add_seconds(self, name: str, seconds: float) -> None:
+        """Count the seconds of a stage that is over and was not shown."""
+        records = [self.stage_seconds, self._iteration_seconds]
+        if seconds >= _SHORT_S:
+            records.append(self._line_seconds)
+        for record in records:
+            record[name] = record.get(name, 0.0) + seconds
+
     def _record(self, state: StageState, completed: bool) -> None:
         now = self._clock()
         for record in (self.stage_seconds, self._iteration_seconds, self._line_seconds):
@@ -278,7 +289,8 @@ class Progress:
         if state.name == "evaluation" and completed:
             self._evaluation_s = now - state.started
             self._evaluated_s += self._evaluation_s
-        if completed and not self._iteration_open and self._is_plain:
+        is_long = bool(state.done) or now - state.started >= _SHORT_S
+        if completed and is_long and not self._iteration_open and self._is_plain:
             self.note(describe_stage(state, now))
             self._line_seconds.clear()
 

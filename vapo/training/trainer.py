@@ -55,6 +55,7 @@ class RunCallbacks:
             held=lambda: self.watch.why_held,
             note=progress.note,
             kept=kept,
+            add_seconds=progress.add_seconds,
         )
         self.in_order: list[Callback] = [
             StopAtSafePoints(stopping, self.peers),

@@ -211,6 +211,8 @@ def test_the_copy_of_a_checkpoint_is_in_host_memory(
     assert numbers.checkpoint == 12 * total
     assert ("first process only" in stage_table(numbers)) == (copies == 1 and bool(overrides))
     assert not estimate(folder, *overrides).host
+    by_default = estimate(folder, *overrides, "trainer.accelerator=gpu")
+    assert by_default.host == numbers.host
 
 
 @pytest.mark.parametrize(
@@ -280,6 +282,7 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
 @pytest.mark.slow
 def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
     offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
+    offload = (*offload, "checkpoints.save_in_background=false")
     one_reduction = "trainer.reduce_every_microbatch=true"
     found = estimate(folder, *offload, one_reduction)
     critic = PARAMETERS - VOCAB * 256 + 256

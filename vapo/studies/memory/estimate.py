@@ -79,7 +79,7 @@ def estimate_memory(
     host: Bytes = {}
     if config.trainer.cpu_offload:
         host, resting = resting | {"gradients": sum(n.trained for n in networks)}, {}
-    if config.checkpoints.save_in_background:
+    if _saves_in_background(config):
         host |= _checkpoint_copy(networks, config)
     if layers := read_layers(config):
         host["actor's states"] = states_bytes(
@@ -116,6 +116,12 @@ def estimate_memory(
     checkpoint = num_shards * _written(networks)
     count = num_processes(config)
     return MemoryEstimate(stages, parameters, count, host, shares, checkpoint, active)
+
+
+def _saves_in_background(config: FitConfig) -> bool:
+    """As `vapo fit` decides it on a GPU whose host has room for the copy."""
+    chosen = config.checkpoints.save_in_background
+    return config.trainer.accelerator != "cpu" if chosen is None else chosen
 
 
 def _written(networks: list[NetworkBytes]) -> float:

@@ -26,6 +26,7 @@ from vapo.runs.checkpoint_saving import (
     check_space,
     error_reason,
     expected_bytes,
+    host_has_room,
     num_kept,
     shown_size,
     together,
@@ -44,7 +45,7 @@ from vapo.runs.manifests import (
 )
 from vapo.runs.resuming import tell
 from vapo.runs.run_dirs import BEST, LAST, RunDir
-from vapo.system.distributed import rank
+from vapo.system.distributed import gather_objects, rank
 from vapo.system.files import point_link, put_aside, remove
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
@@ -56,16 +57,21 @@ class Checkpointing(Checkpoint):
     """Saves at the end of an iteration: every n-th, the last, and each whose policy has a better
     score than those saved before.
 
+    A policy that was never updated is saved with the others only: it is the one in actor.path,
+    and the first score is the best so far whatever it is.
+
     As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
     logged is on the disk first, so that a resumed run never lacks it; once the checkpoint is in
     its place, the rollouts that were kept for it are removed.
 
     Args:
         score: of the module's policy as it is now; -inf where nothing has measured it.
-        in_background: write while the next iteration runs; an error is raised at its end.
+        in_background: write while the next iteration runs; an error is raised at its end. None:
+            on a GPU, where the host has room for the copy.
         held: why nothing may be saved now but the run's last; empty where it may.
         note: gets the line that says how large checkpoints will be, and what holds the last one.
         kept: the rollouts on the disk, of the run's processes.
+        add_seconds: gets, as those of "checkpoint", the seconds that training waited.
     """
 
     run_dir: RunDir
@@ -73,10 +79,11 @@ class Checkpointing(Checkpoint):
     every_n_iterations: int
     keep: int | None
     score: Callable[[VapoModule], float]
-    in_background: bool = False
+    in_background: bool | None = False
     held: Callable[[], str] = lambda: ""
     note: Callable[[str], None] = tell
     kept: KeptRollouts | None = None
+    add_seconds: Callable[[str, float], None] = lambda name, seconds: None
     best_score: float = field(default=-math.inf, init=False)
     best_name: str | None = field(default=None, init=False)
     _saves: BackgroundSaves | None = field(default=None, init=False)
@@ -111,9 +118,10 @@ class Checkpointing(Checkpoint):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Check, before anything is sampled, that the disk has room for all that is kept on it."""
         assert isinstance(pl_module, VapoModule)
+        self._num_bytes = expected_bytes(pl_module)
+        about_waiting = self._choose_background(on_gpu=pl_module.device.type == "cuda")
         if self.in_background:
             self._saves = BackgroundSaves()
-        self._num_bytes = expected_bytes(pl_module)
         self._num_kept = num_kept(self.keep, self._num_bytes)
         prepare = partial(self._prepare, pl_module)
         together(prepare, "the run cannot begin", first_only=True)
@@ -121,8 +129,26 @@ class Checkpointing(Checkpoint):
             f"checkpoints: about {shown_size(self._num_bytes)} each; {self._num_kept} and the best "
             "are kept (checkpoints.keep), up to "
             f"{shown_size((self._num_kept + 2) * self._num_bytes)} while "
-            "one is written"
+            f"one is written{about_waiting}"
         )
+
+    def _choose_background(self, *, on_gpu: bool) -> str:
+        """Decide how to save where the config leaves it open, on all ranks alike.
+
+        Returns: what the line about checkpoints says of it.
+        """
+        refused = False
+        if self.in_background is None:
+            has_room = gather_objects(host_has_room(self._num_bytes))[0]
+            self.in_background, refused = on_gpu and has_room, on_gpu and not has_room
+        if self.in_background:
+            return "; training waits only for a copy of each in host memory"
+        if refused:
+            return (
+                "; training waits for each: a copy would take more than half of the host's free "
+                "memory (checkpoints.save_in_background)"
+            )
+        return ""
 
     def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
         """What the run may still put on the disk beside its checkpoints."""
@@ -132,7 +158,7 @@ class Checkpointing(Checkpoint):
         uses = []
         if self.kept is not None:
             # those sampled ahead, and those of an iteration that runs during a save
-            num = every + config.training.max_staleness + self.in_background
+            num = every + config.training.max_staleness + bool(self.in_background)
             num *= module.hyperparameters.num_responses
             longest = config.rollouts.max_response_tokens
             more = max(most_bytes(num, longest) - bytes_in(run / "rollouts"), 0)
@@ -168,7 +194,8 @@ class Checkpointing(Checkpoint):
         score, held = self.score(pl_module), self.held()
         is_best = score > self.best_score
         is_last = trainer.should_stop or iteration >= (trainer.max_epochs or 0)
-        is_due = is_best or iteration % self.every_n_iterations == 0
+        is_due = is_best and int(pl_module.policy_steps) > 0
+        is_due = is_due or iteration % self.every_n_iterations == 0
         is_due = is_last or (is_due and not held)
         self._settle(wait=is_due)
         if not is_due:
@@ -181,8 +208,7 @@ class Checkpointing(Checkpoint):
         self._save(trainer, pl_module)
         if is_last:
             self._settle(wait=True)
-        waited_s = time.monotonic() - started
-        self.logger.log_metrics({"time/checkpoint_s": waited_s}, step=trainer.global_step)
+        self.add_seconds("checkpoint", time.monotonic() - started)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
