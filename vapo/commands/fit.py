@@ -145,10 +145,16 @@ def train(
         module = module_of(config, inputs)
         train_set = inputs.prompts.train
         kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
-        sampling = inputs, scorer, progress, kept
         parts = assemble_parts(
             module,
-            Sampling(with_sleep_level(config, _memory, progress.note), *sampling),
+            Sampling(
+                with_sleep_level(config, _memory, progress.note),
+                inputs,
+                scorer,
+                progress,
+                kept,
+                run_dir=run_dir,
+            ),
             progress=progress,
             critic_dir=run_dir.path / "pretrained_critic",
             stored=inputs.stored,

@@ -6,6 +6,7 @@
                           in the order of their numbers, whatever clocks and time zones say
     checkpoints/          iteration_000004, iteration_000005; last.ckpt, best.ckpt point to them
     rollouts/             of the iteration in progress
+    logs/vllm.log         what vLLM wrote, where it samples in the run's process
     pretrained_critic/    Hugging Face folder, after value pretraining
     summary.json          at the end
 """
@@ -190,7 +191,7 @@ def _check_own_places(run_dir: Path) -> None:
 
     Raises: UserError naming the link.
     """
-    for name in (".lock", "tracking", "rollouts", "pretrained_critic", "csv", "wandb"):
+    for name in (".lock", "tracking", "rollouts", "pretrained_critic", "logs", "csv", "wandb"):
         path = run_dir / name
         if path.is_symlink() or (name == ".lock" and path.exists() and not path.is_file()):
             raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from vapo.rollouts.kept_rollouts import KeptRollouts
 from vapo.rollouts.player import Player
 from vapo.rollouts.source import RolloutSource
 from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.runs.run_dirs import RunDir
 from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import ValuePretraining
 from vapo.training.datamodule import RolloutDataModule, WeightSync, actor_access
@@ -54,6 +56,7 @@ class Sampling:
     Args:
         kept: the rollouts on the disk; None: they are not kept.
         make_sampler: another engine than the config's.
+        run_dir: gets the log of an engine that has one; None: nothing of it is kept.
     """
 
     config: FitConfig
@@ -62,19 +65,36 @@ class Sampling:
     progress: Progress
     kept: KeptRollouts | None = None
     make_sampler: MakeSampler | None = None
+    run_dir: RunDir | None = None
 
     def __call__(self, module: VapoModule) -> RolloutSource:
         config, tokenizer, prompts = self.config, self.inputs.tokenizer, self.inputs.prompts
         if self.make_sampler is not None:
             sampler = self.make_sampler(module)
         else:
-            sampler = make_sampler(config, actor_access(module), tokenizer)
+            sampler = self._engine(module)
         player = Player(config, sampler, self.scorer, tokenizer)
         collection = RolloutCollection(
             config, prompts=prompts, player=player, progress=self.progress
         )
         stored = self.inputs.stored
         return RolloutSource(config, collection, module.lineage, self.progress, self.kept, stored)
+
+    def _engine(self, module: VapoModule) -> Sampler:
+        """The config's engine; one that takes a while to start is a stage."""
+        start = (
+            nullcontext()
+            if self.config.rollouts.engine == "transformers"
+            else (self.progress.stage("engine_start"))
+        )
+        with start:
+            return make_sampler(
+                self.config,
+                actor_access(module),
+                self.inputs.tokenizer,
+                run_folder=None if self.run_dir is None else self.run_dir.path,
+                note=self.progress.note,
+            )
 
 
 @dataclass(frozen=True)

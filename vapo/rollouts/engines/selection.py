@@ -33,8 +33,10 @@ from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
+from vapo.rollouts.engines.vllm.log import EngineLog
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, NcclTransfer, WeightTransfer
+from vapo.system.distributed import rank
 
 _FLOAT32_LISTS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")  # of transformers
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -93,11 +95,22 @@ def check_engine(config: FitConfig) -> None:
 
 
 def make_sampler(
-    config: FitConfig, actor: ActorAccess, tokenizer: PreTrainedTokenizerBase
+    config: FitConfig,
+    actor: ActorAccess,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    run_folder: Path | None = None,
+    note: Callable[[str], None] | None = None,
 ) -> Sampler:
-    """The sampling engine of the config."""
+    """The sampling engine of the config.
+
+    Args:
+        run_folder: gets vLLM's log; None: there is one only where vLLM fails.
+        note: gets a line for each part of vLLM's start.
+    """
     if isinstance(config.rollouts, VllmEngine | VllmServerEngine):
-        return _make_engine_sampler(config, config.rollouts, actor, tokenizer)
+        log = partial(EngineLog, run_folder, rank=rank(), note=note)
+        return _make_engine_sampler(config, config.rollouts, actor, tokenizer, log)
     make: Callable[..., TransformersSampler] = TransformersSampler
     mixed_dtype = torch.bfloat16 if has_mixed_copy(config) else None
     if config.training.max_staleness > 0 or mixed_dtype is not None:
@@ -137,6 +150,7 @@ def _make_engine_sampler(
     rollouts: VllmEngine | VllmServerEngine,
     actor: ActorAccess,
     tokenizer: PreTrainedTokenizerBase,
+    open_log: Callable[[], EngineLog],
 ) -> EngineSampler:
     options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
     cast = CastWeights(dtype, kept_in_float32(actor.model))
@@ -144,7 +158,7 @@ def _make_engine_sampler(
     rename: Renaming = partial(under_saved_names, actor.model)
     engine: Engine
     if isinstance(rollouts, VllmEngine):
-        engine = _colocated_engine(config, rollouts, actor)
+        engine = _colocated_engine(config, rollouts, actor, open_log())
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
         transfer = _transfer(config, rollouts, urls, lambda: rename(cast(actor.weights())))
@@ -171,7 +185,9 @@ def _make_engine_sampler(
     return sampler
 
 
-def _colocated_engine(config: FitConfig, rollouts: VllmEngine, actor: ActorAccess) -> Engine:
+def _colocated_engine(
+    config: FitConfig, rollouts: VllmEngine, actor: ActorAccess, log: EngineLog
+) -> Engine:
     """An engine in this process, or a part of one, without weights."""
     text_config, num_parts = (
         actor.model.config.get_text_config(),
@@ -185,6 +201,7 @@ def _colocated_engine(config: FitConfig, rollouts: VllmEngine, actor: ActorAcces
         device=actor.device,
         local_rank=actor.local_rank,
         heads=padded_heads(text_config) if actor.device.type == "cpu" else None,
+        log=log,
     )
     return TensorParallelEngine(engine, num_parts) if num_parts > 1 else engine
 

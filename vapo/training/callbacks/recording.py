@@ -61,7 +61,13 @@ class Recording(Callback):
         self._said_large_rewards = False
         self.profile = StageTimes()
 
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Show that the networks are being loaded, which Lightning does next."""
+        self._stages.enter_context(self.progress.stage("loading"))
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._stages.close()
+        self.progress.pop_iteration_seconds()  # the first iteration begins here
         self._since = time.monotonic()
 
     def on_train_batch_start(

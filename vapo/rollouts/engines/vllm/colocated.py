@@ -24,6 +24,7 @@ from vapo.rollouts.engines.vllm.engine_args import (
     check_installed,
     engine_arguments,
 )
+from vapo.rollouts.engines.vllm.log import EngineLog, write_traceback
 from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
 from vapo.rollouts.engines.vllm.weight_loading import load_into
 from vapo.rollouts.engines.watchdog import Watchdog
@@ -58,8 +59,10 @@ class ColocatedEngine(SteppedEngine):
         device: torch.device,
         local_rank: int = 0,
         heads: PaddedHeads | None = None,
+        log: EngineLog | None = None,
     ) -> None:
         super().__init__()
+        self._log = log or EngineLog(None)
         self._heads = heads
         self.max_tokens = size.max_model_len
         self.has_weights = False
@@ -70,8 +73,8 @@ class ColocatedEngine(SteppedEngine):
         ranks = {}
         if self._in_process_group:
             ranks = {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(local_rank)}
-        self._state = ProcessState(ranks)
-        with self._state.entered(), _clear_errors("start"):
+        self._state = ProcessState(ranks | self._log.environment)
+        with self._state.entered(), self._log.start(), _clear_errors("start"):
             arguments = engine_arguments(
                 options,
                 size,
@@ -141,6 +144,7 @@ class ColocatedEngine(SteppedEngine):
         if engine is not None:
             with self._state.entered(), default_group_kept(self._in_process_group):
                 engine.engine_core.shutdown()
+        self._log.close()
 
     def _live(self) -> Any:
         if self._engine is None:
@@ -220,4 +224,5 @@ def _clear_errors(doing: str) -> Iterator[None]:
             )
         if doing != "start":
             fix += f"; {RESUME_HINT}"
+        fix += write_traceback(doing, error)
         raise EngineError(f"the vLLM engine could not {doing}: {reason}; {fix}") from error

@@ -1,0 +1,183 @@
+"""Where vLLM's own output goes: into a file, so that the console has the run's lines alone.
+
+vLLM writes to the console by its loggers, by progress bars, and from native code and from
+processes that it starts. While an engine starts, standard output and standard error of this
+process's Python code lead to the file, and so does the file descriptor of standard error, which
+native code and other processes inherit. Its loggers lead there as long as the process lives.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+
+from vapo.errors.redactor import redacted
+from vapo.system.shown_text import format_seconds
+
+NAME = "logs/vllm.log"
+"""In a run's folder. Ranks other than the first have files of their own."""
+# What vLLM logs at the end of each part of its start, and how the run's lines say it.
+_MILESTONES = {
+    "Model loading took": "the model is there",
+    "torch.compile took": "the model is compiled",
+    "Graph capturing finished": "CUDA graphs are captured",
+}
+_MAX_LINE_CHARS = 4096  # a program that writes no ends of lines would fill the memory
+_LEVEL = "VLLM_LOGGING_LEVEL"
+
+
+class EngineLog(io.TextIOBase):
+    """A file for vLLM's output, which is a text stream; secrets are taken out of each line.
+
+    Args:
+        folder: the run's; None: the file lies in the system's folder for temporary ones, and goes
+            with the engine unless it has a traceback in it.
+        rank: of this process.
+        note: gets a line for each part of the engine's start.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, rank: int = 0, note: Callable[[str], None] | None = None
+    ) -> None:
+        if folder is None:
+            handle, name = tempfile.mkstemp(prefix="vapo-vllm-", suffix=".log")
+            os.close(handle)
+            self.path = Path(name)
+        else:
+            self.path = folder / (NAME if rank == 0 else NAME.replace(".log", f"_rank{rank}.log"))
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._is_temporary = folder is None
+        self._file = self.path.open("ab", buffering=0)
+        self._rest, self._note = "", note
+        self._started = time.monotonic()
+        _logs.append(self)
+
+    # ---- the stream ---------------------------------------------------------------------------
+
+    def writable(self) -> bool:
+        return True
+
+    def isatty(self) -> bool:
+        return False  # no colours, and no lines that are drawn anew
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+    def write(self, text: str) -> int:
+        """Write the lines that are whole; a bar's states, which end with a return, are lines."""
+        lines = (self._rest + text).replace("\r", "\n").split("\n")
+        self._rest = lines.pop()
+        if len(self._rest) > _MAX_LINE_CHARS:
+            lines, self._rest = [*lines, self._rest], ""
+        for line in filter(str.strip, lines):
+            self._append(f"{redacted(line)}\n")
+            self._say(line)
+        return len(text)
+
+    def _append(self, text: str) -> None:
+        if not self._file.closed:
+            with suppress(OSError):  # a full disk ends no run that has its own files in order
+                self._file.write(text.encode(errors="replace"))
+
+    def _say(self, line: str) -> None:
+        part = next((words for text, words in _MILESTONES.items() if text in line), None)
+        if part is not None and self._note is not None:
+            self._note(f"  vLLM: {part}, {format_seconds(time.monotonic() - self._started)}")
+
+    # ---- an engine's life ---------------------------------------------------------------------
+
+    @contextmanager
+    def start(self) -> Iterator[None]:
+        """Around the start of the engine: everything that is written goes to the file."""
+        if self._note is not None:
+            self._note(f"starting vLLM; what it writes is in {self.path}")
+        self.take_loggers()  # before the redirection, while the console's streams are known
+        try:
+            with redirect_stdout(self), redirect_stderr(self), self._descriptor_of_errors():
+                yield
+                self.take_loggers()  # those that the start has made, or made anew
+        except BaseException:
+            self.close()
+            raise
+        if self._note is not None:
+            self._note(f"vLLM has started: {format_seconds(time.monotonic() - self._started)}")
+
+    @contextmanager
+    def _descriptor_of_errors(self) -> Iterator[None]:
+        """Lead file descriptor 2 to the file inside the block."""
+        with suppress(OSError, ValueError):
+            sys.__stderr__.flush()  # type: ignore[union-attr]
+        try:
+            before = os.dup(2)
+        except OSError:  # it is closed
+            yield
+            return
+        os.dup2(self.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+
+    def take_loggers(self) -> None:
+        """Lead vLLM's loggers to the file, where they lead to the console.
+
+        What a user has configured in another way (VLLM_LOGGING_CONFIG_PATH) stays.
+        """
+        streams = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
+        logger = logging.getLogger("vllm")
+        for handler in logger.handlers:
+            if type(handler) is logging.StreamHandler:
+                stream = handler.stream
+                if stream in streams or isinstance(stream, EngineLog) or _is_console(stream):
+                    handler.setStream(self)
+                    for filtering in (handler, logger):  # an import may have set another level
+                        filtering.setLevel(os.environ.get(_LEVEL, "INFO"))
+
+    def failed(self, doing: str, error: BaseException) -> Path:
+        """Write the whole traceback of what vLLM raised; where it is."""
+        lines = "".join(traceback.format_exception(error))
+        self._append(f"the vLLM engine could not {doing}:\n{redacted(lines)}\n")
+        self._is_temporary = False
+        return self.path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which vLLM logs what belongs into the file, unless the user has others."""
+        return {_LEVEL: os.environ.get(_LEVEL, "INFO")}
+
+    def close(self) -> None:
+        """The engine is closed. Its loggers write no more, and an unused file goes."""
+        if self._rest:
+            self.write("\n")
+        self._file.close()
+        if self in _logs:
+            _logs.remove(self)
+        if self._is_temporary:
+            self.path.unlink(missing_ok=True)
+
+
+_logs: list[EngineLog] = []  # of the engines of this process, which has one as a rule
+
+
+def write_traceback(doing: str, error: BaseException) -> str:
+    """Write what vLLM raised to the log of the latest engine; a message's part that says where."""
+    if not _logs:
+        return ""
+    return f"; the whole traceback is in {_logs[-1].failed(doing, error)}"
+
+
+def _is_console(stream: object) -> bool:
+    """Whether a stream writes to standard output or standard error, under whichever name."""
+    try:
+        return stream.fileno() in (1, 2)  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
