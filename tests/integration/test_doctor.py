@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+import sys
+import tempfile
+import time
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.integration.commands import vapo, vapo_process
-from vapo.commands import doctor
+from vapo.commands import doctor, engine_trial
 from vapo.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -58,3 +63,56 @@ def test_the_vllm_engine_works_here() -> None:
     result = vapo_process("doctor", "--engine", "vllm")
     assert result.returncode == 0, result.stderr
     assert "rollouts.engine=vllm works" in result.stdout
+    assert re.search(r"works: started in \d+\.\d s, sampled in \d+\.\d s", result.stdout)
+    assert "warning" not in result.stderr.lower()
+
+
+def broken(folder: Path, module: str) -> str:
+    """A folder for PYTHONPATH with a module that cannot be imported."""
+    (folder / f"{module}.py").write_text(
+        "raise ImportError('libcudart.so.13: cannot open shared object file\\nmore')\n"
+    )
+    return os.pathsep.join([str(folder), str(ROOT)])
+
+
+@pytest.mark.vllm
+def test_a_broken_dependency_of_vllm_is_found_with_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM imports it only when an engine starts."""
+    monkeypatch.setenv("PYTHONPATH", broken(tmp_path, "msgspec"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    problem = "cannot start: ImportError: libcudart.so.13: cannot open shared object file; the"
+    with pytest.raises(UserError, match=problem):
+        doctor.about_vllm(starts=True)
+    (log,) = tmp_path.glob("vapo-doctor-*/logs/vllm.log")
+    assert "msgspec.py" in log.read_text()
+
+
+@pytest.mark.slow
+def test_a_vllm_that_cannot_be_imported_is_found_in_the_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where there is no real one, too."""
+    monkeypatch.setenv("PYTHONPATH", broken(tmp_path, "vllm"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(doctor, "installed", {"vllm": doctor.VLLM_VERSION}.get)
+    problem = "cannot start: ImportError: libcudart.so.13: cannot open shared object file; the"
+    with pytest.raises(UserError, match=problem):
+        doctor.about_vllm(starts=True)
+
+
+def test_an_engine_that_hangs_or_crashes_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for program, limit_s, said in (
+        ("import time; time.sleep(60)", 0.5, "it has not sampled within 0.5 s"),
+        ("import os; os._exit(9)", 30.0, "its process ended with code 9"),
+    ):
+        command = [sys.executable, "-c", program]
+        monkeypatch.setattr(engine_trial, "python_command", lambda *_, made=command: made)
+        began = time.monotonic()
+        with pytest.raises(UserError, match=f"cannot start: {said}; the whole output is in "):
+            engine_trial.try_engine(time_limit_s=limit_s)
+        assert time.monotonic() - began < 20

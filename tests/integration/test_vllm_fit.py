@@ -110,6 +110,15 @@ def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) 
     assert_same_actor(whole_run, resumed)
 
 
+def test_vllms_output_is_in_the_runs_folder_and_its_start_is_a_stage(
+    whole_run: Path, tmp_path: Path
+) -> None:
+    assert "Initializing a V1 LLM engine" in (whole_run / "logs/vllm.log").read_text()
+    (seconds,) = metric(whole_run, tmp_path, "time/engine_start_s")
+    assert seconds == pytest.approx(summary(whole_run)["stage_seconds"]["engine_start"])
+    assert len(metric(whole_run, tmp_path, "time/checkpoint_s")) == 4, "after the first iteration"
+
+
 @pytest.mark.parametrize("parts", [1, 2])
 def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
     """An engine in each process, or one for both; weights are gathered from the shards."""
@@ -135,7 +144,11 @@ def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
     [
         (
             "rollouts.vllm.kv_cache_memory_bytes=1000",
-            ["vapo: the vLLM engine could not start", "kv_cache_memory_bytes"],
+            [
+                "vapo: the vLLM engine could not start",
+                "kv_cache_memory_bytes",
+                "; the whole traceback is in ",
+            ],
         ),
         (
             "rollouts.vllm.engine_args.max_num_batched_token=64",
@@ -152,6 +165,11 @@ def test_options_that_cannot_work(
     for text in said:
         assert text in result.stderr
     assert "Traceback" not in result.stderr
+    assert "WARNING" not in result.stdout + result.stderr
+    (_, _, path) = result.stderr.strip().rpartition("the whole traceback is in ")
+    if "could not start" in result.stderr:
+        assert Path(path).parent.parent.parent == tmp_path / "runs"
+        assert "Traceback (most recent call last)" in Path(path).read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import platform
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 import torch
 
+from vapo.commands.engine_trial import try_engine
 from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.engine_args import INSTALL
 from vapo.rollouts.engines.vllm.process_state import ProcessState
@@ -16,17 +19,22 @@ from vapo.system.libraries import about_gpus
 from vapo.system.shown_text import say
 
 VLLM_VERSION = "0.32.0"  # as in pyproject.toml and requirements-vllm-cpu.txt
+T = TypeVar("T")
 _CUDA_EXTRAS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def run(engine: str) -> None:
-    """Print what was found. Raises: UserError if `engine` does not work."""
+    """Print what was found. Raises: UserError if `engine` does not work.
+
+    vLLM is started where it is asked for, and on a machine with a GPU.
+    """
     problems = {}
+    starts_vllm = engine == "vllm" or torch.cuda.is_available()
     for subject, about in {
         "machine": lambda: f"Python {platform.python_version()}, {num_cores()} cores",
         "torch": about_torch,
         "transformers": about_transformers,
-        "vllm": about_vllm,
+        "vllm": lambda: about_vllm(starts=starts_vllm),
     }.items():
         try:
             say(f"ok  {subject:<14}{about()}")
@@ -44,12 +52,15 @@ def about_torch() -> str:
 
 def about_transformers() -> str:
     """Raises: UserError if it does not work here."""
-    _import("transformers.models.qwen2.modeling_qwen2")
+    _with_fix(lambda: importlib.import_module("transformers.models.qwen2.modeling_qwen2"))
     return f"{version('transformers')}; rollouts.engine=transformers works"
 
 
-def about_vllm() -> str:
-    """Raises: UserError if it does not work here."""
+def about_vllm(*, starts: bool = False) -> str:
+    """What is installed, and, where vLLM `starts`, how long that took.
+
+    Raises: UserError if it does not work here.
+    """
     found = {name: found for name in ("vllm", "vllm-cpu") if (found := installed(name))}
     if not found:
         raise UserError(f"not installed; {INSTALL}")
@@ -58,9 +69,11 @@ def about_vllm() -> str:
         raise UserError(f"{name} {number}, expected {VLLM_VERSION}; {INSTALL}")
     if name == "vllm-cpu" and torch.cuda.is_available():
         raise UserError("vllm-cpu beside a GPU: uninstall it, then install vapo[vllm]")
+    if starts:
+        return f"{name} {number}; rollouts.engine=vllm works: {_with_fix(try_engine)}"
     with ProcessState({}).entered():
-        _import("vllm.v1.engine.llm_engine")
-    return f"{name} {number}; rollouts.engine=vllm works"
+        _with_fix(lambda: importlib.import_module("vllm.v1.engine.llm_engine"))
+    return f"{name} {number} can be imported; --engine vllm starts it"
 
 
 def installed(name: str) -> str | None:
@@ -70,12 +83,14 @@ def installed(name: str) -> str | None:
         return None
 
 
-def _import(module: str) -> None:
+def _with_fix(action: Callable[[], T]) -> T:
+    """What the action gives. Raises: UserError with its cause, and what often helps."""
     try:
-        importlib.import_module(module)
+        return action()
+    except UserError as error:
+        message = str(error)
     except Exception as error:
         reason = str(error).strip().partition("\n")[0]
-        extras = [name for name in _CUDA_EXTRAS if installed(name)]
-        fix = f"; try: pip uninstall {' '.join(extras)}" if extras else ""
-        message = f"cannot be imported: {type(error).__name__}: {reason}{fix}"
-        raise UserError(message) from error
+        message = f"cannot be imported: {type(error).__name__}: {reason}"
+    extras = [name for name in _CUDA_EXTRAS if installed(name)]
+    raise UserError(message + (f"; try: pip uninstall {' '.join(extras)}" if extras else ""))

@@ -1,0 +1,129 @@
+"""Starts vLLM on a tiny model made on the spot and samples from it, for `vapo doctor`.
+
+It is done in a process of its own with a time limit, as an engine that does not start may hang or
+crash: `python -m vapo.commands.engine_trial FOLDER`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+
+from vapo.errors import UserError
+from vapo.errors.redactor import redacted
+from vapo.system.python_child import python_command, python_environment
+from vapo.system.supervision import kill_with_group
+
+TIME_LIMIT_S = 600.0  # on a GPU vLLM's first start compiles for more than a minute
+_LOG, _RESULT = "doctor.log", "result.json"
+_NUM_TOKENS = 16
+
+
+def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
+    """Start vLLM in a process of its own and sample from it; how long that took.
+
+    Raises: UserError: it does not work, with the cause and the file that has all of it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="vapo-doctor-"))
+    with (folder / _LOG).open("wb") as log:
+        process = subprocess.Popen(
+            python_command("vapo.commands.engine_trial", str(folder)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=python_environment(),
+            start_new_session=True,
+        )
+        try:
+            process.wait(time_limit_s)
+            ended = f"its process ended with code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            ended = f"it has not sampled within {time_limit_s:g} s"
+        finally:
+            if process.poll() is None:
+                kill_with_group(process.pid)
+                process.wait()
+    try:
+        result = json.loads((folder / _RESULT).read_text())
+    except (OSError, ValueError):
+        result = {"problem": ended}
+    if "problem" in result:
+        raise UserError(f"cannot start: {result['problem']}; the whole output is in {folder}")
+    shutil.rmtree(folder, ignore_errors=True)
+    return str(result["said"])
+
+
+def sample_once(folder: Path) -> str:
+    """Make a tiny model, start vLLM on it, push weights and sample; seconds of both."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from vapo.config.engines import ColocatedVllm
+    from vapo.rollouts.engines.contract import SamplingSettings
+    from vapo.rollouts.engines.engine import Request, sampled
+    from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
+    from vapo.rollouts.engines.vllm.engine_args import EngineSize
+    from vapo.rollouts.engines.vllm.log import EngineLog
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    config = Qwen2Config(
+        vocab_size=256,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+    )
+    config.architectures = ["Qwen2ForCausalLM"]
+    config.save_pretrained(folder / "model")
+    # a share that is free on a GPU where others work, too
+    options = ColocatedVllm(gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 26)
+    began = time.monotonic()
+    with closing(
+        ColocatedEngine(
+            options,
+            EngineSize(64, 4),
+            model_path=str(folder / "model"),
+            dtype=str(dtype).removeprefix("torch."),
+            device=device,
+            log=EngineLog(folder),
+        )
+    ) as engine:
+        started = time.monotonic()
+        engine.load(Qwen2ForCausalLM(config).to(device, dtype).state_dict().items())
+        requests = [Request((3, 4, 5), seed, SamplingSettings(_NUM_TOKENS)) for seed in range(2)]
+        responses = sampled(engine, requests)
+        ended = time.monotonic()
+    for response in responses:
+        if len(response.ids) != _NUM_TOKENS or not all(map(math.isfinite, response.logprobs)):
+            raise UserError(f"it sampled {len(response.ids)} tokens of {_NUM_TOKENS}, or no number")
+    return f"started in {started - began:.1f} s, sampled in {ended - started:.1f} s"
+
+
+def main(folder: Path) -> None:
+    """Write what came of it to the folder."""
+    result = {}
+    try:
+        result["said"] = sample_once(folder)
+    except Exception as error:
+        print(redacted(traceback.format_exc()), file=sys.stderr)
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        reason = str(cause).strip().partition("\n")[0]
+        result["problem"] = redacted(f"{type(cause).__name__}: {reason}")
+    (folder / _RESULT).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
