@@ -20,6 +20,7 @@ from pathlib import Path
 from vapo.errors import UserError
 from vapo.errors.redactor import redacted
 from vapo.system.python_child import python_command, python_environment
+from vapo.system.shown_text import say
 from vapo.system.supervision import kill_with_group
 
 TIME_LIMIT_S = 600.0  # on a GPU vLLM's first start compiles for more than a minute
@@ -67,13 +68,15 @@ def sample_once(folder: Path) -> str:
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     from vapo.config.engines import ColocatedVllm
+    from vapo.config.schema import TrainerConfig
     from vapo.rollouts.engines.contract import SamplingSettings
     from vapo.rollouts.engines.engine import Request, sampled
     from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
     from vapo.rollouts.engines.vllm.engine_args import EngineSize
     from vapo.rollouts.engines.vllm.log import EngineLog
+    from vapo.system.libraries import pick_device
 
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = pick_device(TrainerConfig())
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     config = Qwen2Config(
         vocab_size=256,
@@ -100,7 +103,8 @@ def sample_once(folder: Path) -> str:
         )
     ) as engine:
         started = time.monotonic()
-        engine.load(Qwen2ForCausalLM(config).to(device, dtype).state_dict().items())
+        weights = Qwen2ForCausalLM(config).state_dict().items()
+        engine.load((name, tensor.to(device, dtype)) for name, tensor in weights)
         requests = [Request((3, 4, 5), seed, SamplingSettings(_NUM_TOKENS)) for seed in range(2)]
         responses = sampled(engine, requests)
         ended = time.monotonic()
@@ -110,13 +114,13 @@ def sample_once(folder: Path) -> str:
     return f"started in {started - began:.1f} s, sampled in {ended - started:.1f} s"
 
 
-def main(folder: Path) -> None:
+def report_trial(folder: Path) -> None:
     """Write what came of it to the folder."""
     result = {}
     try:
         result["said"] = sample_once(folder)
     except Exception as error:
-        print(redacted(traceback.format_exc()), file=sys.stderr)
+        say(redacted(traceback.format_exc()), file=sys.stderr)
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
@@ -126,4 +130,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    report_trial(Path(sys.argv[1]))

@@ -105,6 +105,14 @@ def test_what_is_decided_already_stays(
     assert config == fit_config(tmp_path, *overrides, "trainer.accelerator=gpu")
 
 
+def test_without_a_gpu_nothing_is_decided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = fit_config(tmp_path, *VLLM)
+    lines: list[str] = []
+    assert with_sleep_level(config, lambda config: None, lines.append) is config  # type: ignore[arg-type, return-value]
+    assert lines == []
+
+
 def test_without_an_estimate_it_sleeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen(tmp_path, monkeypatch)  # a GPU
 

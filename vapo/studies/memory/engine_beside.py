@@ -6,6 +6,7 @@ the engine and for the training of the networks, nothing is gained by that.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -13,7 +14,7 @@ from typing import Literal
 import torch
 
 from vapo.config import FitConfig
-from vapo.config.engines import VllmEngine
+from vapo.config.engines import ColocatedVllm, VllmEngine
 from vapo.errors import UserError
 from vapo.studies.memory.estimate import GIB, MemoryEstimate
 
@@ -74,8 +75,14 @@ def with_sleep_level(
     except UserError as error:
         sleep = Sleep(1, f"vLLM sleeps while the networks train: no estimate: {error}")
     tell(sleep.line)
-    vllm = replace(rollouts.vllm, sleep_level=sleep.level)
-    return replace(config, rollouts=replace(rollouts, vllm=vllm))  # type: ignore[arg-type]
+    return _with_vllm(config, replace(rollouts.vllm, sleep_level=sleep.level))
+
+
+def _with_vllm(config: FitConfig, vllm: ColocatedVllm) -> FitConfig:
+    changed = copy.copy(config)
+    changed.rollouts = copy.copy(config.rollouts)
+    vars(changed.rollouts)["vllm"] = vllm
+    return changed
 
 
 def _estimated_sleep(
@@ -87,7 +94,7 @@ def _estimated_sleep(
     options = rollouts.vllm
     # a cache of some size, so that there is an estimate; training's stages do not have it
     some = replace(options, kv_cache_memory_bytes=options.kv_cache_memory_bytes or 1)
-    estimate = estimated(replace(config, rollouts=replace(rollouts, vllm=some)))  # type: ignore[arg-type]
+    estimate = estimated(_with_vllm(config, some))
     engine = options.gpu_memory_utilization * device
     if options.kv_cache_memory_bytes is not None:
         sampling = estimate.stages["sampling"]
