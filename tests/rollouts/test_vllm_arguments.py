@@ -85,6 +85,7 @@ def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
         "_engine": Engine(),
         "_timeout_s": 20.0,
         "_is_asleep": False,
+        "_draws": None,
         "_state": SimpleNamespace(entered=lambda: closing(SimpleNamespace(close=lambda: None))),
         "_add": lambda name, *_: added.append(name),
     }

@@ -41,7 +41,8 @@ class RecordedVllm:
     def step(self) -> list[Any]:
         """Every request is done at once, with the token 3."""
         done, self.asked = self.asked, []
-        token = SimpleNamespace(token_ids=[3], logprobs=[{3: SimpleNamespace(logprob=-1.0)}])
+        scored = SimpleNamespace(start_indices=[0], token_ids=[3], logprobs=[-1.0])
+        token = SimpleNamespace(token_ids=[3], logprobs=scored)
         return [SimpleNamespace(request_id=name, outputs=[token]) for name in done]
 
 
@@ -50,6 +51,7 @@ def sleeping_engine(level: int) -> tuple[ColocatedEngine, RecordedVllm]:
     SteppedEngine.__init__(engine)
     engine._add = lambda name, *_: vllm.asked.append(name)  # type: ignore[method-assign]
     engine._engine, engine._state, engine._heads = vllm, ProcessState({}), None
+    engine._draws = None
     engine._timeout_s, engine._sleep_level, engine._is_asleep = 60.0, level, False
     engine.has_weights = True
     return engine, vllm

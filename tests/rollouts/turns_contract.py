@@ -103,14 +103,14 @@ class TurnContract:
 
     def test_turns_are_those_of_a_fresh_stream_alone(self, turn_sampler, model):
         """Whatever is decoded beside them: with 3 rows for 12 episodes, places are refilled."""
-        with self.stream(turn_sampler(model, rows=3)) as stream:
+        with self.stream(turn_sampler(model, rows=3), seed=8) as stream:
             found = play(stream, first_requests(6))
         assert len(found) == sum(num_turns((i, j)) for i in range(6) for j in range(2))
         assert len({turn.request.turn for turn in found.values()}) == 5
         assert len({len(turn.ids) for turn in found.values()}) > 2
         sampler = turn_sampler(model, rows=4)
         for turn in found.values():
-            with self.stream(sampler) as stream:
+            with self.stream(sampler, seed=8) as stream:
                 again = alone(stream, turn.request)
             assert again.ids == turn.ids
             assert again.logprobs == pytest.approx(turn.logprobs, abs=1e-5)
@@ -129,7 +129,7 @@ class TurnContract:
         ids = ragged_prompts(1)[0].prompt_ids
         keys = [(0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 1), (1, 0, 1)]
         found = set()
-        for seed in (7, 8):
+        for seed in (9, 12):
             with self.stream(sampler, seed=seed) as stream:
                 for i, j, turn in keys:
                     found.add(alone(stream, TurnRequest((i, j), turn, ids, 8)).ids)

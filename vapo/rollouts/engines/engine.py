@@ -53,7 +53,7 @@ class Request:
             "temperature": 0.0 if greedy else settings.temperature,
             "top_p": 1.0 if greedy else settings.top_p,
             "top_k": 0 if greedy else settings.top_k,
-            "seed": None if greedy else self.seed,
+            "seed": self.seed,  # without one vLLM draws it from the process-wide generator
             "stop_token_ids": sorted(self.end_ids),
             "ignore_eos": True,  # the end tokens are those named above, no others
             "logprobs": 0,  # the sampled token's own

@@ -7,7 +7,7 @@ import logging
 import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -25,11 +25,19 @@ from vapo.rollouts.engines.vllm.engine_args import (
     engine_arguments,
 )
 from vapo.rollouts.engines.vllm.log import EngineLog, write_traceback
-from vapo.rollouts.engines.vllm.process_state import ProcessState, default_group_kept
+from vapo.rollouts.engines.vllm.process_state import (
+    OwnDraws,
+    ProcessState,
+    default_group_kept,
+    environment_kept,
+)
+from vapo.rollouts.engines.vllm.seeded_sampling import unseeded_because
 from vapo.rollouts.engines.vllm.weight_loading import load_into
 from vapo.rollouts.engines.watchdog import Watchdog
 
 _STEPS = 8  # of the engine, in one of ours
+
+logger = logging.getLogger(__name__)
 
 
 def check_options(options: VllmOptions) -> None:
@@ -86,18 +94,28 @@ class ColocatedEngine(SteppedEngine):
             if heads is not None:
                 arguments["hf_overrides"] = heads.overrides | arguments.get("hf_overrides", {})
             self._engine = _create(options, arguments)
+            self._draws = _own_draws(self._engine.vllm_config)
 
     def _begin(self, requests: Mapping[str, Request]) -> None:
-        with self._state.entered(), _clear_errors("take requests"):
+        if self._draws is not None and requests and not self._live().has_unfinished_requests():
+            self._draws.begin(next(iter(requests.values())).seed)
+        with _clear_errors("take requests"):
             for name, request in requests.items():
                 self._add(name, request)
 
     def _step(self) -> dict[str, Generated]:
         """Until a request is done, or for a few steps of which one at least has given a token."""
         engine, heard = self._live(), threading.Event()
-        with self._state.entered(), _clear_errors("sample"), Watchdog(self._timeout_s) as dog:
+        drawn = nullcontext() if self._draws is None else self._draws.drawn()
+        with (
+            environment_kept(),
+            _clear_errors("sample"),
+            Watchdog(self._timeout_s) as dog,
+            drawn,
+        ):
             if self._is_asleep:
-                engine.wake_up()
+                with self._state.entered():
+                    engine.wake_up()
                 self._is_asleep = False
             if not engine.has_unfinished_requests():
                 raise EngineError("requests are missing")
@@ -110,8 +128,7 @@ class ColocatedEngine(SteppedEngine):
         raise AssertionError("no end")
 
     def _drop(self, names: Collection[str]) -> None:
-        with self._state.entered():
-            self._live().abort_request(list(names))
+        self._live().abort_request(list(names))
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         engine = self._live()
@@ -155,10 +172,19 @@ class ColocatedEngine(SteppedEngine):
         from vllm import SamplingParams, TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
+        parameters = request.parameters()
+        if self._draws is not None:
+            del parameters["seed"]
         self._live().add_request(
             name,
             TokensPrompt(prompt_token_ids=list(request.prompt_ids)),
-            SamplingParams(**request.parameters(), output_kind=RequestOutputKind.FINAL_ONLY),
+            SamplingParams(
+                **parameters,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                # Lists of numbers in place of a dict and an object for each token, which the
+                # garbage collector would look at again and again.
+                flat_logprobs=True,
+            ),
         )
 
 
@@ -168,6 +194,20 @@ def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
 
         check_engine_args(options, EngineArgs)
         return LLMEngine.from_engine_args(EngineArgs(**arguments))
+
+
+def _own_draws(vllm_config: Any) -> OwnDraws | None:
+    """What an engine draws by that takes no seeds of requests; None for one that takes them."""
+    reason = unseeded_because(vllm_config)
+    if reason is not None:
+        logger.warning(
+            "this vLLM does not draw for all seeds at once (%s): requests have none, so a response "
+            "depends on what is sampled beside it; the same batch still gives the same responses",
+            reason,
+        )
+    # What proposes tokens of a speculative decoder draws without the seeds of requests.
+    has_draft = getattr(vllm_config, "speculative_config", None) is not None
+    return OwnDraws() if reason is not None or has_draft else None
 
 
 @contextmanager
@@ -180,11 +220,11 @@ def _quiet_import() -> Iterator[None]:
 
 def _generated(output: Any) -> Generated:
     (completion,) = output.outputs
-    ids = tuple(completion.token_ids)
-    logprobs = tuple(
-        float(entry[token].logprob) for token, entry in zip(ids, completion.logprobs, strict=True)
-    )
-    return Generated(ids, logprobs)
+    ids, scored = tuple(completion.token_ids), completion.logprobs
+    firsts = scored.start_indices  # of each token's log-probs, of which its own is the first
+    if tuple(scored.token_ids[first] for first in firsts) != ids:
+        raise ValueError("its log-probs are not those of its tokens")
+    return Generated(ids, tuple(float(scored.logprobs[first]) for first in firsts))
 
 
 @contextmanager

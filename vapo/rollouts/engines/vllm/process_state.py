@@ -1,19 +1,25 @@
-"""What vLLM changes in its process, in force only while vLLM runs.
+"""What vLLM changes in its process, in force only while vLLM starts, sleeps, or takes weights.
 
-Seen with vLLM 0.32 (creating an engine, and each step): environment variables (LD_PRELOAD,
-LOCAL_WORLD_SIZE, TORCHINDUCTOR_*, NUMEXPR_MAX_THREADS and its own), the number of torch threads
-and `torch.set_num_threads` itself, the random states of torch, Python and numpy, CPU affinity,
-`sys.excepthook`, the recursion limit, and a frozen garbage collector heap. The trainer's children
-and its random numbers must not depend on the engine in the same process.
+Seen with vLLM 0.32 when an engine is made: environment variables (LD_PRELOAD, LOCAL_WORLD_SIZE,
+TORCHINDUCTOR_*, NUMEXPR_MAX_THREADS and its own), the number of torch threads and
+`torch.set_num_threads` itself, the random states of torch, Python and numpy, CPU affinity,
+`sys.excepthook` and the recursion limit. The trainer's children and its random numbers must not
+depend on the engine in the same process.
 
-Left as vLLM makes them on a CPU: the stand-ins for `torch.cuda` streams and events, and for
-`pin_memory`, which its steps need and a CPU trainer does not use. Where no process group exists
-vLLM makes one of a single process; `close` of the engine takes it down.
+Nothing is swapped around requests and steps: vLLM has read its variables by then, and requests
+with seeds draw from no process-wide generator. So whatever runs between two steps, and each child
+that it starts, sees the trainer's own state. A step that compiles something sets variables, which
+are taken back after it (`environment_kept`). Steps that do draw from a process-wide generator have
+one of their own (`OwnDraws`).
+
+Left as vLLM makes them: the garbage collector's frozen heap, until the engine is closed; and on a
+CPU the stand-ins for `torch.cuda` streams and events, and for `pin_memory`, which its steps need
+and a CPU trainer does not use. Where no process group exists vLLM makes one of a single process;
+`close` of the engine takes it down.
 """
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import sys
@@ -25,6 +31,9 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor
+
+from vapo.system.private_attributes import environment_bytes
 
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine's core in this process
 # No banners, no telemetry, and no dump of the whole batch before an error that takes one line;
@@ -62,7 +71,7 @@ def _restores() -> list[Callable[[], object]]:
     restores: list[Callable[[], object]] = [
         restore_functions,
         partial(set_num_threads, torch.get_num_threads()),
-        partial(torch.set_rng_state, torch.get_rng_state()),
+        partial(_set_torch_states, _torch_states()),
         partial(random.setstate, random.getstate()),
         partial(np.random.set_state, np.random.get_state()),
         partial(sys.setrecursionlimit, sys.getrecursionlimit()),
@@ -71,11 +80,56 @@ def _restores() -> list[Callable[[], object]]:
     ]
     if hasattr(os, "sched_setaffinity"):
         restores.append(partial(os.sched_setaffinity, 0, os.sched_getaffinity(0)))
-    if torch.cuda.is_initialized():
-        restores.append(partial(torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))
-    if gc.get_freeze_count() == 0:
-        restores.append(gc.unfreeze)
     return restores
+
+
+@contextmanager
+def environment_kept() -> Iterator[None]:
+    """Take back what the block does to the environment. It costs two microseconds."""
+    before = dict(environment_bytes())
+    try:
+        yield
+    finally:
+        if environment_bytes() != before:
+            _replace_environment({os.fsdecode(k): os.fsdecode(v) for k, v in before.items()})
+
+
+class OwnDraws:
+    """Random states of torch for an engine whose steps draw from the process-wide generators."""
+
+    def __init__(self) -> None:
+        self._states: tuple[Tensor, list[Tensor]] | None = None
+
+    def begin(self, seed: int) -> None:
+        """Draw from this seed on."""
+        trainers = _torch_states()
+        torch.manual_seed(seed)
+        self._states = _torch_states()
+        _set_torch_states(trainers)
+
+    @contextmanager
+    def drawn(self) -> Iterator[None]:
+        """Draw on in the block. The trainer's states stay as they were."""
+        trainers = _torch_states()
+        if self._states is not None:
+            _set_torch_states(self._states)
+        try:
+            yield
+        finally:
+            self._states = _torch_states()
+            _set_torch_states(trainers)
+
+
+def _torch_states() -> tuple[Tensor, list[Tensor]]:
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return torch.get_rng_state(), on_gpus
+
+
+def _set_torch_states(states: tuple[Tensor, list[Tensor]]) -> None:
+    on_cpu, on_gpus = states
+    torch.set_rng_state(on_cpu)
+    if on_gpus:
+        torch.cuda.set_rng_state_all(on_gpus)
 
 
 def _replace_environment(environment: Mapping[str, str]) -> None:

@@ -2,10 +2,12 @@
 
 It runs in the server's process, where vLLM finds it by the entry point `vllm.general_plugins` of
 this package. vLLM's own backends need CUDA on both sides; this one needs a folder that both see.
+What else vLLM's processes have of this package is put in place with it.
 """
 
 from __future__ import annotations
 
+import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +27,12 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from vapo.rollouts.engines.vllm.cpu_heads import HEAD_SIZE, PaddedHeads
+from vapo.rollouts.engines.vllm.seeded_sampling import put_in_place
 from vapo.rollouts.engines.vllm.weight_loading import loads_directly
 
 NAME = "vapo_folder"
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -89,6 +94,9 @@ class FolderBackend(WeightTransferEngine):
 
 
 def register() -> None:
-    """Make the backend known to vLLM, in each of its processes; a second call does nothing."""
+    """Make the backend known to vLLM, in each of its processes, and draw tokens for all seeds at
+    once; a second call does nothing."""
     with suppress(ValueError):  # it is known already
         WeightTransferEngineFactory.register_engine(NAME, FolderBackend)
+    if (reason := put_in_place()) is not None:
+        logger.warning("requests with seeds are drawn one after the other: %s", reason)
