@@ -73,9 +73,7 @@ def test_from_a_word_to_its_exponential_number() -> None:
 
 
 @pytest.mark.parametrize("word", [0, 1, 2**31 - 1, -(2**31), -2, -1])
-def test_no_word_gives_0_or_an_infinite_number(
-    monkeypatch: pytest.MonkeyPatch, word: int
-) -> None:
+def test_no_word_gives_0_or_an_infinite_number(monkeypatch: pytest.MonkeyPatch, word: int) -> None:
     """-1 has all bits: (h + 1/2) / 2^32 is 1 in float32, whose exponential number is infinite."""
     monkeypatch.setattr(
         seeded_noise, "hashes", lambda *_: torch.full((1, 2), word, dtype=torch.int32)

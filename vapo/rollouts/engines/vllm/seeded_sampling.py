@@ -27,7 +27,7 @@ from vapo.rollouts.engines.vllm.seeded_noise import sampled_ids
 _SAMPLER = "vllm.v1.sample.ops.topk_topp_sampler"
 _RUNNER = "vllm.v1.worker.gpu_model_runner"
 _METADATA = "vllm.v1.sample.metadata"
-_ARGUMENTS = {
+_ARGUMENTS = {  # of the runner, the sampler's module, and its class twice
     "_sample": ["self", "logits", "spec_decode_metadata"],
     "random_sample": ["probs", "generators", "use_fp64_gumbel"],
     "forward_cpu": ["self", "logits", "generators", "k", "p"],
@@ -71,13 +71,14 @@ def put_in_place() -> str | None:
         metadata, kind = import_module(_METADATA).SamplingMetadata, sampler.TopKTopPSampler
         if _is_ours(sampler.random_sample):
             return None
-        found = (runner._sample, sampler.random_sample, kind.forward_cpu, kind.forward_native)
+        owners = (runner, sampler, kind, kind)
+        places = {name: getattr(o, name) for o, name in zip(owners, _ARGUMENTS, strict=True)}
     except (ImportError, AttributeError) as error:
         return str(error)
-    for function in found:
-        arguments = list(inspect.signature(function).parameters)
-        if arguments != _ARGUMENTS[function.__name__]:
-            return f"{function.__qualname__} takes {', '.join(arguments)}"
+    for name, place in places.items():
+        arguments = list(inspect.signature(place).parameters)
+        if arguments != _ARGUMENTS[name]:
+            return f"{name} takes {', '.join(arguments)}"
     if "generators" not in {field.name for field in dataclasses.fields(metadata)}:
         return "SamplingMetadata has no generators"
     constructor: Any = inspect.unwrap(runner.__init__)
