@@ -169,8 +169,8 @@ class ColocatedEngine(SteppedEngine):
         return self._engine
 
     def _add(self, name: str, request: Request) -> None:
-        from vllm import SamplingParams, TokensPrompt
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         parameters = request.parameters()
         if self._draws is not None:
@@ -184,6 +184,7 @@ class ColocatedEngine(SteppedEngine):
                 # Lists of numbers in place of a dict and an object for each token, which the
                 # garbage collector would look at again and again.
                 flat_logprobs=True,
+                skip_clone=True,  # nobody else has them
             ),
         )
 
