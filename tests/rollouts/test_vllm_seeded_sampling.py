@@ -23,7 +23,7 @@ def make_modules() -> dict[str, ModuleType]:
 
     @dataclass
     class SamplingMetadata:
-        generators: dict[int, torch.Generator]
+        generators: Any
 
     def random_sample(
         probs: Tensor, generators: dict[int, torch.Generator], use_fp64_gumbel: bool = False
@@ -71,7 +71,7 @@ def make_modules() -> dict[str, ModuleType]:
 
 
 @pytest.fixture
-def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+def modules(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     made = make_modules()
     for name, stand_in in made.items():
         parts = name.split(".")
@@ -158,6 +158,9 @@ def drop(name: str, *attributes: str) -> Callable[[dict[str, ModuleType]], None]
     return change
 
 
+GONE: Any = {"vllm.v1.worker.gpu_model_runner": None}
+
+
 def other_arguments(modules: dict[str, ModuleType]) -> None:
     modules["vllm.v1.worker.gpu_model_runner"].GPUModelRunner._sample = lambda self, batch: None
 
@@ -174,7 +177,7 @@ def no_places(modules: dict[str, ModuleType]) -> None:
         (drop("vllm.v1.sample.metadata", "SamplingMetadata"), "SamplingMetadata"),
         (other_arguments, "takes self, batch"),
         (no_places, "no input_batch or no seq_lens"),
-        (lambda modules: sys.modules.update({"vllm.v1.worker.gpu_model_runner": None}), "runner"),
+        (lambda modules: sys.modules.update(GONE), "runner"),
     ],
 )
 def test_another_vllm_is_left_as_it_is(

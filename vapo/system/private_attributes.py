@@ -159,4 +159,4 @@ def environment_bytes() -> Mapping[bytes, bytes]:
 
     A copy of `os.environ` itself takes 20 to 50: it decodes each name and each value.
     """
-    return os.environ._data  # type: ignore[attr-defined, no-any-return]
+    return os.environ._data  # type: ignore[attr-defined]

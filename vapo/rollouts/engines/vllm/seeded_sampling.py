@@ -67,7 +67,8 @@ def put_in_place() -> str | None:
     Returns: why this vLLM has no place for it; None: it is in place.
     """
     try:
-        sampler, runner = import_module(_SAMPLER), import_module(_RUNNER).GPUModelRunner
+        sampler: Any = import_module(_SAMPLER)
+        runner = import_module(_RUNNER).GPUModelRunner
         metadata, kind = import_module(_METADATA).SamplingMetadata, sampler.TopKTopPSampler
         if _is_ours(sampler.random_sample):
             return None
