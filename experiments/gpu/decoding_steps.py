@@ -133,7 +133,8 @@ def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
     from vapo.config.engines import ColocatedVllm
     from vapo.rollouts.engines.vllm.engine_args import EngineSize, engine_arguments
 
-    on_gpu, config = options.device == "cuda", AutoConfig.from_pretrained(options.model)
+    on_gpu = options.device == "cuda"
+    config = AutoConfig.from_pretrained(options.model, trust_remote_code=False)
     dtype = "bfloat16" if on_gpu else "float32"
     vllm_options = ColocatedVllm(
         gpu_memory_utilization=0.3, kv_cache_memory_bytes=None if on_gpu else 64 << 20
@@ -241,7 +242,8 @@ def as_a_run(
 def random_weights(model: str, dtype: torch.dtype) -> Iterable[tuple[str, torch.Tensor]]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    made = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=dtype)
+    config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+    made = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     return made.state_dict().items()
 
 

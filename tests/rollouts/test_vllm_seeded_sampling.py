@@ -35,7 +35,9 @@ def make_modules() -> dict[str, ModuleType]:
 
         def forward_native(self, logits: Tensor, generators: Any, k: Any, p: Any) -> Any:
             probs = logits.softmax(dim=-1)
-            return modules["vllm.v1.sample.ops.topk_topp_sampler"].random_sample(probs, generators)
+            return stand_ins["vllm.v1.sample.ops.topk_topp_sampler"].random_sample(
+                probs, generators
+            )
 
         def forward_cpu(self, logits: Tensor, generators: Any, k: Any, p: Any) -> Any:
             return "vLLM's own way on a CPU"
@@ -55,7 +57,7 @@ def make_modules() -> dict[str, ModuleType]:
         made.__dict__.update(contents)
         return made
 
-    modules = {
+    stand_ins: dict[str, Any] = {
         made.__name__: made
         for made in (
             module(
@@ -67,7 +69,7 @@ def make_modules() -> dict[str, ModuleType]:
             module("vllm.v1.sample.metadata", SamplingMetadata=SamplingMetadata),
         )
     }
-    return modules
+    return stand_ins
 
 
 @pytest.fixture
