@@ -18,6 +18,7 @@ from tests.commands.trl_reward import ends_in_a_digit
 from tests.integration.commands import store
 from tests.integration.commands import vapo as command
 from tests.tiny_model import save_tiny_folder
+from vapo.commands.estimate import estimated
 from vapo.commands.own_model import own_model
 from vapo.config import FitConfig
 from vapo.config.critic import ProbeCritic
@@ -194,6 +195,29 @@ def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_cach
     assert ("fewer responses at a time, because training all" in chosen.line) == (
         engine == "transformers"
     )
+
+
+@pytest.mark.parametrize(
+    ("gpu_gib", "overrides", "cache"),
+    [
+        (80.0, [], 12 * GIB),
+        (None, [], GIB),
+        (80.0, ["rollouts.vllm.kv_cache_memory_bytes=4096"], 4096),
+    ],
+    ids=["a GPU", "no GPU", "one's own"],
+)
+def test_vllms_cache_has_a_size_that_the_memorys_estimate_can_count(
+    model: str, file: str, monkeypatch: pytest.MonkeyPatch, gpu_gib: float | None,
+    overrides: list[str], cache: int,
+):  # fmt: skip
+    """The estimate that decides what is trained was refused without it, wherever vLLM was."""
+    monkeypatch.setattr("vapo.commands.own_model.find_spec", lambda name: name)
+    chosen = own_model(model, file, "exact", gpu_gib=gpu_gib, overrides=overrides)
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    rollouts: Any = config.rollouts
+    assert rollouts.vllm.kv_cache_memory_bytes == cache
+    _, estimate, *_ = estimated(config, model, tell=lambda line: None)
+    assert estimate.stages["sampling"]["vLLM KV cache"] == cache
 
 
 @pytest.mark.parametrize("overrides", [["training.minibatch_size=128"], ["critic.kind=probe"]])

@@ -42,6 +42,8 @@ _NO_CHAT_TEMPLATE = (
 _AFTER_HASHES = "#### *(.+)"  # as GSM8K's solutions end
 _MOST_HELD_OUT = 64
 _ROOM = 0.9  # of the memory; the rest is for what no arithmetic counts
+_CACHE = 0.15  # of the memory, for vLLM's keys and values
+_CPU_CACHE = 2**30  # bytes; what vLLM takes without a GPU
 _FEWER = {"rollouts.max_concurrent_sequences": 64}
 _ADAPTERS = {"actor.lora.rank": 32, "actor.optimizer.lr": 1e-5}
 _PROBE = {"critic.kind": "probe", "critic.probe.lr": 1e-3, "critic.sampled_logprobs.lr": 0.03}
@@ -148,6 +150,10 @@ def _chosen(
     base = _base("gpu" if has_gpu else "cpu")
     has_template = bool(load_tokenizer(model).chat_template)
     values = {"actor.path": model, "data.chat_template": has_template} | values
+    if (_given("rollouts.engine", overrides) or values.get("rollouts.engine")) == "vllm":
+        # a size in bytes, since no estimate of memory can tell what vLLM would take by itself
+        cache = _CPU_CACHE if gpu_gib is None else int(_CACHE * gpu_gib * GIB)
+        values["rollouts.vllm.kv_cache_memory_bytes"] = cache
     parts = [f"begins with conf/scale/{base.name}"]
     if gpu_gib is not None:
         saved, said = _what_fits_the_gpu(base, values, overrides, gpu_gib)
