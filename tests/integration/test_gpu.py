@@ -6,6 +6,7 @@ width would compute in float32.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,12 @@ def test_a_preset_trains(tmp_path: Path, name: str) -> None:
 def test_a_resumed_run_ends_as_the_whole_one(tmp_path: Path, options: tuple[str, ...]) -> None:
     options = (*options, "checkpoints.every_n_iterations=1", "checkpoints.keep=9")
     whole = gpu_fit(tmp_path / "whole", *options)
-    second = whole / "checkpoints/iteration_000002"
+    copy = tmp_path / whole.name  # a resumed run goes on in its own folder
+    shutil.copytree(whole, copy, symlinks=True)
+    shutil.rmtree(copy / "checkpoints/iteration_000003")
+    second = copy / "checkpoints/iteration_000002"
     resumed = gpu_fit(tmp_path / "resumed", *options, "--ckpt_path", str(second))
+    assert resumed == copy
     expected, actual = (read_checkpoint(r / "checkpoints/last.ckpt") for r in (whole, resumed))
     for part in ("state_dict", "optimizer_states", "lr_schedulers", "global_step"):
         assert_same(actual[part], expected[part], part)
