@@ -156,7 +156,7 @@ def test_a_push_that_does_not_arrive_is_an_error(
     monkeypatch.setattr(sleeper, "load", lambda weights: list(weights))
     with torch.no_grad():
         model.model.layers[1].mlp.down_proj.weight.mul_(-1)
-    with pytest.raises(EngineError, match="max_logprob_gap|did not reach the engine"):
+    with pytest.raises(EngineError, match=r"max_logprob_gap|did not reach the engine"):
         sampler.sync(model.state_dict().items())
 
 
