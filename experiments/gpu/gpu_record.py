@@ -7,6 +7,7 @@ Imports nothing that loads torch: the parent process leaves the GPU to the one t
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -43,10 +44,20 @@ def provenance() -> dict[str, Any]:
     return {
         "date": _now(),
         "command": shlex.join(["python", _of_the_repository(sys.argv[0]), *sys.argv[1:]]),
-        "commit": _output("git", "rev-parse", "--short", "HEAD"),
+        "commit": _output("git", "rev-parse", "--short", "HEAD") or "unknown",
+        "source": source(),
         "device": device(),
         "versions": versions,
     }
+
+
+def source() -> str:
+    """A digest of the code that runs; a commit says nothing of what was changed after it."""
+    digest = hashlib.sha256()
+    for folder in ("vapo", "experiments/gpu"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _now() -> str:
@@ -86,7 +97,7 @@ def _of_the_repository(path: str) -> str:
 class Result:
     """One JSON file, written anew with each part that is added to it.
 
-    A file of the same commit, device and setting is continued, so that some sides can be measured
+    A file of the same code, device and setting is continued, so that some sides can be measured
     now and others later.
     """
 
@@ -112,7 +123,7 @@ class Result:
         partial.replace(self.path)
 
 
-_OF_ONE_FILE = ("commit", "device", "setting", "versions")
+_OF_ONE_FILE = ("source", "device", "setting", "versions")
 
 
 # ---- a process ------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ OURS = {
     "VAPO, probe": OurSide("probe", ONE_PRETRAINING, 1),
     "PPO": OurSide("ppo", (*CRITIC, "algorithm.kl.coef=0.001", "algorithm.kl.placement=reward")),
 }
-TOY = {
+TOY: dict[str, Any] = {
     "lengths": Lengths(20, 4, 24, 12),
     "num_prompts": 4,
     "group_size": 4,
@@ -151,7 +151,10 @@ def our_command(
 def engine_options() -> list[str]:
     if has_gpu():
         return ["rollouts.engine=vllm", f"rollouts.vllm.gpu_memory_utilization={VLLM_SHARE}"]
-    return ["rollouts.engine=transformers", "trainer.accelerator=cpu", "trainer.precision=32-true"]
+    return [
+        *("rollouts.engine=transformers", "trainer.accelerator=cpu", "trainer.precision=32-true"),
+        "trainer.num_threads=1",
+    ]
 
 
 def our_iterations(rows: Sequence[Row], num_pretraining: int) -> list[dict[str, Any]]:
@@ -249,7 +252,8 @@ def measure(name: str, options: argparse.Namespace, end: float) -> Result:
         options.logs / "made_model.log",
         limit_s=max(1.0, end - time.monotonic()),
     )
-    result = Result(options.out, f"iterations_{name}_{device_slug()}", asdict(case))
+    setting = {**asdict(case), "iterations": options.iterations, "overrides": options.overrides}
+    result = Result(options.out, f"iterations_{name}_{device_slug()}", setting)
     if not made.is_done:
         result.add("model", made.part())
         print(f"{name}: no model: {made.status}", *made.tail(), sep="\n", flush=True)

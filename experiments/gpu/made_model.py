@@ -112,7 +112,9 @@ def write_model(folder: Path, shape: str, end_chance: float, *, tiny: bool = Fal
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device(device):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, trust_remote_code=False
+        )
     set_end_chance(model, end_chance)
     model.to("cpu").save_pretrained(folder)
 

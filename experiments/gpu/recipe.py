@@ -89,6 +89,7 @@ TOY = (
     "rollouts.engine=transformers",
     "trainer.accelerator=cpu",
     "trainer.precision=32-true",
+    "trainer.num_threads=1",
 )
 TOY_TURNS = ("rollouts.max_response_tokens=512", "environment.max_turn_tokens=24")
 
@@ -204,7 +205,8 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     model = SCRATCH / f"model_{name}{'_toy' if options.toy else ''}"
     output, logs = SCRATCH / "recipe", SCRATCH / "logs"
     shutil.rmtree(output, ignore_errors=True)
-    result = Result(options.out, f"recipe_{name}_{device_slug()}", asdict(recipe))
+    setting = {**asdict(recipe), "overrides": options.overrides}
+    result = Result(options.out, f"recipe_{name}_{device_slug()}", setting)
     result.contents["stands_in"] = stands_in(recipe) and recipe.config is not None
 
     def run(step: str, command: list[str], **more: Any) -> dict[str, Any]:

@@ -68,7 +68,10 @@ def test_the_end_token_has_its_chance_after_every_prefix(chance: float, tied: bo
     model = Qwen2ForCausalLM(config).eval()
     made.set_end_chance(model, chance)
     with torch.no_grad():
-        ends = model(torch.randint(2045, (8, 50))).logits.softmax(-1)[..., 2045]
+        found = model(torch.randint(2045, (8, 50)), output_hidden_states=True)
+    ends = found.logits.softmax(-1)[..., 2045]
+    for states in found.hidden_states[:-1]:  # the last one is behind the norm
+        assert torch.equal(states[..., 0], torch.full((8, 50), made.SHARED))
     assert float(ends.mean()) == pytest.approx(chance, rel=0.15, abs=1e-8)
     assert float(ends.max()) < 3 * max(chance, 1e-8)
 
@@ -114,7 +117,9 @@ def test_a_process_is_killed_with_its_children_at_a_line(tmp_path: Path) -> None
         time.sleep(0.05)
 
 
-def test_a_result_of_the_same_commit_and_device_is_continued(tmp_path: Path) -> None:
+def test_a_result_of_the_same_code_and_setting_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     record = script("gpu_record")
     record.Result(tmp_path, "a", {"n": (1, 2)}).add("one", {"status": "done"})
     record.Result(tmp_path, "a", {"n": (1, 2)}).add("two", {"status": "done"})
@@ -123,6 +128,9 @@ def test_a_result_of_the_same_commit_and_device_is_continued(tmp_path: Path) -> 
     record.Result(tmp_path, "a", {"n": (1, 3)}).add("two", {"status": "done"})
     contents = json.loads((tmp_path / "a.json").read_text())
     assert list(contents["parts"]) == ["two"]
+    monkeypatch.setattr(record, "source", lambda: "other code")
+    record.Result(tmp_path, "a", {"n": (1, 3)}).add("three", {"status": "done"})
+    assert list(json.loads((tmp_path / "a.json").read_text())["parts"]) == ["three"]
     assert {"date", "command", "commit", "device", "versions"} <= contents.keys()
 
 
@@ -265,7 +273,8 @@ def test_every_recipe_is_its_own_config_with_other_data(
         assert (ROOT / one.config).exists()
         config = load_config(FitConfig, *overrides_and_files(words))
         written = load_config(FitConfig, [ROOT / one.config], [])
-        assert config.data.train.path == str(tmp_path / "problems.jsonl"), name
+        train: Any = config.data.train
+        assert train.path == str(tmp_path / "problems.jsonl"), name
         assert config.rewards == written.rewards
         assert config.components.group_sampling == written.components.group_sampling
         assert config.training.minibatch_size == written.training.minibatch_size
