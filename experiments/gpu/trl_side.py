@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -59,6 +60,7 @@ class Clock:
                 "longest": max(self.lengths),
                 "shortest": min(self.lengths),
                 "stages": {name: round(seconds, 3) for name, seconds in self._stages.items()},
+                "trl": trl.__version__,
                 "gap": sum(self.gaps) / len(self.gaps) if self.gaps else None,
                 "allocated_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
             }
