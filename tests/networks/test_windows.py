@@ -30,7 +30,7 @@ from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.layouts import choose_layout, say_layout
 from vapo.networks.loading import load_causal_lm, load_value_model
 from vapo.networks.logit_transforms import logit_transform
-from vapo.networks.model_configs import check_supported, read_model_config, read_value_config
+from vapo.networks.model_configs import check_supported, read_model_config
 from vapo.networks.packed_attention import (
     _by_segments,
     _varlen_flash,
@@ -281,9 +281,3 @@ def test_the_states_that_a_probe_reads(family: str) -> None:
         found = hidden_states(model, inputs, [1], wants_last=False)[1]
     places = inputs.state_rows, inputs.state_columns
     torch.testing.assert_close(found[places], torch.cat(alone), rtol=1e-5, atol=1e-5)
-
-
-def test_an_architecture_without_a_value_model(tmp_path: Path) -> None:
-    folder = written(tmp_path, CONFIGS["cohere2"](**SMALL))
-    with pytest.raises(UserError, match=r"no value model of cohere2 .*critic\.kind=probe"):
-        read_value_config(folder, CriticConfig())

@@ -154,11 +154,12 @@ def test_a_run_waits_for_the_copy_and_not_for_the_disk(
     )
     copy_s = 0.05
     stage = run.callback._saves._stager.stage  # type: ignore[union-attr]
-    monkeypatch.setattr(
-        run.callback._saves._stager,  # type: ignore[union-attr]
-        "stage",
-        lambda state: (time.sleep(copy_s), stage(state))[1],
-    )
+
+    def slow_stage(state: Any) -> Any:
+        time.sleep(copy_s)
+        return stage(state)
+
+    monkeypatch.setattr(run.callback._saves._stager, "stage", slow_stage)  # type: ignore[union-attr]
     run.free.clear()
     run.iterate()
     assert not run.all, "it is not written yet"

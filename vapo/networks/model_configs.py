@@ -13,7 +13,6 @@ from typing import Any
 
 from safetensors import SafetensorError
 from transformers import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING,
     AutoConfig,
     DynamicCache,
     PreTrainedConfig,
@@ -99,8 +98,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
                 f"{path}: its value head reads the hidden states of an actor (critic.kind "
                 f"{saved}), and no text: no reward model"
             )
-        _check_has_value_model(path, config)
-        return config
+            return config
     if saved is not None and saved != critic.kind:
         what = _KINDS[saved]
         raise UserError(
@@ -113,17 +111,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
     if critic.kind == "adapters":
         assert critic.lora is not None, "a rule: adapters have a rank"
         return of_the_adapters(config, path, critic.lora)
-    _check_has_value_model(path, config)
     return config
-
-
-def _check_has_value_model(path: str, config: PreTrainedConfig) -> None:
-    if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise UserError(
-            f"{path}: transformers has no value model of {config.model_type} (a backbone with a "
-            "head, AutoModelForSequenceClassification): set critic.kind=probe, which reads the "
-            "actor's states, or critic.init=reward_model with one of another architecture"
-        )
 
 
 _KINDS = {

@@ -281,8 +281,12 @@ def test_shards_share_weights_and_states_and_gather_what_they_compute(folder: Pa
 
 @pytest.mark.slow
 def test_offloaded_shards_lie_in_host_memory(folder: Path) -> None:
-    offload = (*FSDP, "trainer.accelerator=gpu", "trainer.cpu_offload=true")
-    offload = (*offload, "checkpoints.save_in_background=false")
+    offload = (
+        *FSDP,
+        "trainer.accelerator=gpu",
+        "trainer.cpu_offload=true",
+        "checkpoints.save_in_background=false",
+    )
     one_reduction = "trainer.reduce_every_microbatch=true"
     found = estimate(folder, *offload, one_reduction)
     critic = PARAMETERS - VOCAB * 256 + 256
