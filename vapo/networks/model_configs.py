@@ -98,7 +98,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
                 f"{path}: its value head reads the hidden states of an actor (critic.kind "
                 f"{saved}), and no text: no reward model"
             )
-            return config
+        return config
     if saved is not None and saved != critic.kind:
         what = _KINDS[saved]
         raise UserError(
