@@ -5,19 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.errors import UserError
 from vapo.rewards.scorer import VerifierScorer
-from vapo.rewards.verifier_code import make_python
+from vapo.rewards.text_judge import WorkerPool
+from vapo.rewards.verifier_code import VerifierCode, make_python
 from vapo.rewards.verifiers import Judgement
 
 SOURCE = """\
-import asyncio, functools, os, threading, time
+import asyncio, functools, os, re, threading, time
 from urllib.request import urlopen
 
 async def waits(response_text, answer, metadata):
@@ -36,6 +39,36 @@ partial = functools.partial(waits, metadata={})
 async def trl(prompts, completions, answer, **columns):
     await asyncio.sleep(0)
     return [1.0 if completions == answer else 0.0]
+
+async def exits(response_text, answer, metadata):
+    await asyncio.sleep(0.02)
+    if response_text == "exit":
+        raise SystemExit(3)
+    if response_text == "interrupt":
+        raise KeyboardInterrupt
+    if response_text == "stop":
+        asyncio.get_running_loop().stop()
+    if response_text == "cancel":
+        asyncio.current_task().cancel()
+    await asyncio.sleep(0.02)
+    return response_text == answer
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise ValueError("nothing to say")
+
+def decorated(response_text, answer, metadata):
+    if response_text == "unprintable":
+        raise Unprintable
+    return waits(response_text, answer, metadata)
+
+def never(response_text, answer, metadata):
+    time.sleep(60)
+
+def spins(response_text, answer, metadata):
+    if response_text == "spin":  # one regular expression holds the interpreter
+        re.match("(a+)+$", "a" * 40 + "b")
+    return response_text.startswith(answer)
 
 async def yields(response_text, answer, metadata):
     yield True
@@ -105,6 +138,60 @@ def test_one_that_kills_the_process_of_many_fails_alone(tmp_path: Path) -> None:
     assert sum(bool(v.is_correct) for v in verdicts) == 9
 
 
+def test_a_coroutine_that_ends_the_loop_fails_alone(tmp_path: Path) -> None:
+    texts = ["42", "exit", "interrupt", "stop", "cancel", "42"]
+    with waiting(tmp_path, "exits") as judge:
+        verdicts = judge.score([rollout(text) for text in texts])
+    kinds = [":".join(str(v.failure).split(":")[:2]) for v in verdicts]
+    expected = ["error: SystemExit", "error: KeyboardInterrupt", "None", "error: CancelledError"]
+    assert kinds == ["None", *expected, "None"]
+    assert [v.is_correct for v in verdicts] == [True, False, False, False, False, True]
+
+
+def test_an_error_that_cannot_be_printed_is_no_timeout(tmp_path: Path) -> None:
+    with waiting(tmp_path, "decorated") as judge:
+        bad, good = judge.score([rollout("unprintable"), rollout("42")])
+    assert str(bad.failure).startswith("error: Unprintable")
+    assert good.is_correct
+
+
+def pool_of(folder: Path, name: str, *, calls: int, timeout_s: float) -> WorkerPool:
+    code = VerifierCode(
+        is_shared=False,
+        kind="python",
+        function=function(folder, name),
+        num_calls=calls,
+        call_timeout_s=timeout_s,
+    )
+    pool = WorkerPool(code, num_workers=1, timeout_s=timeout_s + 1.0)
+    pool.processes.wait_until_ready()
+    return pool
+
+
+def test_the_threads_of_calls_that_hang_do_not_pile_up(tmp_path: Path) -> None:
+    """A process has the memory for the threads of its calls twice, and not five times."""
+    replies: list[str] = []
+    with closing(pool_of(tmp_path, "never", calls=128, timeout_s=0.2)) as pool:
+        start = time.perf_counter()
+        pool.run([("x", "y", {})] * 640, lambda _, reply: replies.append(reply["failure"]))
+        assert time.perf_counter() - start < 12  # one after the other they would take 128 s
+    assert replies == ["timeout"] * 640
+
+
+@pytest.mark.slow
+def test_a_process_that_reads_nothing_is_not_sent_one_text_after_the_other(tmp_path: Path) -> None:
+    """Each text that does not fit into its channel would cost two seconds."""
+    texts = [f"42{'x' * 150_000}" for _ in range(16)]
+    replies: dict[int, Any] = {}
+    with closing(pool_of(tmp_path, "spins", calls=17, timeout_s=1.0)) as pool:
+        start = time.perf_counter()
+        tasks = [(text, "42", {}) for text in ["spin", *texts]]
+        pool.run(tasks, lambda index, reply: replies.update({index: reply}))
+        assert time.perf_counter() - start < 12
+    assert replies[0] == {"failure": "timeout"}
+    assert all(replies[i]["is_correct"] for i in range(1, 17))
+
+
 class _Slow(BaseHTTPRequestHandler):
     most = now = 0
     lock = threading.Lock()
@@ -139,7 +226,7 @@ def test_a_judge_over_http_is_asked_many_at_a_time(tmp_path: Path, url: str) -> 
     assert 4 <= _Slow.most <= 8
 
 
-@pytest.mark.parametrize("name", ["waits", "judge", "partial", "trl"])
+@pytest.mark.parametrize("name", ["waits", "judge", "partial", "trl", "decorated"])
 def test_whatever_makes_coroutines_is_waited_for(tmp_path: Path, name: str) -> None:
     verifier = make_python(function(tmp_path, name))
     expected = Judgement(True, 1.0) if name == "trl" else Judgement(True)

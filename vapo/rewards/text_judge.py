@@ -85,6 +85,7 @@ class WorkerPool:
         self._num_calls = code.num_calls
         self._queue: deque[Question] = deque()
         self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
+        self._num_stuck = [0] * num_workers  # threads of each process whose time was over
 
     def close(self) -> None:
         self.processes.close()
@@ -143,6 +144,8 @@ class WorkerPool:
                     suspect.must_be_alone = True
                 self._queue.appendleft(question)  # so that it is the first of this process's next
                 return
+        elif answer.fields.get("failure") == "timeout":
+            self._num_stuck[answer.key] += 1
         if question.on_reply is not None:
             question.on_reply(answer.fields)
 
@@ -181,14 +184,27 @@ class WorkerPool:
             return
         if given and (self._queue[0].must_be_alone or given[-1].must_be_alone):
             return
-        if not given and worker in self.processes and not self.processes.is_sound(worker):
+        is_full = self._num_stuck[worker] >= self._num_calls  # no more threads for its memory
+        if given and is_full:
+            return
+        is_there = not given and worker in self.processes
+        if is_there and (is_full or not self.processes.is_sound(worker)):
             self.processes.end(worker, Order.KILL)  # it broke while idle: no task is to blame
         if worker not in self.processes:
+            self._num_stuck[worker] = 0
             self.processes.open(worker)
         try:
             if not self.processes.ask(worker, self._queue[0].task):
                 return
-        except OSError:  # it has just ended, or takes nothing; `poll` says so of one that has tasks
+        except BlockingIOError:  # the start of the task may have been sent: nothing can follow it
+            if not given:
+                self._refused(worker)
+                return
+            for suspect in given:
+                suspect.must_be_alone = True
+            self._take_back(worker)
+            return
+        except OSError:  # it has just ended; `poll` says so of one that has tasks
             if not given:
                 self._refused(worker)
             return

@@ -61,26 +61,20 @@ def answer_concurrently(
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A plain function, with the same parameters, that waits for a coroutine function's result.
+    """A function, with the same parameters, that waits for a coroutine which the given one makes.
 
     All coroutines of a process run in one event loop, so that they may share a client. One that
     is waited for by a thread whose time is over runs on until it ends.
     """
-    if not makes_coroutines(function):
-        return function
 
     @functools.wraps(function, updated=())
     def waits(*args: Any, **kwargs: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(function(*args, **kwargs), _event_loop()).result()
+        result = function(*args, **kwargs)
+        if not inspect.iscoroutine(result):
+            return result
+        return asyncio.run_coroutine_threadsafe(result, _event_loop()).result()
 
     return waits
-
-
-def makes_coroutines(function: Any) -> bool:
-    """Whether a call makes what has to be awaited; partials, objects and methods count, too."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return any(inspect.iscoroutinefunction(each) for each in (function, type(function).__call__))
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
@@ -88,6 +82,13 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if not _loops:
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, daemon=True).start()
+            threading.Thread(target=_run_on, args=(loop,), daemon=True).start()
             _loops.append(loop)
     return _loops[0]
+
+
+def _run_on(loop: asyncio.AbstractEventLoop) -> None:
+    """Run a loop on when a coroutine exits, interrupts or stops it: the others are not to blame."""
+    while not loop.is_closed():
+        with suppress(BaseException):  # its own caller hears of it, too
+            loop.run_forever()

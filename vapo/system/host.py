@@ -27,7 +27,9 @@ from vapo.errors.redactor import hide
 from vapo.system.concurrent_answers import answer_concurrently
 from vapo.system.process_protocol import (
     CLOSE_TIMEOUT_S,
+    MEMORY_HEADROOM_BYTES,
     MESSAGE,
+    THREAD_BYTES,
     Answering,
     Order,
     UserCode,
@@ -174,7 +176,9 @@ def _kill_group(pid: int) -> None:
 
 def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
     """In a process of its own: answer each `(ticket, question)` until the trainer hangs up."""
-    limit_memory()
+    # beside those that answer there may be as many threads whose time is over
+    stacks = 2 * code.num_calls * THREAD_BYTES if code.num_calls > 1 else 0
+    limit_memory(MEMORY_HEADROOM_BYTES + stacks)
 
     def reply(question: Any) -> dict[str, Any]:
         try:

@@ -162,6 +162,8 @@ class HostProcess:
             # a set has one order in all processes
             "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
         }
+        if self._code.num_calls > 1:  # else each thread reserves 64 MiB of the limited addresses
+            environment["MALLOC_ARENA_MAX"] = "2"
         if self._output is not None:
             environment["PYTHONUNBUFFERED"] = "1"  # what it printed before it hangs or dies, too
         printed = subprocess.DEVNULL if self._output is None else self._output

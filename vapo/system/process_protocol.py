@@ -11,6 +11,7 @@ import sys
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
 from multiprocessing.connection import Connection
@@ -125,6 +126,9 @@ tokens of a batch, and of their products with activations and weights, in float3
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
 """Such a process may use so much memory above what it has at the start; then it is a failure."""
 
+THREAD_BYTES = 8 * 1024**2
+"""Of the address space a thread's stack takes so much, of which it uses little."""
+
 HIGH_DESCRIPTOR = 900
 """The channel's number, or above it, if so many are allowed: what writes into 3 misses it."""
 
@@ -172,7 +176,9 @@ def reward_problem(reward: float) -> str | None:
 
 def failure_of(error: BaseException) -> str:
     """`error: ValueError: what it says (file.py:12)`, on what a user's code raised."""
-    said = beginning(str(error), 200)
+    said = ""
+    with suppress(BaseException):  # it is the user's code that says it
+        said = beginning(str(error), 200)
     return visible(f"error: {type(error).__name__}: {said}{_where(error)}", keep="")
 
 
