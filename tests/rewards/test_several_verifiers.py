@@ -68,6 +68,22 @@ def test_another_verifier_may_decide_and_its_failure_is_the_responses(tmp_path: 
     assert str(failed.failure).startswith("error")
 
 
+def test_a_reward_that_its_weight_makes_too_large_fails_alone(tmp_path: Path) -> None:
+    """A square of it would be infinite in float32."""
+    (tmp_path / "large.py").write_text(
+        "def large(response_text, answer, metadata):\n    return 1e12"
+    )
+    verifiers = {
+        "answer": block("exact"),
+        "large": block("python", 1e9, function=f"{tmp_path}/large.py:large"),
+    }
+    with scorer("several", verifiers=verifiers, num_workers=1) as judge:
+        (verdict,) = judge.score([rollout("42")])
+    assert verdict.reward == 1.0 - 1e9  # as of any failure: incorrect, times the weight
+    failure = str(verdict.by_verifier["large"]["failure"])
+    assert failure == "error: the reward 1e+12 times its weight is above 5e+11"
+
+
 def test_a_verifier_that_never_gives_a_verdict_ends_the_run(tmp_path: Path) -> None:
     with two(tmp_path) as judge, pytest.raises(UserError, match=r"mine.py:form \(form\) gave no"):
         judge.score([rollout("boom =42")] * 8)
@@ -171,6 +187,10 @@ def test_the_estimator_reads_what_each_verifier_gave() -> None:
         (
             (*SEVERAL, "rewards.verifiers.answer.weight=0", "rewards.verifiers.form.weight=0"),
             "all weights are 0",
+        ),
+        (
+            (*SEVERAL, "rewards.verifiers.answer.weight=-6e11"),
+            r"answer\.weight -6e\+11 times the reward 1 is too large",
         ),
         (
             (*SEVERAL, "rewards.verifiers.answer.pattern=x"),

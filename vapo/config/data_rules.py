@@ -18,7 +18,7 @@ from vapo.config.data import (
     sources_of,
     verifier_blocks,
 )
-from vapo.config.rewards import RegexVerifier, SeveralVerifiers, verifier_settings
+from vapo.config.rewards import REWARD_RANGE, RegexVerifier, SeveralVerifiers, verifier_settings
 from vapo.config.rules import Problem, Problems, Rule, bad_pattern
 
 
@@ -66,6 +66,13 @@ def several_verifiers_have_names(config: Any) -> Problems:
         )
     elif not any(block.weight for block in rewards.verifiers.values()):
         yield Problem(f"{key}: all weights are 0, so every reward is 0: give one a weight", (key,))
+    largest = max(abs(rewards.correct), abs(rewards.incorrect))
+    for name, block in rewards.verifiers.items():
+        if abs(block.weight) * largest * len(rewards.verifiers) > REWARD_RANGE["le"]:
+            yield Problem(
+                f"{key}.{name}.weight {block.weight:g} times the reward {largest:g} is too large: "
+                f"a response's reward is at most {REWARD_RANGE['le']:g} in size"
+            )
 
 
 def templates_have_a_place(config: Any) -> Problems:

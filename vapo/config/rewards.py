@@ -81,8 +81,8 @@ class SeveralVerifiers:
     )
     correct_by: str | None = option(
         None,
-        "the verifier whose verdict is the response's, which the accuracies and the "
-        "positive-example LM loss read; null: the first of `verifiers`",
+        "the verifier whose verdict is the response's, which the accuracies, dynamic "
+        "sampling and the positive-example LM loss read; null: the first of `verifiers`",
     )
 
     @property

@@ -13,6 +13,7 @@ from vapo.config.rewards import SeveralVerifiers, with_verifier
 from vapo.config.schema import RewardConfig
 from vapo.errors import about
 from vapo.rewards.text_judge import WAIT_S, OnReply, verdict_fields
+from vapo.system.process_protocol import MAX_REWARD
 
 Withdraw = Callable[[], object]
 
@@ -60,7 +61,7 @@ class SeveralJudges(Generic[_J]):
         by_verifier: dict[str, dict[str, Any]] = {}
 
         def take(name: str, reply: dict[str, Any]) -> None:
-            by_verifier[name] = verdict_fields(self.judges[name].config, reply)
+            by_verifier[name] = self._verdict(name, reply)
             if len(by_verifier) == len(self.judges):
                 on_reply(self._combined(by_verifier))
 
@@ -80,6 +81,16 @@ class SeveralJudges(Generic[_J]):
     def close(self) -> None:
         for judge in self.judges.values():
             judge.close()
+
+    def _verdict(self, name: str, reply: dict[str, Any]) -> dict[str, Any]:
+        """The fields of one verifier's verdict. A reward whose weight makes it too large is a
+        failure, so that the sum of all is a reward, too."""
+        config, most = self.judges[name].config, MAX_REWARD / len(self.judges)
+        fields = verdict_fields(config, reply)
+        if abs(self._weights[name] * fields["reward"]) <= most:
+            return fields
+        failure = f"error: the reward {fields['reward']:g} times its weight is above {most:g}"
+        return verdict_fields(config, {"failure": failure})
 
     def _combined(self, by_verifier: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         """The deciding verifier's verdict with the weighted sum of all rewards."""
