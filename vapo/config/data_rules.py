@@ -66,7 +66,7 @@ def several_verifiers_have_names(config: Any) -> Problems:
         )
     elif not any(block.weight for block in rewards.verifiers.values()):
         yield Problem(f"{key}: all weights are 0, so every reward is 0: give one a weight", (key,))
-    largest = max(abs(rewards.correct), abs(rewards.incorrect))
+    largest = max(abs(config.rewards.correct), abs(config.rewards.incorrect))
     for name, block in rewards.verifiers.items():
         if abs(block.weight) * largest * len(rewards.verifiers) > REWARD_RANGE["le"]:
             yield Problem(
