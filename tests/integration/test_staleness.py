@@ -54,8 +54,8 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
     make = parts.make_sampler
 
-    def make_and_keep(*args: Any) -> Any:
-        made.append(make(*args))
+    def make_and_keep(*args: Any, **options: Any) -> Any:
+        made.append(make(*args, **options))
         return made[-1]
 
     monkeypatch.setattr(parts, "make_sampler", make_and_keep)

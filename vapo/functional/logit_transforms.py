@@ -14,6 +14,7 @@ class LogitTransform(NamedTuple):
         cap is None: y = scale * x        else: y = cap * tanh(scale * x / cap)
         dy / dx = scale                         dy / dx = scale * (1 - (y / cap)^2)
 
+    >>> import torch
     >>> LogitTransform(scale=2.0, cap=1.0).apply_(torch.tensor([0.0, 50.0]))
     tensor([0., 1.])
     """
