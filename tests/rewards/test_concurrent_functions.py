@@ -16,7 +16,7 @@ from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.errors import UserError
 from vapo.rewards.scorer import VerifierScorer
 from vapo.rewards.text_judge import WorkerPool
-from vapo.rewards.verifier_code import VerifierCode, make_python
+from vapo.rewards.verifier_code import Text, VerifierCode, make_python
 from vapo.rewards.verifiers import Judgement
 
 SOURCE = """\
@@ -185,7 +185,7 @@ def test_a_process_that_reads_nothing_is_not_sent_one_text_after_the_other(tmp_p
     replies: dict[int, Any] = {}
     with closing(pool_of(tmp_path, "spins", calls=17, timeout_s=1.0)) as pool:
         start = time.perf_counter()
-        tasks = [(text, "42", {}) for text in ["spin", *texts]]
+        tasks: list[Text] = [(text, "42", {}) for text in ["spin", *texts]]
         pool.run(tasks, lambda index, reply: replies.update({index: reply}))
         assert time.perf_counter() - start < 12
     assert replies[0] == {"failure": "timeout"}
