@@ -95,7 +95,7 @@ def make_vllm_sampler(engine: Engine, model: PreTrainedModel) -> EngineSampler:
         engine,
         end_ids=end_token_ids(model.generation_config, tiny_tokenizer()),
         weights=lambda: model.state_dict().items(),
-        cast=CastWeights(DTYPE),
+        convert=CastWeights(DTYPE),
         check=make_check(model),
     )
     sampler.sync(model.state_dict().items())

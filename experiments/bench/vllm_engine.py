@@ -30,7 +30,7 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import make_tokenizer
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.engines.sampler import EngineSampler, Score, SyncCheck
+from vapo.rollouts.engines.sampler import CastWeights, EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.selection import ActorAccess, score_with
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
@@ -77,7 +77,7 @@ def engines(
         engine,
         end_ids=end_token_ids(model.generation_config, tokenizer),
         weights=access.weights,
-        dtype=torch.float32,
+        convert=CastWeights(torch.float32),
         check=check,
     )
     vllm.sync(access.weights())

@@ -208,7 +208,7 @@ def as_a_run(
     is_pushed: bool,
 ) -> tuple[Any, Sample, Callable[[], None]]:
     from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
-    from vapo.rollouts.engines.sampler import EngineSampler
+    from vapo.rollouts.engines.sampler import CastWeights, EngineSampler
     from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 
     engine = ColocatedEngine(
@@ -222,9 +222,12 @@ def as_a_run(
         engine.sleep()
         engine.load(random_weights(options.model, getattr(torch, dtype)))
     engine.has_weights = True
-    kind = getattr(torch, dtype)
     sampler = EngineSampler(
-        engine, end_ids=frozenset(), weights=list, dtype=kind, check=lambda *_: 0.0
+        engine,
+        end_ids=frozenset(),
+        weights=list,
+        convert=CastWeights(getattr(torch, dtype)),
+        check=lambda *_: 0.0,
     )
     llm: Any = engine._engine
 

@@ -42,7 +42,7 @@ def pushed(weights: dict[str, Tensor], *in_float32: str) -> tuple[Receiver, tupl
 
     made: Any = EngineSampler
     cast = CastWeights(torch.bfloat16, in_float32)
-    sampler = made(engine, end_ids=frozenset(), weights=dict, cast=cast, check=check)
+    sampler = made(engine, end_ids=frozenset(), weights=dict, convert=cast, check=check)
     sampler.sync(iter(weights.items()))
     return engine, sums[0]
 

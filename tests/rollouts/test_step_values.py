@@ -73,7 +73,7 @@ def sampler_of(engine: ScriptedEngine) -> Sampler:
         engine,  # type: ignore[arg-type]
         end_ids=frozenset({EOS}),
         weights=list,
-        cast=CastWeights(torch.float32),
+        convert=CastWeights(torch.float32),
         check=None,  # type: ignore[arg-type]
     )
 

@@ -26,7 +26,7 @@ from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request
 
 # Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
-Renaming = Callable[[Iterable[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
+Conversion = Callable[[Iterable[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
 
 _NUM_PROMPTS = 2
 _NUM_TOKENS = 16
@@ -40,8 +40,8 @@ class EngineSampler:
     `rollout_logprobs` are the engine's own, under the distribution sampled from: after
     temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies
     none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
-    when the engine has discarded its own in its sleep. `rename` gives the engine those of a sync
-    under the names that it knows.
+    when the engine has discarded its own in its sleep. `convert` brings the weights of a sync into
+    the dtypes and under the names that the engine takes.
     """
 
     def __init__(
@@ -50,13 +50,12 @@ class EngineSampler:
         *,
         end_ids: frozenset[int],
         weights: Weights,
-        cast: CastWeights,
+        convert: Conversion,
         check: SyncCheck,
-        rename: Renaming = iter,
     ) -> None:
-        self.end_ids, self._rename = end_ids, rename
+        self.end_ids = end_ids
         self._engine, self._weights = engine, weights
-        self._cast, self._check = cast, check
+        self._convert, self._check = convert, check
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[EngineTurns]:
@@ -72,7 +71,7 @@ class EngineSampler:
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
         sums = WeightSums()
-        self._engine.load(sums.of(self._rename(self._cast(weights))))
+        self._engine.load(sums.of(self._convert(weights)))
         self._check(self._engine, sums.result())
 
     def sleep(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
@@ -21,13 +22,7 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.rollouts.engines.contract import Sampler, Weights
 from vapo.rollouts.engines.engine import Engine, TensorParallelEngine
-from vapo.rollouts.engines.sampler import (
-    CastWeights,
-    EngineSampler,
-    Renaming,
-    Score,
-    SyncCheck,
-)
+from vapo.rollouts.engines.sampler import CastWeights, EngineSampler, Score, SyncCheck
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine, check_options
@@ -155,21 +150,23 @@ def _make_engine_sampler(
     options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
     cast = CastWeights(dtype, kept_in_float32(actor.model))
     vocab_size = actor.model.config.get_text_config().vocab_size
-    rename: Renaming = partial(under_saved_names, actor.model)
+
+    def convert(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        return under_saved_names(actor.model, cast(weights))
+
     engine: Engine
     if isinstance(rollouts, VllmEngine):
         engine = _colocated_engine(config, rollouts, actor, open_log())
     else:
         urls = [url.strip() for url in rollouts.servers.urls.split(",")]
-        transfer = _transfer(config, rollouts, urls, lambda: rename(cast(actor.weights())))
+        transfer = _transfer(config, rollouts, urls, lambda: convert(actor.weights()))
         engine = ServedEngine(urls, transfer, vocab_size=vocab_size, timeout_s=options.timeout_s)
     gap = options.max_logprob_gap
     sampler = EngineSampler(
         engine,
         end_ids=end_token_ids(actor.model.generation_config, tokenizer),
         weights=actor.weights,
-        rename=rename,
-        cast=cast,
+        convert=convert,
         check=SyncCheck(
             score_with(actor, pad_id=int(tokenizer.pad_token_id)),
             vocab_size=vocab_size,
