@@ -6,13 +6,14 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from vapo.errors import UserError
 from vapo.networks.adapters import AdaptersForSequenceClassification
 from vapo.networks.attention_windows import ATTENTION_LAYERS
 from vapo.networks.packed_attention import PACKED_SDPA
 from vapo.networks.probe import ProbeForSequenceClassification
+from vapo.networks.recurrent_layers import cache_layers
 from vapo.networks.token_inputs import Layout
 from vapo.system.private_attributes import attention_implementation, can_change_attention
 from vapo.system.process import is_main_process
@@ -75,8 +76,7 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
         return f"attn_implementation {implementation} supports padded rows only"
     if model.config.model_type in _OWN_MASKS:
         return f"{name} changes the attention mask in its layers"
-    layers = DynamicCache(config=model.config).layers
-    if any(type(layer) not in ATTENTION_LAYERS for layer in layers):
+    if any(type(layer) not in ATTENTION_LAYERS for layer in cache_layers(model.config)):
         return f"not every layer of {name} has attention"
     return None
 

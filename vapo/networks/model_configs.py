@@ -12,11 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    DynamicCache,
-    PreTrainedConfig,
-)
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 from transformers.utils import logging as transformers_logging
 
@@ -30,7 +26,7 @@ from vapo.networks.experts import turn_off_router_loss
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.model_folders import folder_with_config, local_folder
 from vapo.networks.probe import ProbeModelConfig, of_the_probe
-from vapo.networks.recurrent_layers import check_recurrent, is_recurrent
+from vapo.networks.recurrent_layers import cache_layers, check_recurrent, is_recurrent
 from vapo.networks.value_head import has_classifier
 from vapo.system.private_attributes import causal_lm_class
 
@@ -200,7 +196,7 @@ def quiet() -> Iterator[None]:
 def check_supported(path: str, config: PreTrainedConfig) -> None:
     logit_transform(path, config)
     with refusals(path, "attention cache"):
-        layers = DynamicCache(config=config).layers
+        layers = cache_layers(config)
     known = [layer for layer in layers if is_recurrent(layer) or type(layer) in ATTENTION_LAYERS]
     if unknown := {type(layer).__name__ for layer in layers if layer not in known}:
         raise UserError(

@@ -1,7 +1,8 @@
 """Layers with a state that each token changes: convolutions, gated delta nets, Mamba layers.
 
-Padding on the left would change it, so rows are padded on the right. A row's state is that of its
-last token alone: a prompt's is shared by copying, and that of earlier tokens is not there.
+Padding on the left would change the state, so rows are padded on the right. The cache has a row's
+state after its last token, and none after earlier tokens. So responses to one prompt get copies of
+the prompt's state.
 """
 
 from __future__ import annotations
@@ -23,13 +24,28 @@ from vapo.system.private_attributes import causal_lm_class
 _CURE = "take a mixture of attention and recurrent layers, as Qwen3.5 or LFM2"
 
 
+def cache_layers(config: PreTrainedConfig) -> list[Any]:
+    """The layers of the empty cache that Transformers makes for a model."""
+    layers: list[Any] = DynamicCache(config=config).layers
+    return layers
+
+
+def prompt_cache(config: PreTrainedConfig) -> DynamicCache:
+    """Make an empty cache that keeps the keys and values of all tokens.
+
+    A layer with a window keeps them all, too, since the cache knows no config. Recurrent layers
+    need one that does.
+    """
+    return DynamicCache(config=config) if has_recurrent_layers(config) else DynamicCache()
+
+
 def is_recurrent(layer: object) -> bool:
-    """Whether a layer of Transformers' cache has such a state, maybe beside keys and values."""
+    """Whether a layer of the cache has a recurrent state, maybe beside keys and values."""
     return type(layer) in (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 
 
 def has_recurrent_layers(config: PreTrainedConfig) -> bool:
-    return any(is_recurrent(layer) for layer in DynamicCache(config=config).layers)
+    return any(map(is_recurrent, cache_layers(config)))
 
 
 def has_keys(layer: object) -> bool:
@@ -38,7 +54,7 @@ def has_keys(layer: object) -> bool:
 
 
 def recurrent_states(layer: Any) -> list[Tensor]:
-    """The states of a layer of the cache; none of one with keys and values alone."""
+    """The recurrent states of a layer of the cache. A layer with keys and values alone has none."""
     if not isinstance(layer, LinearAttentionLayer):
         return []
     states = (*layer.conv_states.values(), *layer.recurrent_states.values())
@@ -47,13 +63,16 @@ def recurrent_states(layer: Any) -> list[Tensor]:
 
 def num_attention_layers(config: PreTrainedConfig) -> int:
     """How many layers attend to earlier tokens."""
-    return sum(map(has_keys, DynamicCache(config=config).layers))
+    return sum(map(has_keys, cache_layers(config)))
 
 
 def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object]) -> None:
-    """Check a model's layers in the cache, of which none is of an unknown kind.
+    """Check that the cache of a model has all of its state, and that a layer has attention.
 
-    Raises: UserError: the model has a state that is not in the cache, or no layer with attention.
+    Args:
+        layers: `cache_layers` of the config, each of a kind that the sampler supports.
+
+    Raises: UserError: the model has a state elsewhere, or no layer with attention.
     """
     name, is_stateful = causal_lm_class(config)
     if is_stateful and not any(is_recurrent(layer) for layer in layers):

@@ -249,13 +249,7 @@ class TransformersTurns:
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
         """Prefill turns, and sample the first token of each."""
         pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
-        prefilled = prefill(
-            self._model,
-            turns,
-            pad_id=pad_id,
-            device=self._device,
-            is_recurrent=self._is_recurrent,
-        )
+        prefilled = prefill(self._model, turns, pad_id=pad_id, device=self._device)
         self.num_prefilled += prefilled.num_tokens
         most = self._settings.max_response_tokens
         # One more draw than tokens: a finished row still takes one, unused.
