@@ -20,7 +20,7 @@ from critic_curve import Heldout, split
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.functional.logprobs import logprob_columns
+from vapo.functional.logprob_columns import logprob_columns
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import read_rollouts

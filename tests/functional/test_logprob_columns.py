@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS, logprob_columns
+from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS, logprob_columns
 
 
 def test_by_hand() -> None:

@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from tests.networks.test_build import INPUTS, one_process
 from tests.networks.test_value_head import BINS, BOUNDED, MEAN, config_of
 from tests.tiny_model import ragged_prompts, save_tiny_folder, tiny_model, tiny_tokenizer
-from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS, logprob_columns
+from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS, logprob_columns
 from vapo.networks import actor_critic
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_actor, make_critic

@@ -22,7 +22,7 @@ from tests.networks.test_value_head import (
     reward_model,
 )
 from vapo.errors import UserError
-from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS, logprob_columns
+from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS, logprob_columns
 from vapo.networks.actor_critic import Critic
 from vapo.networks.build import make_critic
 from vapo.networks.export import save_network

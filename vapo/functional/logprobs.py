@@ -1,24 +1,18 @@
-"""Log-probabilities and entropies of tokens, without the full [n, V] logits; what a critic reads of
-them."""
+"""Log-probabilities and entropies of tokens, without the full [n, V] logits."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
 from vapo.functional.logit_transforms import LogitTransform
 
-NUM_LOGPROB_COLUMNS = 10
-_LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
-_LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
-_START = 8.0  # tokens, over which the column of the start falls to 1/e
 _BLOCK = 2**20  # weights that a CPU makes float32 at a time: 4 MiB, which its cache keeps
 
 Rounding = Callable[..., Any]  # makes a context, as `vapo.system.products.rounded_inputs` does
@@ -268,55 +262,3 @@ def _grad_logits(
     if grad_logprobs is not None:
         grad_logits.scatter_add_(1, targets, grad_logprobs)
     return grad_logits
-
-
-def logprob_columns(
-    logprobs: Float[Tensor, "B T"], is_sampled: Bool[Tensor, "B T"]
-) -> Float[Tensor, "B T 10"]:
-    """Columns for the state before each token, of the tokens that the policy sampled before it.
-
-    A policy that has just written something wrong often had little confidence in it, which its
-    hidden states need not show. With m the least log-prob before the token, s their sum, c how many
-    are below log 0.5, n how many there are and t = n / (n + 32):
-
-        exp(m), max(m, -4) / 4, exp(s), max(s, -16) / 16, min(c, 3) / 3, [c > 0],
-        t, t exp(m), t exp(s), exp(-n / 8)
-
-    before the first token m = s = c = n = 0. Each column lies within [-1, 1]. With the products a
-    linear function can rise along a response that has gone well so far, and with the last column it
-    can start where a response starts.
-
-    Source: this repository (docs/critic_options.md).
-    Units: `logprobs` in nats, of the distribution that was sampled from.
-    Padding: columns of tokens that were not sampled are those of the tokens before them.
-
-    >>> found = logprob_columns(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
-    >>> found[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
-    tensor([[1.0000, 1.0000, 0.0000],
-            [0.2500, 0.2500, 0.3333],
-            [0.2500, 0.2500, 0.3333]])
-    """
-    own = torch.where(is_sampled, logprobs, 0.0)
-    least = _before(own.cummin(dim=1).values)
-    total = _before(own.cumsum(dim=1))
-    unlikely = _before((own < math.log(0.5)).float().cumsum(dim=1))
-    number = _before(is_sampled.float().cumsum(dim=1))
-    length = number / (number + _LENGTH)
-    columns = (
-        least.exp(),
-        least.clamp(min=-_LEAST) / _LEAST,
-        total.exp(),
-        total.clamp(min=-_SUM) / _SUM,
-        unlikely.clamp(max=_COUNT) / _COUNT,
-        (unlikely > 0).float(),
-        length,
-        length * least.exp(),
-        length * total.exp(),
-        (-number / _START).exp(),
-    )
-    return torch.stack(columns, dim=2)
-
-
-def _before(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Of each token what is known before it: the column to its left, 0 for the first."""
-    return torch.nn.functional.pad(columns, (1, -1))

@@ -19,7 +19,8 @@ from torch.func import functional_call
 from transformers import PreTrainedModel
 
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
-from vapo.functional.logprobs import logprob_columns, token_logprobs
+from vapo.functional.logprob_columns import logprob_columns
+from vapo.functional.logprobs import token_logprobs
 from vapo.networks.experts import num_active
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.lora import adapter_layers, adapters_off

@@ -24,7 +24,7 @@ from vapo.config.critic import (
     ProbeCritic,
 )
 from vapo.errors import UserError
-from vapo.functional.logprobs import NUM_LOGPROB_COLUMNS
+from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS
 from vapo.functional.value_heads import (
     Support,
     bounded_bias,
