@@ -20,8 +20,9 @@ from vapo.system.distributed import rank
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
-from vapo.training.callbacks.checkpointing import Checkpointing, OwnStates
+from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
+from vapo.training.callbacks.own_states import OwnStates
 from vapo.training.callbacks.recording import Recording, Watch
 from vapo.training.datamodule import StopAtSafePoints
 from vapo.training.parts import TrainingParts
