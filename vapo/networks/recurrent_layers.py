@@ -30,15 +30,6 @@ def cache_layers(config: PreTrainedConfig) -> list[Any]:
     return layers
 
 
-def prompt_cache(config: PreTrainedConfig) -> DynamicCache:
-    """Make an empty cache that keeps the keys and values of all tokens.
-
-    A layer with a window keeps them all, too, since the cache knows no config. Recurrent layers
-    need one that does.
-    """
-    return DynamicCache(config=config) if has_recurrent_layers(config) else DynamicCache()
-
-
 def is_recurrent(layer: object) -> bool:
     """Whether a layer of the cache has a recurrent state, maybe beside keys and values."""
     return type(layer) in (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)

@@ -26,9 +26,9 @@ from vapo.networks.layouts import choose_layout
 from vapo.networks.meta_device import fill_with_fakes, model_of_config
 from vapo.networks.packed_attention import PACKED_SDPA, counts_for_gpu
 from vapo.networks.probe import ProbeForSequenceClassification
-from vapo.networks.recurrent_layers import has_keys, prompt_cache, recurrent_states
+from vapo.networks.recurrent_layers import has_keys, has_recurrent_layers, recurrent_states
 from vapo.networks.token_inputs import Layout, TokenInputs, token_inputs
-from vapo.rollouts.engines.transformers.kv_cache import decoding_attention
+from vapo.rollouts.engines.transformers.kv_cache import decoding_attention, prompt_cache
 from vapo.rollouts.engines.transformers.token_sampling import (
     filtered_logprobs,
     float32_logits,
@@ -167,7 +167,8 @@ class FakeNetwork:
         As the sampler's, the cache keeps all tokens, also in layers with a window.
         """
         with self._tracked() as tracker, self._no_autocast_eval():
-            cache = prompt_cache(self.shape.config)
+            config = self.shape.config
+            cache = prompt_cache(config, is_recurrent=has_recurrent_layers(config))
             self._run(rows, prompt_tokens, cache)
             kept = sum(state.nbytes for layer in cache.layers for state in _cached(layer))
         return PassMemory(kept, tracker.peak)

@@ -15,9 +15,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import Cache, PreTrainedModel
 
-from vapo.networks.recurrent_layers import prompt_cache
 from vapo.rollouts.engines.contract import NonFiniteLogitsError, TurnRequest, turn_name
-from vapo.rollouts.engines.transformers.kv_cache import KeptRow, aligned_cache, join_caches
+from vapo.rollouts.engines.transformers.kv_cache import (
+    KeptRow,
+    aligned_cache,
+    join_caches,
+    prompt_cache,
+)
 
 _ROOM = 64
 _PREFILL_TOKENS = 16_384  # padded tokens of one prefill forward; bounds its activations
@@ -241,13 +245,20 @@ def prefill_chunks(turns: Sequence[OpenTurn], *, pads: bool = True) -> Iterator[
 
 
 def prefill(
-    model: PreTrainedModel, turns: Sequence[OpenTurn], *, pad_id: int, device: torch.device
+    model: PreTrainedModel,
+    turns: Sequence[OpenTurn],
+    *,
+    pad_id: int,
+    device: torch.device,
+    is_recurrent: bool = False,
 ) -> Prefilled:
     """Run the tokens before some turns through the model, those of a shared prompt once.
 
     Right-aligned, all turns run equally many tokens: of a turn that has fewer new ones than
-    another, the last of its kept tokens run again in place of padding. Turns of a model with
-    recurrent layers must have equally many tokens.
+    another, the last of its kept tokens run again in place of padding.
+
+    Args:
+        is_recurrent: the model has recurrent layers; then all turns have equally many tokens.
     """
     prefixes = {turn.prefix: turn for turn in turns}
     place = {prefix: row for row, prefix in enumerate(prefixes)}
@@ -260,7 +271,7 @@ def prefill(
     kept = [turn.kept for turn in rows if turn.kept is not None]
     # Rows are right-aligned, so that Transformers' mask of a window, which counts columns, is that
     # of the tokens' positions.
-    cache: Cache = prompt_cache(model.config)
+    cache: Cache = prompt_cache(model.config, is_recurrent=is_recurrent)
     if kept:
         cache = aligned_cache(kept, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)
     last = [turn.request.ids[-num_new:] for turn in rows]

@@ -13,7 +13,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import AttentionInterface, Cache, PreTrainedModel
+from transformers import (
+    AttentionInterface,
+    Cache,
+    DynamicCache,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.cache_utils import DynamicLayer, LinearAttentionLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
@@ -30,6 +36,18 @@ _STATE_FLAGS = (
     "has_previous_state",
     "conv_kernel_size",
 )
+
+
+def prompt_cache(config: PreTrainedConfig, *, is_recurrent: bool) -> DynamicCache:
+    """Make an empty cache for the tokens of prompts.
+
+    It keeps the keys and values of all tokens, also in layers with a window, because it knows no
+    config. Recurrent layers need one that does.
+
+    Args:
+        is_recurrent: the model has recurrent layers (`has_recurrent_layers`).
+    """
+    return DynamicCache(config=config) if is_recurrent else DynamicCache()
 
 
 class RoomyLayer(DynamicLayer):

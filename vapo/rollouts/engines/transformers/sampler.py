@@ -249,7 +249,13 @@ class TransformersTurns:
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
         """Prefill turns, and sample the first token of each."""
         pad_id = min(self._stop_ids, default=0)  # any valid id: it is masked
-        prefilled = prefill(self._model, turns, pad_id=pad_id, device=self._device)
+        prefilled = prefill(
+            self._model,
+            turns,
+            pad_id=pad_id,
+            device=self._device,
+            is_recurrent=self._is_recurrent,
+        )
         self.num_prefilled += prefilled.num_tokens
         most = self._settings.max_response_tokens
         # One more draw than tokens: a finished row still takes one, unused.
