@@ -1,4 +1,4 @@
-"""Scaled and capped logits, and the slope of the functions that make them."""
+"""Scales and caps logits, and multiplies gradients by the slope of that."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class LogitTransform(NamedTuple):
-    """What an architecture makes of the products x with its output layer.
+    """The function by which an architecture makes logits y of the products x with its output layer.
 
         cap is None: y = scale * x        else: y = cap * tanh(scale * x / cap)
         dy / dx = scale                         dy / dx = scale * (1 - (y / cap)^2)
@@ -23,7 +23,7 @@ class LogitTransform(NamedTuple):
     cap: float | None = None
 
     def apply_(self, logits: Float[Tensor, "*n V"]) -> Float[Tensor, "*n V"]:
-        """Change logits in place."""
+        """Turn x into y in place."""
         if self.cap is None:
             return logits.mul_(self.scale)
         return logits.mul_(self.scale / self.cap).tanh_().mul_(self.cap)

@@ -1,4 +1,4 @@
-"""What a model's config says of its attention: sliding windows, and capped scores.
+"""Reads of a model's config whether its attention has sliding windows or capped scores.
 
 A layer with a window of w attends to a token itself and the w - 1 tokens before it.
 """
@@ -18,10 +18,13 @@ _WINDOWED, _CHUNKED = "sliding_attention", "chunked_attention"
 
 
 def check_windows(path: str, config: PreTrainedConfig) -> None:
-    """Refuse a config whose windows have no meaning, or which its architecture would ignore.
+    """Refuse a config whose windows have no meaning, or whose architecture would ignore them.
 
     Args:
-        config: of the text model.
+        path: the model's folder, for the error.
+        config: the config of the text model.
+
+    Raises: UserError: with the key of config.json, and what to set.
     """
     window: Any = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ()
@@ -58,25 +61,25 @@ def has_windows(config: PreTrainedConfig) -> bool:
     )
 
 
-def attention_options(path: str, config: PreTrainedConfig, asked: str) -> dict[str, Any]:
-    """The keyword arguments with which Transformers computes the attention that is asked for.
+def attention_options(path: str, config: PreTrainedConfig, implementation: str) -> dict[str, Any]:
+    """Return the keyword arguments with which Transformers makes a model with this attention.
 
-    Transformers' scaled dot-product attention ignores that scores are capped (Gemma 2), without a
-    word.
+    Transformers' scaled dot-product attention silently ignores that scores are capped (Gemma 2).
 
     Args:
-        asked: `attn_implementation` of the actor or the critic.
+        path: the model's folder, for the error.
+        implementation: `attn_implementation` of the actor or the critic.
 
-    Raises: UserError: it would not be the model's attention.
+    Raises: UserError: this implementation would not compute the model's attention.
     """
     text_config = config.get_text_config(decoder=True)
     cap = getattr(text_config, "attn_logit_softcapping", None)
-    if cap is not None and asked not in ("auto", "eager"):
+    if cap is not None and implementation not in ("auto", "eager"):
         raise UserError(
-            f"{path}: attn_logit_softcapping is {cap}, which attn_implementation {asked} does not "
-            "compute here: set attn_implementation to auto or eager"
+            f"{path}: attn_logit_softcapping is {cap}, which attn_implementation "
+            f"{implementation} does not compute here: set attn_implementation to auto or eager"
         )
-    if asked == "flash_attention_2" and has_windows(text_config):
+    if implementation == "flash_attention_2" and has_windows(text_config):
         raise UserError(
             f"{path}: its layers have a sliding window, and not every architecture tells "
             "flash_attention_2 of it: set attn_implementation to auto or sdpa, whose packed rows "
@@ -84,4 +87,4 @@ def attention_options(path: str, config: PreTrainedConfig, asked: str) -> dict[s
         )
     if cap is not None:
         return {"attn_implementation": "eager"}
-    return {} if asked == "auto" else {"attn_implementation": asked}
+    return {} if implementation == "auto" else {"attn_implementation": implementation}

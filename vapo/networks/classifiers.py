@@ -17,10 +17,10 @@ CLASSIFIER = "ForSequenceClassification"
 
 
 def know_classifier(config: PreTrainedConfig) -> None:
-    """Let Transformers' Auto classes know a sequence classifier of this config's architecture.
+    """Register a sequence classifier of this config's architecture with Transformers' Auto classes.
 
-    It is Transformers' own head on the backbone. Where there is no such backbone, they go on
-    knowing none.
+    The classifier is Transformers' own head on the architecture's backbone. An architecture that
+    has a classifier already, or no backbone, is left as it is.
     """
     kind = type(config)
     backbone: Any = MODEL_MAPPING.get(kind, None)
@@ -37,5 +37,5 @@ def know_classifier(config: PreTrainedConfig) -> None:
         "base_model_prefix": family.base_model_prefix,
         "config_class": kind,
     }
-    made: Any = type(name, (GenericForSequenceClassification, family), members)
-    AutoModelForSequenceClassification.register(kind, made, exist_ok=True)  # a kind of its own
+    classifier: Any = type(name, (GenericForSequenceClassification, family), members)
+    AutoModelForSequenceClassification.register(kind, classifier, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Mixtures of experts: how many weights compute a token, and that the router's loss is off.
+"""Mixtures of experts: counts the weights that compute a token, and turns the router's loss off.
 
-Routing is Transformers' own. An expert takes every token that the router gives it, so that padding
-and other rows change nothing of a token's experts.
+Routing is Transformers' own. An expert takes every token that the router gives it, so padding and
+other rows do not change which experts compute a token.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from vapo.system.shown_text import say
 
 
 def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[int, int]:
-    """For each parameter of a model, or of a part of it, how many of its numbers compute a token.
+    """Count for each parameter of a model, or of a part of it, the numbers that compute a token.
 
-    All do, but those of experts, of which a token goes through `num_experts_per_tok`. A key is the
-    parameter's `id`.
+    A token goes through `num_experts_per_tok` of the experts, and through all other weights.
+
+    Returns: the counts by the `id` of the parameter.
     """
     config: Any = model.config.get_text_config(decoder=True)
     active = {id(p): p.numel() for p in (part or model).parameters()}
@@ -38,10 +39,10 @@ def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[in
 
 
 def _experts(model: nn.Module) -> Iterator[Any]:
-    """The modules whose parameters are those of all experts of a layer, one after another.
+    """Yield each module that holds the weights of all experts of a layer.
 
-    Transformers marks them where it puts its kernels for them in place (`has_gate`); a router has
-    a row for each expert, too, but every token goes through all of them.
+    Transformers gives such a module the attribute `has_gate`. A router has `num_experts` as well,
+    but every token goes through all of its rows.
     """
     for module in model.modules():
         if hasattr(module, "num_experts") and hasattr(module, "has_gate"):
@@ -49,16 +50,16 @@ def _experts(model: nn.Module) -> Iterator[Any]:
 
 
 def spread_evenly(model: nn.Module) -> None:
-    """Let fake tokens be spread evenly over a model's experts, in as many bytes as real ones take.
+    """Spread the tokens of a model with fake weights evenly over its experts.
 
-    Transformers' grouped products find out by the values which tokens an expert has, or know
-    bfloat16 alone where there are no values.
+    The products then take as many bytes as with real tokens. Transformers' own grouped products
+    read values to see which tokens an expert has. Those that read none know bfloat16 alone.
     """
     for experts in _experts(model):
-        experts.forward = partial(_counted, experts)
+        experts.forward = partial(_forward_evenly, experts)
 
 
-def _counted(
+def _forward_evenly(
     experts: Any, states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
 ) -> Float[Tensor, "tokens H"]:
     num_chosen = top_k_index.shape[-1]
@@ -85,20 +86,20 @@ def _grouped(experts: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) ->
     padded = pad(rows.to(weight.dtype), (0, 0, 0, -num_rows % count)).unflatten(0, (count, -1))
     with torch.autocast(rows.device.type, enabled=False):  # it knows no grouped products
         product = padded @ (weight if experts.is_transposed else weight.transpose(1, 2))
-    made = product.flatten(0, 1)[:num_rows]
-    return made if bias is None else made + bias
+    result = product.flatten(0, 1)[:num_rows]
+    return result if bias is None else result + bias
 
 
 def turn_off_router_loss(config: PreTrainedConfig) -> None:
-    """Let the model return no router logits: nothing here adds the loss that balances experts."""
+    """Set a config so that the model returns no router logits, for no loss here reads them."""
     text: Any = config.get_text_config(decoder=True)
     if hasattr(text, "output_router_logits"):
         text.output_router_logits = False
 
 
 def say_experts(path: str, model: PreTrainedModel) -> None:
-    """Say of a policy with experts how many weights compute a token, and that the router's loss is
-    off."""
+    """Say how many weights of a policy with experts compute a token, and that its router's loss is
+    off. Nothing is said of a policy without experts."""
     if not any(_experts(model)) or not is_main_process():
         return
     total, active = sum(p.numel() for p in model.parameters()), sum(num_active(model).values())

@@ -1,4 +1,4 @@
-"""What an architecture does to the logits after its output layer: it scales or caps them."""
+"""Reads of a model's config how its architecture scales or caps the logits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ from vapo.functional.logit_transforms import LogitTransform
 
 
 class _Transform(NamedTuple):
-    """A config's name, its value that changes nothing, and the kinds of models that mean by it
-    what is made of it here: one name can multiply in one architecture and divide in another.
+    """What a key of a model's config does to the logits.
+
+    One key can multiply in one architecture and divide in another, so `model_types` lists the
+    beginnings of those `model_type`s for which `make` is right. `neutral` is the value that changes
+    nothing.
     """
 
     name: str
     neutral: float | None
-    model_types: tuple[str, ...]  # beginnings of them
+    model_types: tuple[str, ...]
     make: Callable[[float], dict[str, float]]
 
 
@@ -33,12 +36,15 @@ _TRANSFORMS = (
 
 
 def logit_transform(path: str, config: PreTrainedConfig) -> LogitTransform | None:
-    """What becomes of a causal language model's logits; None: nothing.
+    """Return what a causal language model does to its logits; None: nothing.
 
-    Raises: UserError: something that the trainer's log-probs would not have.
+    Args:
+        path: the model's folder, for the error.
+
+    Raises: UserError: the config changes logits in a way that the trainer does not compute.
     """
     text_config = config.get_text_config(decoder=True)
-    found: dict[str, float] = {}
+    scale_and_cap: dict[str, float] = {}
     for transform in _TRANSFORMS:
         value: Any = getattr(text_config, transform.name, None)
         if value is None or value == transform.neutral:
@@ -49,5 +55,5 @@ def logit_transform(path: str, config: PreTrainedConfig) -> LogitTransform | Non
                 f"{path}: {transform.name} is {value!r}; what {text_config.model_type} makes of "
                 "its logits by it is not computed by the trainer, so this model is not supported"
             )
-        found |= transform.make(float(value))
-    return LogitTransform(**found) if found else None
+        scale_and_cap |= transform.make(float(value))
+    return LogitTransform(**scale_and_cap) if scale_and_cap else None

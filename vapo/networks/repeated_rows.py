@@ -1,4 +1,4 @@
-"""Rows of a tensor that are read at several places, and their gradient without sorting."""
+"""Reads rows of a tensor at several places, with a gradient that sorts nothing on a GPU."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from vapo.functional.columns import on_device
 
 
 class RepeatedRows:
-    """Which rows are read, some of them more than once; of every row at least one place is.
+    """The places at which the rows of a tensor are read: each row at least once.
 
-    Autograd's own gradient of such a reading sorts the places anew for each tensor that is read,
-    on a GPU, where a network with packed attention reads two in each layer. The places are the
-    same for all of them, so that they are sorted once, on the host. The sums are float32, whatever
-    the gradient's dtype, and always in one order.
+    Autograd's own gradient sorts the places on a GPU for each tensor that is read, and a network
+    with packed attention reads two tensors in each layer. The places are the same for all of them,
+    so they are sorted once, on the host. Gradients are summed in float32, whatever their dtype,
+    and always in one order.
 
     Args:
-        places: of each row that is read, where it stands.
+        places: for each place the number of the row that is read there.
+        device: the device of the tensors.
     """
 
     def __init__(self, places: NDArray[Any], device: torch.device) -> None:
@@ -45,12 +46,12 @@ class RepeatedRows:
         self.is_place = moved(is_place)  # of `others`, for the rows are not repeated equally often
 
     def of(self, rows: Float[Tensor, "S heads D"]) -> Float[Tensor, "places heads D"]:
-        """The rows at all places."""
+        """Return the row of each place."""
         read: Tensor = _Reading.apply(rows, self)
         return read
 
     def sums(self, read: Float[Tensor, "places heads D"]) -> Float[Tensor, "S heads D"]:
-        """For each row the sum over the places where it is read."""
+        """Return for each row the sum over the places where it is read."""
         total = read.index_select(0, self.first)
         more = read.index_select(0, self.others.flatten())
         wide = torch.promote_types(read.dtype, torch.float32)

@@ -1,7 +1,7 @@
-"""A model's weights under the names of its folder, which are not always those in memory.
+"""Gives a model's weights the names of its folder, which may differ from those in memory.
 
-Transformers holds all experts of a layer in one tensor, and a folder may have each on its own; an
-engine reads the folder's names.
+Transformers holds all experts of a layer in one tensor, while a folder may have a tensor for each
+expert. An engine reads the names of the folder.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 def under_saved_names(
     model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield a model's weights, which come in the order of its state dict, as `save_pretrained`
-    would write them.
+    """Yield a model's weights by name as `save_pretrained` would write them.
 
-    No more than a layer's are held at a time: what becomes one tensor, or several, is of a layer.
+    The weights of one layer at most are held at a time, since tensors are split and joined within
+    a layer only.
+
+    Args:
+        weights: the model's weights in the order of its state dict.
     """
     layer: str | None = None
     held: dict[str, Tensor] = {}

@@ -1,9 +1,9 @@
-"""How large micro-batches are, and which networks recompute activations, by the memory that a GPU
-has.
+"""Chooses the size of micro-batches, and which networks recompute activations, by a GPU's memory.
 
-Neither changes a gradient, so both may be chosen by a machine (`auto`). A forward pass of a few
-responses says which bytes autograd keeps for each token. Every choice is for networks that are
-whole on one GPU: shards, and a thread that samples in the same memory meanwhile, keep the first.
+Neither changes a gradient, so the config may leave both to the machine (`auto`). Forward passes of
+a few responses show how many bytes autograd keeps for each token. A choice is made only where the
+networks are whole on one GPU and nothing samples in the same memory meanwhile. All other runs stay
+as `first_microbatching` begins them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,13 +27,13 @@ from vapo.types import RolloutBatch
 
 SIZES = (65_536, 32_768, AUTO_TOKENS, 8_192, 4_096, 2_048, 1_024)
 MIB, GIB = 2**20, 2**30
-_PROBE_TOKENS = 512  # at least, of the smaller of two forward passes
-_SPARE_SHARE = 0.1  # of the GPU's memory: gaps between blocks, workspaces
-_SPARE_BYTES = 3 * GIB  # logits and their gradient, chunk by chunk
+_PROBE_TOKENS = 512  # at least so many are in the smaller of two forward passes
+_SPARE_SHARE = 0.1  # of the GPU's memory stays free, for gaps between blocks and for workspaces
+_SPARE_BYTES = 3 * GIB  # stay free as well, for a chunk of logits and their gradient
 
 
 class Microbatching(NamedTuple):
-    """The budget of a micro-batch, and the networks whose activations are computed again."""
+    """The token budget of a micro-batch, and the networks that recompute their activations."""
 
     tokens: int
     recomputing: tuple[str, ...]
@@ -41,9 +41,13 @@ class Microbatching(NamedTuple):
 
 @dataclass(frozen=True)
 class KeptBytes:
-    """What one network's update keeps from the forward to the backward pass: bytes of every
-    micro-batch (such as weights in half precision), and of each token. `layer_per_token` is what
-    one layer keeps, which a layer that is computed again needs beside the rest."""
+    """The bytes that one network's update keeps from the forward to the backward pass.
+
+    `fixed` are those of a micro-batch whatever its size, such as weights in half precision.
+    `per_token` are those of each token. Both are given without recomputation and with it.
+    `layer_per_token` are the bytes of a token in one layer: a layer that is computed again needs
+    them beside the rest.
+    """
 
     fixed: float
     per_token: float
@@ -52,7 +56,10 @@ class KeptBytes:
     layer_per_token: float
 
     def at(self, tokens: int, *, recomputes: bool) -> float:
-        """The most at any time. The gradient of a layer's activations is as large as they are."""
+        """Return the most bytes at any time of a micro-batch of `tokens`.
+
+        The gradient of a layer's activations is as large as the activations.
+        """
         layers = self.layer_per_token * tokens
         if recomputes:
             return self.fixed_recomputing + self.per_token_recomputing * tokens + 2 * layers
@@ -67,31 +74,35 @@ def choose_microbatching(
     recomputes: Mapping[str, bool | None],
     saved: Microbatching | None = None,
 ) -> Microbatching:
-    """The largest micro-batches that fit without recomputation, of 16,384 tokens or more; a network
-    that has no room for these recomputes, and then the largest that fit.
+    """Choose the largest micro-batches that fit, and the networks that have to recompute for them.
+
+    A network recomputes only where it has no room for micro-batches of 16,384 tokens, or of the
+    config's size, without that.
 
     Args:
-        kept: of each network that is trained.
-        room: the bytes that each update may take.
-        tokens, recomputes: what the config names; None: to be chosen.
-        saved: an earlier session's choice, which stays while it fits.
+        kept: the bytes of each network that is trained.
+        room: the bytes that each network's update may take.
+        tokens: the size that the config names; None: it is to be chosen.
+        recomputes: for each network what the config names; None: it is to be chosen.
+        saved: an earlier session's choice, which stays while it fits and the config allows it.
     """
 
     def fits(size: int, recomputing: tuple[str, ...]) -> bool:
         return all(
-            own.at(size, recomputes=name in recomputing) <= room[name] for name, own in kept.items()
+            bytes_of.at(size, recomputes=name in recomputing) <= room[name]
+            for name, bytes_of in kept.items()
         )
 
     if saved is not None and fits(*saved) and tokens in (None, saved.tokens):
-        wanted = [n for n, own in recomputes.items() if own is not None and n in kept]
-        if all((n in saved.recomputing) == recomputes[n] for n in wanted):
+        named = [name for name in kept if recomputes[name] is not None]
+        if all((name in saved.recomputing) == recomputes[name] for name in named):
             return saved
     least = tokens or AUTO_TOKENS
     recomputing = tuple(
         name
-        for name, own in kept.items()
+        for name, bytes_of in kept.items()
         if recomputes[name]
-        or (recomputes[name] is None and own.at(least, recomputes=False) > room[name])
+        or (recomputes[name] is None and bytes_of.at(least, recomputes=False) > room[name])
     )
     if tokens is not None:
         return Microbatching(tokens, recomputing)
@@ -99,23 +110,24 @@ def choose_microbatching(
     return Microbatching(size, recomputing)
 
 
-def first_microbatching(config: FitConfig) -> Microbatching:
-    """What a run begins with: `auto` recomputes, in micro-batches of 16,384 tokens."""
-    options = {
+def recomputation_options(config: FitConfig) -> dict[str, bool | Literal["auto"]]:
+    """Map each network's name to what the config says of its recomputation."""
+    return {
         "actor": config.actor.gradient_checkpointing,
         "critic": config.critic.gradient_checkpointing,
     }
+
+
+def first_microbatching(config: FitConfig) -> Microbatching:
+    """Return what a run begins with: `auto` recomputes, in micro-batches of 16,384 tokens."""
+    options = recomputation_options(config)
     names = tuple(name for name, recomputes in options.items() if recomputes)
     return Microbatching(config.training.first_microbatch_tokens, names)
 
 
 def has_auto(config: FitConfig) -> bool:
     """Whether the config leaves anything to the memory."""
-    return "auto" in (
-        config.training.microbatch_tokens,
-        config.actor.gradient_checkpointing,
-        config.critic.gradient_checkpointing,
-    )
+    return "auto" in (config.training.microbatch_tokens, *recomputation_options(config).values())
 
 
 def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -> bool:
@@ -127,17 +139,19 @@ def may_choose(config: FitConfig, device: torch.device, *, num_processes: int) -
 
 
 def free_bytes(device: torch.device) -> tuple[float, float]:
-    """The memory that this process could allocate on the GPU, and all that the GPU has."""
+    """Return the bytes that this process could still allocate on the GPU, and all that it has."""
     free, total = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return float(free + cached), float(total)
 
 
 class MicrobatchChoice:
-    """What a run does. It begins as the config says, and chooses what that leaves open once, when
-    there are rollouts. A resumed run takes what it had, while that fits.
+    """The size of a run's micro-batches, and the networks that recompute.
 
-    `is_open`: whether there is something to choose, and it has not been chosen.
+    A run begins with `first_microbatching`. What the config leaves open is chosen once, when the
+    first rollouts are there. A resumed run keeps its earlier choice while that fits.
+
+    `is_open` says whether something is still to be chosen.
     """
 
     def __init__(self, config: FitConfig) -> None:
@@ -153,7 +167,10 @@ class MicrobatchChoice:
             self._saved = Microbatching(int(state["tokens"]), tuple(state["recomputing"]))
 
     def choose(self, batch: RolloutBatch, measured: Measurement) -> str | None:
-        """Choose; a line that says what was chosen. None: it stays as it began."""
+        """Choose what is open.
+
+        Returns: a line that says the choice; None: all stays as it began.
+        """
         self.is_open = False
         if not may_choose(measured.config, measured.device, num_processes=world_size()):
             return None
@@ -164,10 +181,13 @@ class MicrobatchChoice:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Chooses for the networks of a run by the memory that they keep.
+    """Measures the memory of a run's networks, and chooses by it.
 
     Args:
-        networks: those that the run trains on tokens, by name.
+        networks: the networks that the run trains on tokens, by name.
+        layout: the layout of their micro-batches.
+        pad_id: the token that fills padded rows.
+        device: the GPU on which they are.
     """
 
     config: FitConfig
@@ -177,21 +197,18 @@ class Measurement:
     device: torch.device
 
     def chosen(self, batch: RolloutBatch, saved: Microbatching | None) -> tuple[Microbatching, str]:
-        """The choice, which is put into effect, and a line that says it."""
+        """Choose, and put the choice into effect. Returns: the choice, and a line that says it."""
         free, total = free_bytes(self.device)
         spare = _SPARE_BYTES + _SPARE_SHARE * total
         kept = {name: self.kept_bytes(name, batch) for name in self.networks}
-        room = {name: free - spare - gradients(own) for name, own in self.networks.items()}
-        as_named = {
-            "actor": self.config.actor.gradient_checkpointing,
-            "critic": self.config.critic.gradient_checkpointing,
-        }
+        room = {name: free - spare - gradients(net) for name, net in self.networks.items()}
+        options = recomputation_options(self.config)
         tokens = self.config.training.microbatch_tokens
         choice = choose_microbatching(
             kept,
             room,
             tokens=None if tokens == "auto" else tokens,
-            recomputes={n: None if own == "auto" else own for n, own in as_named.items()},
+            recomputes={n: None if option == "auto" else option for n, option in options.items()},
             saved=saved,
         )
         if len({id(backbone_of(first_of(n))) for n in self.networks.values()}) == 1:
@@ -202,7 +219,9 @@ class Measurement:
         return choice, describe_choice(choice, kept, free)
 
     def kept_bytes(self, name: str, batch: RolloutBatch) -> KeptBytes:
-        """By forward passes of the longest responses, with recomputation and without."""
+        """Measure a network by forward passes of the longest responses, once with recomputation
+        and once without.
+        """
         network = self.networks[name]
         lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in batch.rollouts]
         longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
@@ -211,17 +230,17 @@ class Measurement:
         for number in (count, 2 * count):
             rows = [longest_first[index % len(lengths)] for index in range(number)]
             options: Any = {"pad_id": self.pad_id, "layout": self.layout}
-            made = rollout_inputs(batch, rows, for_critic=name == "critic", **options)
-            inputs.append(made.to(self.device))
-        found = []
+            on_host = rollout_inputs(batch, rows, for_critic=name == "critic", **options)
+            inputs.append(on_host.to(self.device))
+        measured = []
         for recomputes in (True, False):
             set_recomputation(network, name, recomputes)
             few, more = (
-                bytes_kept(partial(self.forward, name, own), self.device) for own in inputs
+                bytes_kept(partial(self.forward, name, tokens), self.device) for tokens in inputs
             )
             per_token = (more - few) / (inputs[1].input_ids.numel() - inputs[0].input_ids.numel())
-            found += [max(few - per_token * inputs[0].input_ids.numel(), 0.0), per_token]
-        fixed_recomputing, per_token_recomputing, fixed, per_token = found
+            measured += [max(few - per_token * inputs[0].input_ids.numel(), 0.0), per_token]
+        fixed_recomputing, per_token_recomputing, fixed, per_token = measured
         config: Any = backbone_of(first_of(network)).config.get_text_config(decoder=True)
         layer = per_token / config.num_hidden_layers
         return KeptBytes(fixed, per_token, fixed_recomputing, per_token_recomputing, layer)
@@ -236,18 +255,21 @@ class Measurement:
 
 
 def first_of(network: Actor | Critic) -> Actor | Critic:
-    """Of several critics the first: each has micro-batches of its own."""
+    """Return the network itself, or the first of several critics.
+
+    Each of several critics has micro-batches of its own, so one of them is measured.
+    """
     return network if isinstance(network, Actor) else members_of(network)[0]
 
 
 def gradients(network: nn.Module) -> float:
-    """Bytes of the gradients of a network's update, which are not there yet."""
+    """Return the bytes of the gradients that a network's update will make."""
     trained = (p for p in network.parameters() if p.requires_grad and p.grad is None)
     return float(sum(p.numel() * p.element_size() for p in trained))
 
 
 def set_recomputation(network: Actor | Critic, name: str, recomputes: bool) -> None:
-    """Let a network compute its layers again in the backward pass, or keep what they computed."""
+    """Let a network recompute its activations in the backward pass, or keep them."""
     parts = [network] if isinstance(network, Actor) else members_of(network)
     for part in parts:
         if recomputes:
@@ -257,7 +279,7 @@ def set_recomputation(network: Actor | Critic, name: str, recomputes: bool) -> N
 
 
 def bytes_kept(forward: Callable[[], Tensor], device: torch.device) -> float:
-    """What a forward pass leaves in memory for its backward pass, and its output."""
+    """Return the bytes that a forward pass leaves in memory, its output among them."""
     before = allocated_bytes(device)
     output = forward()
     after = allocated_bytes(device)
@@ -270,11 +292,11 @@ def allocated_bytes(device: torch.device) -> float:
 
 
 def describe_choice(choice: Microbatching, kept: Mapping[str, KeptBytes], free: float) -> str:
-    """One line: what was chosen, and by which figures."""
+    """Say in one line what was chosen, and by which figures."""
     parts = []
-    for name, own in kept.items():
+    for name, bytes_of in kept.items():
         recomputes = name in choice.recomputing
-        per_token = own.per_token_recomputing if recomputes else own.per_token
+        per_token = bytes_of.per_token_recomputing if recomputes else bytes_of.per_token
         how = "computes its layers again" if recomputes else "keeps its activations"
         parts.append(f"the {name} {how}, {per_token / MIB:.2f} MiB a token")
     return (

@@ -153,11 +153,12 @@ def before_update(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
-    """The log-probs to which the update's are compared: the old policy's, where they are read.
+    """Return the log-probs to which those of the update are compared.
 
-    Else those of the policy that the surrogate divides by. Where that is the old policy, this is a
-    single step, before which the policy is the one that the step differentiates. Else they are the
-    rollouts'.
+    They are the old policy's where a forward pass has computed these. Otherwise they are those of
+    the policy that the surrogate divides by. If that is the old policy, the iteration has a single
+    optimizer step, and the old policy is the one that this step differentiates. If the surrogate
+    divides by another policy, or by none, they are the rollouts'.
     """
     if hyperparameters.reads_old_logprobs:
         assert rows.old_logprobs is not None, "the phase trains the policy"
@@ -174,37 +175,36 @@ def surrogate_losses(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> Float[Tensor, "b T"]:
-    """L_PPO of each token, as `algorithm.surrogate` defines it.
+    """Return the policy loss of each token, as `algorithm.surrogate` defines it.
 
-    A response's ratio is of all its sampled tokens, those without loss included. A row has them
-    all, however the minibatch is cut.
+    The ratio of a whole response (GSPO) reads all its sampled tokens, those without loss included.
+    A row has them all, however the minibatch is cut.
     """
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
-    of_old, of_rollouts = (
-        (logprobs, other, advantages) for other in (before, rows.rollout_logprobs)
-    )
+    against_old = logprobs, before, advantages
+    against_rollouts = logprobs, rows.rollout_logprobs, advantages
     low, high = clip_bounds(hyperparameters, algorithm)
     if isinstance(algorithm, GspoSurrogate):
-        return gspo_surrogate(*of_old, rows.response_mask, eps_low=low, eps_high=high)
+        return gspo_surrogate(*against_old, rows.response_mask, eps_low=low, eps_high=high)
     if isinstance(algorithm, CispoSurrogate):
         least, most = algorithm.cispo_eps_low, algorithm.cispo_eps_high
-        return cispo_surrogate(*of_old, eps_low=least, eps_high=most)
+        return cispo_surrogate(*against_old, eps_low=least, eps_high=most)
     if isinstance(algorithm, DisSurrogate):
         low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
-        return dis_surrogate(*of_rollouts, eps_low=low, eps_high=high)
+        return dis_surrogate(*against_rollouts, eps_low=low, eps_high=high)
     if isinstance(algorithm, DppoSurrogate):
-        return dppo_surrogate(*of_rollouts, delta=algorithm.dppo_delta)
+        return dppo_surrogate(*against_rollouts, delta=algorithm.dppo_delta)
     if algorithm.surrogate == "logprob":
         return logprob_surrogate(logprobs, advantages)
     dual_clip = algorithm.dual_clip
-    return clipped_surrogate(*of_old, eps_low=low, eps_high=high, dual_clip=dual_clip)
+    return clipped_surrogate(*against_old, eps_low=low, eps_high=high, dual_clip=dual_clip)
 
 
 def clip_bounds(
     hyperparameters: Hyperparameters, algorithm: AlgorithmConfig
 ) -> tuple[float, float]:
-    """The lower and the upper bound of PPO's clip, or of GSPO's."""
+    """Return the lower and the upper bound of PPO's clip, or of GSPO's."""
     if isinstance(algorithm, GspoSurrogate):
         return algorithm.gspo_eps_low, algorithm.gspo_eps_high
     return hyperparameters.eps_low, hyperparameters.eps_high
@@ -219,16 +219,18 @@ def add_ratio_statistics(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> None:
-    """Approximate KL to the policy before the update, the largest ratio of a token, and the share
-    of `cut_tokens`: of all tokens, or with GSPO the mean over responses of their shares."""
+    """Add the KL to the policy before the update, the largest token ratio and shares of cut tokens.
+
+    The shares are of all tokens. With GSPO they are the means over responses of their shares.
+    """
     mask = rows.loss_mask
     share = mask.sum() / max(minibatch.num_tokens, 1)
     kl = approx_kl(logprobs, before, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
     ratio = torch.where(mask, (logprobs - before).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
-    is_of_responses = isinstance(algorithm, GspoSurrogate)
-    reduction: LossReduction = "sequence_mean" if is_of_responses else "token_mean"
+    is_gspo = isinstance(algorithm, GspoSurrogate)
+    reduction: LossReduction = "sequence_mean" if is_gspo else "token_mean"
     denominator = minibatch.denominator(reduction)
     cut = cut_tokens(logprobs, before, rows, hyperparameters, algorithm)
     for name, is_cut in cut.items():
@@ -244,7 +246,7 @@ def cut_tokens(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> dict[str, Bool[Tensor, "b T"]]:
-    """The tokens that the surrogate cuts, by the name of their metric.
+    """Find the tokens that the surrogate cuts, by the name of the metric that counts them.
 
     DIS and DPPO reject a token for its ratio to the rollout policy. A clip cuts a token's gradient
     off for its ratio, or for that of its response (GSPO). CISPO cuts a weight down to its bound.

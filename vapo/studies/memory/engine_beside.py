@@ -1,7 +1,7 @@
-"""Whether a vLLM engine stays awake while the networks train on the same GPU.
+"""Decides whether a vLLM engine stays awake while the networks train on the same GPU.
 
 An engine that sleeps is copied to the host and back in every iteration. Where the GPU has room for
-the engine and for the training of the networks, nothing is gained by that.
+the engine and for the training of the networks, the copies gain nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vapo.errors import UserError
 from vapo.studies.memory.estimate import GIB, MemoryEstimate
 
 _CONTEXT = 1.5 * GIB  # what CUDA and its libraries take before the first tensor
-_GRAPHS = 2.0 * GIB  # of an engine whose KV cache has a given size: CUDA graphs, activations
+_GRAPHS = 2.0 * GIB  # what CUDA graphs and activations of an engine take beside its KV cache
 _ERROR = 1.1  # training may take a tenth more than estimated
 
 
@@ -32,7 +32,12 @@ class Sleep:
 
 
 def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
-    """Decide by bytes: the device's, those that the engine holds, and training's at its peak.
+    """Decide by three numbers of bytes.
+
+    Args:
+        device: the memory of the GPU.
+        engine: what the engine holds while it is awake.
+        training: what training holds at its peak.
 
     >>> chosen_sleep(device=80 * 2**30, engine=40 * 2**30, training=10 * 2**30).level
     0
@@ -48,7 +53,7 @@ def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
 
 
 def training_bytes(estimate: MemoryEstimate) -> float:
-    """The most that a GPU holds while nothing is sampled."""
+    """Return the most bytes that a GPU holds while nothing is sampled."""
     stages = estimate.stages.items()
     return max(sum(parts.values()) for stage, parts in stages if stage != "sampling")
 
@@ -58,11 +63,13 @@ def with_sleep_level(
     estimated: Callable[[FitConfig], MemoryEstimate],
     tell: Callable[[str], None],
 ) -> FitConfig:
-    """The config with what `sleep_level: auto` is on this GPU; unchanged where nothing sleeps.
+    """Return the config with a number in place of `sleep_level: auto`, by this machine's GPU.
+
+    The config is unchanged where its level is a number, and where there is no GPU.
 
     Args:
-        estimated: the memory of a config.
-        tell: gets one line.
+        estimated: estimates the memory of a config.
+        tell: gets the line that says why.
     """
     rollouts = config.rollouts
     if not isinstance(rollouts, VllmEngine) or rollouts.vllm.sleep_level != "auto":
@@ -92,9 +99,9 @@ def _estimated_sleep(
     estimated: Callable[[FitConfig], MemoryEstimate],
 ) -> Sleep:
     options = rollouts.vllm
-    # a cache of some size, so that there is an estimate; training's stages do not have it
-    some = replace(options, kv_cache_memory_bytes=options.kv_cache_memory_bytes or 1)
-    estimate = estimated(_with_vllm(config, some))
+    # An estimate needs the size of a cache, even if only training's stages are read of it.
+    with_cache = replace(options, kv_cache_memory_bytes=options.kv_cache_memory_bytes or 1)
+    estimate = estimated(_with_vllm(config, with_cache))
     engine = options.gpu_memory_utilization * device
     if options.kv_cache_memory_bytes is not None:
         sampling = estimate.stages["sampling"]
