@@ -29,9 +29,11 @@ _NUM_TOKENS = 16
 
 
 def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
-    """Start vLLM in a process of its own and sample from it; how long that took.
+    """Start vLLM in a process of its own and sample from it.
 
-    Raises: UserError: it does not work, with the cause and the file that has all of it.
+    Returns: how long that took, in words.
+
+    Raises: UserError: vLLM does not work, with the cause and the folder that has the whole output.
     """
     folder = Path(tempfile.mkdtemp(prefix="vapo-doctor-"))
     with (folder / _LOG).open("wb") as log:
@@ -59,11 +61,14 @@ def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
     if "problem" in result:
         raise UserError(f"cannot start: {result['problem']}; the whole output is in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
-    return str(result["said"])
+    return str(result["seconds"])
 
 
 def sample_once(folder: Path) -> str:
-    """Make a tiny model, start vLLM on it, push weights and sample; seconds of both."""
+    """Make a tiny model, start vLLM on it, push weights and sample.
+
+    Returns: how long the start and the sampling took, in words.
+    """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -115,10 +120,10 @@ def sample_once(folder: Path) -> str:
 
 
 def report_trial(folder: Path) -> None:
-    """Write what came of it to the folder."""
+    """Try vLLM, and write to the folder how long that took, or what the problem is."""
     result = {}
     try:
-        result["said"] = sample_once(folder)
+        result["seconds"] = sample_once(folder)
     except Exception as error:
         say(redacted(traceback.format_exc()), file=sys.stderr)
         cause: BaseException = error

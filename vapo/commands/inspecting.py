@@ -148,12 +148,12 @@ def inspect_rollouts(
 
 def _template_variables(text: str | None) -> dict[str, Any]:
     try:
-        found = {} if text is None else json.loads(text)
+        variables = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON: {error}") from None
-    if not isinstance(found, dict):
+    if not isinstance(variables, dict):
         raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON object of names and values")
-    return found
+    return variables
 
 
 def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> None:

@@ -98,10 +98,10 @@ def moved_to(batch: Batch, device: torch.device) -> Batch:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. A GPU fetches it from pinned memory, and the host does not wait.
+    """Return the tensor on a device. A GPU reads it from pinned memory, and the host does not wait.
 
-    A plain copy of pageable memory waits until the GPU has done all that it was given before, so
-    that the host could not prepare the next micro-batch while the GPU computes.
+    A plain copy of pageable memory waits until the GPU has finished all earlier work. Then the
+    host could not prepare the next micro-batch while the GPU computes.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -204,9 +204,10 @@ def probability_near(
 
 @torch.no_grad()
 def mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """The log of each response's geometric-mean ratio: the mean of `gap` over its True tokens.
+    """Return the log of each response's geometric-mean ratio.
 
-    `gap` is 0 on the others. The mean is held within +-20, and NaN where it is not finite.
+    It is the mean of `gap` over the tokens where the mask is True; on the others `gap` must be 0.
+    The mean is held within +-20, and is NaN where it is not finite.
     """
     return _held(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
 

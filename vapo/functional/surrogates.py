@@ -1,8 +1,9 @@
-"""Losses of the actor, per token, that stand in the place of PPO's clipped surrogate.
+"""Losses of the actor's tokens that other systems have in place of PPO's clipped surrogate.
 
-Each belongs to another system than VAPO, whose own is `losses.clipped_surrogate`. `log pi` are the
-current policy's log-probs, `old` the policy's from before the iteration's update, `mu` those of
-the policy that sampled. `losses.aggregate` reduces all of them.
+VAPO's own is `losses.clipped_surrogate`. `log pi` are the log-probs of the current policy,
+`log old` those of the policy before the iteration's update, and `log mu` those of the policy that
+sampled.
+`losses.aggregate` reduces each of these losses.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ def gspo_surrogate(
         s_t    = sg(s) * pi_t / sg(pi_t)                       s in value, a gradient for each t
         loss_t = -min(s_t * A_t, clip(s_t, 1 - eps_low, 1 + eps_high) * A_t)
 
-    This is GSPO-token, which takes an advantage for each token, as a critic gives it. Where all of
-    a response's are equal, the mean over its tokens is GSPO's loss -min(s A, clip(s) A), and so is
-    the gradient: that of s is s times the mean of the gradients of log pi_t. So the loss is for
-    the reduction `sequence_mean`.
+    This is GSPO-token, which takes an advantage for each token, as a critic gives it. Where all
+    advantages of a response are equal, the mean over its tokens is GSPO's loss
+    -min(s A, clip(s) A). The gradients are equal too, because the gradient of s is s times the mean
+    of the gradients of log pi_t. So the loss is for the reduction `sequence_mean`.
     Source: GSPO (arXiv 2507.18071), equations 5, 7 and 13 (there 3e-4 and 4e-4). Deviation: the
     mean log-ratio is held within +-20.
-    Padding: tokens outside `response_mask` are not in the mean, whatever they hold; a gap between
-    two turns is such. A sampled token with a non-finite log-prob makes the whole response's loss
-    NaN, one with a non-finite advantage its own.
+    Padding: tokens outside `response_mask`, as those between two turns, are not in the mean,
+    whatever they hold. A sampled token with a non-finite log-prob makes the loss of its whole
+    response NaN. A token with a non-finite advantage makes its own loss NaN.
     Raises: ValueError when a bound is not above 0.
     """
     if not (eps_low > 0 and eps_high > 0):
@@ -164,7 +165,7 @@ def logprob_surrogate(
 def _finite(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Where all three are finite, and each in at least float32, 0 where one is not."""
+    """Return where all three are finite, and each of them in at least float32, 0 elsewhere."""
     given = (logprobs, rollout_logprobs.detach(), advantages.detach())
     is_valid = torch.stack([torch.isfinite(x) for x in given]).all(dim=0)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)

@@ -302,5 +302,5 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
 
 
 def backbone_of(network: Actor | Critic) -> PreTrainedModel:
-    """The model whose layers a network's update runs: of adapters the actor's."""
+    """Return the model whose layers a network's update runs. That of adapters is the actor's."""
     return network.actor.model if isinstance(network, AdapterCritic) else network.model

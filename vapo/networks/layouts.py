@@ -1,4 +1,4 @@
-"""The layout of micro-batches that the networks support: padded rows, or packed ones."""
+"""Chooses the layout of micro-batches that the networks support: padded or packed rows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ def choose_layout(
 ) -> Layout:
     """Choose the layout of micro-batches, and if they are packed, enable it in every network.
 
-    A probe has none of its own, for it reads no tokens, nor have adapters: theirs is the base's.
+    A probe has no layout, because it reads no tokens. Adapters have that of their base.
 
-    Raises: UserError: the layout asked for is one that a network does not support.
+    Args:
+        option: `training.packing`.
+        models: the networks that read tokens, and maybe probes and adapters.
+
+    Raises: UserError: a network does not support the layout that the config names.
     """
     if option == "padded":
         return "padded"
@@ -67,7 +71,7 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 
 
 def why_not_packed(model: PreTrainedModel) -> str | None:
-    """The reason why a network does not support packed rows; None if it does."""
+    """Return the reason why a network does not support packed rows; None: it supports them."""
     name = type(model).__name__
     if not can_change_attention(model):
         return f"{name} computes attention without Transformers' AttentionInterface"
@@ -82,7 +86,7 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
 
 
 def why_not_shared(model: PreTrainedModel) -> str | None:
-    """The reason why a network cannot compute a prompt once for its responses; None if it can."""
+    """Return the reason why a network cannot compute a shared prompt once; None: it can."""
     if attention_implementation(model) == "flash_attention_2":
         return "attn_implementation flash_attention_2 supports rows without shared prompts only"
     return why_not_packed(model)

@@ -62,8 +62,11 @@ def read_model_config(path: str) -> PreTrainedConfig:
 
 
 def _part_for_text(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The config of a model of text and images without its images, where Transformers has a causal
-    language model of the text alone (Qwen3.5): its folder's other weights are not read."""
+    """Return the part of a config for the text, if the model reads images as well (Qwen3.5).
+
+    Transformers must have a causal language model of the text alone. The weights for images are
+    then not read. Every other config is returned as it is.
+    """
     text = config.get_text_config(decoder=True)
     name, _ = causal_lm_class(text)
     architecture = (config.architectures or [""])[0]
@@ -149,12 +152,12 @@ def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig)
 
 
 def cut_layers(config: PreTrainedConfig, count: int) -> None:
-    """Let a config say that the model ends after its first `count` decoder layers."""
+    """Change a config so that the model ends after its first `count` decoder layers."""
     text: Any = config.get_text_config(decoder=True)
     before = text.num_hidden_layers
     for name, value in list(vars(text).items()):
         is_for_layers = "layer" in name and isinstance(value, list | tuple)
-        if is_for_layers and len(value) == before:  # it says something of each layer
+        if is_for_layers and len(value) == before:  # it has an entry for each layer
             setattr(text, name, value[:count])
     text.num_hidden_layers = count
 

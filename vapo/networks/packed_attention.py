@@ -101,7 +101,7 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
 
 @contextmanager
 def _windows_for_masks(enabled: bool) -> Iterator[None]:
-    """Let Transformers' masks be windows (`window_mask`) in the block: none of [S, S] is made."""
+    """Let Transformers make windows (`window_mask`) instead of [S, S] masks in the block."""
     token = _asks_for_windows.set(enabled)
     try:
         yield
@@ -110,10 +110,10 @@ def _windows_for_masks(enabled: bool) -> Iterator[None]:
 
 
 def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | None:
-    """Transformers' mask function. It is asked once for each kind of layers.
+    """Make a mask as Transformers' own function does, or in packed rows the window of a mask.
 
-    So a layer's window is the one that Transformers' own mask would have, also where an
-    architecture does not tell its attention function.
+    Transformers calls it once for each kind of layers. So a layer has the window of Transformers'
+    own mask, even if its architecture does not tell its attention function of one.
     """
     if not _asks_for_windows.get():
         return sdpa_mask(local_size=local_size, **options)
@@ -121,9 +121,9 @@ def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | No
 
 
 def window_mask(window: int | None) -> Tensor:
-    """A mask without values, whose last dimension is the window; 0: there is none.
+    """Make a mask that has no values and says the window by the size of its last dimension.
 
-    A shape is read without waiting for a device.
+    The size 0 stands for no window. A shape is read without waiting for a device.
     """
     return torch.zeros((1, 1, 1, 1), dtype=torch.uint8).expand(-1, -1, -1, window or 0)
 
@@ -211,13 +211,13 @@ def _by_segments(
         outputs.append(output.to(dtype).transpose(1, 2))
 
     def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
-        """The last of the keys are those of the queries' own tokens."""
+        """Let each query attend to the keys up to its own. The last keys are of the same tokens."""
         num_keys, before = k.shape[2], k.shape[2] - q.shape[2]
         if window is None or num_keys <= window:
             attend(q, k, v, partial(row.mask, q.shape[2], before) if before else None)
             return
-        for own, seen in blocks(q.shape[2], before, window):
-            block, keys = q[:, :, own], k[:, :, seen]
+        for queries, seen in blocks(q.shape[2], before, window):
+            block, keys = q[:, :, queries], k[:, :, seen]
             mask = partial(row.mask, block.shape[2], keys.shape[2] - block.shape[2], window=window)
             attend(block, keys, v[:, :, seen], mask)
 

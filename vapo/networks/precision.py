@@ -50,8 +50,9 @@ def may_round_products(config: FitConfig) -> bool:
     if config.training.max_staleness == 0:
         return True
     samples_elsewhere = isinstance(config.rollouts, VllmServerEngine)
-    judges = (block for _, block in verifiers_in("rewards", config.rewards))
-    return samples_elsewhere and not any(isinstance(each, RewardModelVerifier) for each in judges)
+    verifiers = (block for _, block in verifiers_in("rewards", config.rewards))
+    has_model = any(isinstance(verifier, RewardModelVerifier) for verifier in verifiers)
+    return samples_elsewhere and not has_model
 
 
 def choose_precision(device: torch.device, width: int) -> Precision:

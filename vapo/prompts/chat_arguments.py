@@ -1,4 +1,4 @@
-"""Whether the chat template reads the variables that the config gives it."""
+"""Checks that the chat template reads the variables that the config gives it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ def check_template_variables(
 ) -> None:
     """Check that the chat template reads each of the variables that it is given.
 
-    The prompts would be the same without one that it does not read, and nobody would see it.
+    A variable that the template does not read would silently change nothing.
 
     Args:
-        key: where they are given, for the error.
+        arguments: the variables by name.
+        key: the config key or option that gives them, for the error.
 
-    Raises: UserError: it does not read one of them; says which it reads.
+    Raises: UserError: the template does not read a variable. The error lists those that it reads.
     """
     if not arguments:
         return

@@ -180,7 +180,12 @@ def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
 
 
 def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
-    """Make padded inputs with one hidden state a row: the one after its last token."""
+    """Make padded inputs of which the networks read one state a row, after its last token.
+
+    Args:
+        sequences: prompt ids and response ids of each row.
+        pad_id: the token that fills shorter rows.
+    """
     inputs = token_inputs(sequences, pad_id=pad_id)
     num_rows = len(sequences)
     return replace(

@@ -259,11 +259,11 @@ class TextJudge:
 
 
 def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str | None:
-    """The part of a response that is judged; None: it has no answer, and is incorrect.
+    """Return the part of a response that is judged; None: there is no answer, so it is incorrect.
 
-    With `rewards.answer_after` that is what follows its last occurrence, without the space at its
-    beginning. A prompt that ends with it, as one with thinking turned off, has closed the thoughts:
-    then a response without it is an answer as a whole.
+    With `rewards.answer_after` the part is what follows the last occurrence of that text, without
+    the space at its beginning. A prompt that ends with the text has closed the thoughts, as where
+    thinking is turned off. Then a response without the text is an answer as a whole.
 
     Args:
         prompt: what the policy read, special tokens included; empty where nobody knows it.
@@ -271,9 +271,8 @@ def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str |
     mark = rewards.answer_after
     if mark is None:
         return response
-    _, found, part = response.rpartition(mark)
-    if found:
-        return part.lstrip()
+    if mark in response:
+        return response.rpartition(mark)[2].lstrip()
     is_closed = prompt.rstrip().endswith(mark.strip())
     return response if is_closed or rewards.without_answer_after == "whole" else None
 
@@ -294,14 +293,12 @@ def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, An
 
 def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
     """Map each source's name, the empty one included, to the rewards with its own verifier."""
-    found = {}
+    by_source = {}
     for name in ("train", "heldout"):
         for key, source in sources_of(data, name).items():
-            own = rewards
-            if isinstance(source, MixtureSource) and source.verifier is not None:
-                own = with_verifier(rewards, source)
-            found[source_name(key)] = own
-    return found
+            has_own = isinstance(source, MixtureSource) and source.verifier is not None
+            by_source[source_name(key)] = with_verifier(rewards, source) if has_own else rewards
+    return by_source
 
 
 def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:

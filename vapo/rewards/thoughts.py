@@ -1,4 +1,7 @@
-"""How well-known models end their thoughts, for what reads a whole response."""
+"""The texts with which well-known models end their thoughts.
+
+They are for what reads a whole response. A run judges by `rewards.answer_after` alone.
+"""
 
 from __future__ import annotations
 

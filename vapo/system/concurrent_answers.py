@@ -1,7 +1,7 @@
-"""Several questions answered at a time by one process of a user's code: for code that waits.
+"""Lets one process of a user's code answer several questions at a time, for code that waits.
 
-Each question has a thread. Answers are written in the order of the questions, since the trainer
-takes them so; one that takes too long is a `timeout`, and the others go on.
+Each question has a thread. Answers are written in the order of the questions, as the trainer
+expects them. A question that takes too long is answered with `timeout`, and the others go on.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def answer_concurrently(
     """Answer each `(ticket, question)` of a channel in a thread, until the trainer hangs up.
 
     Args:
-        reply: the fields of a question's answer; it never raises.
+        reply: returns the fields of a question's answer, and never raises.
+        channel: where questions come from.
         write: sends an answer with its ticket.
         timeout_s: a question that has run so long is answered with the failure `timeout`. Its
             thread is left alone, because no thread can be ended.
@@ -61,10 +62,11 @@ def answer_concurrently(
 
 
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function, with the same parameters, that waits for a coroutine which the given one makes.
+    """Wrap a function in one with the same parameters that waits for the coroutine which it makes.
 
-    All coroutines of a process run in one event loop, so that they may share a client. One that
-    is waited for by a thread whose time is over runs on until it ends.
+    What a function returns that makes no coroutine is passed on. All coroutines of a process run in one event loop, so
+    that they may share a client. A coroutine runs on until it ends, even if its question has been
+    answered with `timeout`.
     """
 
     @functools.wraps(function, updated=())
@@ -78,7 +80,7 @@ def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """The process's event loop, which runs in a thread of its own from the first call on."""
+    """Return the process's event loop. The first call starts it in a thread of its own."""
     with _lock:
         if not _loops:
             loop = asyncio.new_event_loop()

@@ -74,12 +74,14 @@ def can_change_attention(model: PreTrainedModel) -> bool:
 
 
 def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
-    """The name of a config's causal language model, and whether it keeps a state that is not made
-    of keys and values; "" and False: there is no such class. It has no public flag."""
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    if found is None:
+    """Return the name of a config's causal language model, and whether it has a recurrent state.
+
+    Without such a class they are "" and False. Transformers has no public flag for the state.
+    """
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if model_class is None:
         return "", False
-    return found.__name__, bool(getattr(found, "_is_stateful", False))
+    return model_class.__name__, bool(getattr(model_class, "_is_stateful", False))
 
 
 def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:

@@ -1,4 +1,4 @@
-"""Which variables a template takes from outside: those that it reads where it has not set them."""
+"""Finds the variables that a template takes from outside: it reads them without setting them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _OF_MACROS = ("caller", "varargs", "kwargs")
 
 
 def names_from_outside(template: nodes.Template) -> set[str]:
-    """The names that are read in places where they may not have been set.
+    """Return the names that a template reads in places where it may not have set them.
 
-    jinja's own function knows the scopes. But it also gives the names that are set and read inside
-    of one branch of an `if`, as `reasoning` in `{% if a %}{% set reasoning = a %}{{ reasoning }}`.
-    So each place is looked at where a name is read.
+    jinja's own function knows the scopes. But it also returns names that are set and read inside
+    one branch of an `if`, as `reasoning` in `{% if a %}{% set reasoning = a %}{{ reasoning }}`. So
+    a name is returned only if one of the places that read it comes before it is set.
     """
     reads: set[str] = set()
     _read_all(template.body, set(), reads)
     return reads & meta.find_undeclared_variables(template)
 
 
-def _read_all(several: Iterable[nodes.Node], known: set[str], reads: set[str]) -> None:
-    for node in several:
+def _read_all(all_nodes: Iterable[nodes.Node], known: set[str], reads: set[str]) -> None:
+    for node in all_nodes:
         _read(node, known, reads)
 
 

@@ -206,7 +206,7 @@ def _colocated_engine(
 def _transfer(
     config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
 ) -> WeightTransfer:
-    """How the actor's weights, in the servers' dtype, come to the servers."""
+    """Make what brings the actor's weights, in the servers' dtype, to the servers."""
     options = rollouts.servers
     if options.weights == "nccl":
         return NcclTransfer(weights, host=options.weights_host)
@@ -215,7 +215,7 @@ def _transfer(
 
 
 def kept_in_float32(model: PreTrainedModel) -> frozenset[str]:
-    """The parts of names by which a model marks weights that are float32 in every dtype."""
+    """Return the parts of names by which a model marks weights that stay float32 in every dtype."""
     lists = (getattr(model, name, None) or () for name in _FLOAT32_LISTS)
     return frozenset(part for names in lists for part in names)
 

@@ -119,7 +119,7 @@ def estimate_memory(
 
 
 def _saves_in_background(config: FitConfig) -> bool:
-    """As `vapo fit` decides it on a GPU whose host has room for the copy."""
+    """Whether `vapo fit` saves in the background on a GPU whose host has room for the copy."""
     chosen = config.checkpoints.save_in_background
     return config.trainer.accelerator != "cpu" if chosen is None else chosen
 

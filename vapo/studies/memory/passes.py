@@ -279,7 +279,7 @@ class FakeNetwork:
 
 
 def _cached(layer: Any) -> list[Tensor]:
-    """What a layer of the cache holds: keys and values, a recurrent state, or both."""
+    """Return the tensors that a layer of the cache holds: keys and values, states, or all."""
     keys = [layer.keys, layer.values] if has_keys(layer) else []
     return [*keys, *recurrent_states(layer)]
 

@@ -163,18 +163,21 @@ def join_caches(
     """
     layers: list[Any] = []
     for index in range(len(parts[0][0].layers)):
-        own = [(cache.layers[index], rows) for cache, rows in parts]
-        first: Any = own[0][0]
+        to_join = [(cache.layers[index], rows) for cache, rows in parts]
+        first: Any = to_join[0][0]
         has_states, has_keys = (
             isinstance(first, kind) for kind in (LinearAttentionLayer, DynamicLayer)
         )
         if not has_keys:
             layer: Any = LinearAttentionLayer(first.number_of_states)
         else:
-            joined = (_join([(getattr(one, n), r) for one, r in own], width, room) for n in _STATES)
+            joined = (
+                _join([(getattr(one, name), rows) for one, rows in to_join], width, room)
+                for name in _STATES
+            )
             layer = (RoomyHybridLayer if has_states else RoomyLayer)(*joined, width=width)
         if has_states:
-            _join_states(own, layer)
+            _join_states(to_join, layer)
         layers.append(layer)
     return Cache(layers=layers)
 

@@ -104,7 +104,7 @@ class ColocatedEngine(SteppedEngine):
                 self._add(name, request)
 
     def _step(self) -> dict[str, Generated]:
-        """Until a request is done, or for a few steps of which one at least has given a token."""
+        """Run the engine until a request is done, or for a few steps once one has given a token."""
         engine, heard = self._live(), threading.Event()
         drawn = nullcontext() if self._draws is None else self._draws.drawn()
         with (
@@ -198,7 +198,7 @@ def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
 
 
 def _own_draws(vllm_config: Any) -> OwnDraws | None:
-    """What an engine draws by that takes no seeds of requests; None for one that takes them."""
+    """Return random states for an engine whose requests have no seeds; None: they have seeds."""
     reason = unseeded_because(vllm_config)
     if reason is not None:
         logger.warning(

@@ -1,4 +1,4 @@
-"""Where vLLM's own output goes: into a file, so that the console has the run's lines alone.
+"""Leads vLLM's own output into a file, so that the console has the run's lines alone.
 
 vLLM writes to the console by its loggers, by progress bars, and from native code and from
 processes that it starts. While an engine starts, standard output and standard error of this
@@ -35,12 +35,12 @@ _LEVEL = "VLLM_LOGGING_LEVEL"
 
 
 class EngineLog(io.TextIOBase):
-    """A file for vLLM's output, which is a text stream; secrets are taken out of each line.
+    """A text stream that writes vLLM's output to a file. Secrets are taken out of each line.
 
     Args:
-        folder: the run's; None: the file lies in the system's folder for temporary ones, and goes
-            with the engine unless it has a traceback in it.
-        rank: of this process.
+        folder: the run's folder. None: the file lies in the system's folder for temporary files,
+            and is removed with the engine unless it has a traceback in it.
+        rank: the rank of this process.
         note: gets a line for each part of the engine's start.
     """
 
@@ -72,7 +72,7 @@ class EngineLog(io.TextIOBase):
         return self._file.fileno()
 
     def write(self, text: str) -> int:
-        """Write the lines that are whole; a bar's states, which end with a return, are lines."""
+        """Write the lines that are whole. Each state of a progress bar counts as a line."""
         lines = (self._rest + text).replace("\r", "\n").split("\n")
         self._rest = lines.pop()
         if len(self._rest) > _MAX_LINE_CHARS:
@@ -96,7 +96,7 @@ class EngineLog(io.TextIOBase):
 
     @contextmanager
     def start(self) -> Iterator[None]:
-        """Around the start of the engine: everything that is written goes to the file."""
+        """Lead everything that is written in the block, in which the engine starts, to the file."""
         if self._note is not None:
             self._note(f"starting vLLM; what it writes is in {self.path}")
         self.take_loggers()  # before the redirection, while the console's streams are known
@@ -128,9 +128,9 @@ class EngineLog(io.TextIOBase):
             os.close(before)
 
     def take_loggers(self) -> None:
-        """Lead vLLM's loggers to the file, where they lead to the console.
+        """Lead those of vLLM's loggers to the file that lead to the console.
 
-        What a user has configured in another way (VLLM_LOGGING_CONFIG_PATH) stays.
+        Handlers that a user has configured (VLLM_LOGGING_CONFIG_PATH) stay.
         """
         streams = {sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__}
         logger = logging.getLogger("vllm")
@@ -142,8 +142,11 @@ class EngineLog(io.TextIOBase):
                     for filtering in (handler, logger):  # an import may have set another level
                         filtering.setLevel(os.environ.get(_LEVEL, "INFO"))
 
-    def failed(self, doing: str, error: BaseException) -> Path:
-        """Write the whole traceback of what vLLM raised; where it is."""
+    def write_error(self, doing: str, error: BaseException) -> Path:
+        """Write the whole traceback of what vLLM raised, and keep the file.
+
+        Returns: the file's path.
+        """
         lines = "".join(traceback.format_exception(error))
         self._append(f"the vLLM engine could not {doing}:\n{redacted(lines)}\n")
         self._is_temporary = False
@@ -151,11 +154,11 @@ class EngineLog(io.TextIOBase):
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables with which vLLM logs what belongs into the file, unless the user has others."""
+        """The variables with which vLLM logs for the file. The user's own values stay."""
         return {_LEVEL: os.environ.get(_LEVEL, "INFO")}
 
     def close(self) -> None:
-        """The engine is closed. Its loggers write no more, and an unused file goes."""
+        """Close the file, and remove it if it is temporary and has no traceback."""
         if self._rest:
             self.write("\n")
         self._file.close()
@@ -169,10 +172,14 @@ _logs: list[EngineLog] = []  # of the engines of this process, which has one as 
 
 
 def write_traceback(doing: str, error: BaseException) -> str:
-    """Write what vLLM raised to the log of the latest engine; a message's part that says where."""
+    """Write the traceback of what vLLM raised to the log of the latest engine.
+
+    Returns: the end of an error's message, which says where the traceback is; empty: there is no
+    log.
+    """
     if not _logs:
         return ""
-    return f"; the whole traceback is in {_logs[-1].failed(doing, error)}"
+    return f"; the whole traceback is in {_logs[-1].write_error(doing, error)}"
 
 
 def _is_console(stream: object) -> bool:

@@ -62,7 +62,7 @@ class ProcessState:
 
 
 def _restores() -> list[Callable[[], object]]:
-    """What brings the process back to where it is now, but for its environment."""
+    """Return functions that bring the process back to its present state, except its environment."""
     set_num_threads, excepthook = torch.set_num_threads, sys.excepthook
 
     def restore_functions() -> None:
@@ -85,7 +85,7 @@ def _restores() -> list[Callable[[], object]]:
 
 @contextmanager
 def environment_kept() -> Iterator[None]:
-    """Take back what the block does to the environment. It costs two microseconds."""
+    """Take back what the block does to the environment. The check costs two microseconds."""
     before = dict(environment_bytes())
     try:
         yield
@@ -101,7 +101,7 @@ class OwnDraws:
         self._states: tuple[Tensor, list[Tensor]] | None = None
 
     def begin(self, seed: int) -> None:
-        """Draw from this seed on."""
+        """Begin the engine's states anew from a seed."""
         trainers = _torch_states()
         torch.manual_seed(seed)
         self._states = _torch_states()
@@ -109,7 +109,7 @@ class OwnDraws:
 
     @contextmanager
     def drawn(self) -> Iterator[None]:
-        """Draw on in the block. The trainer's states stay as they were."""
+        """Let the block draw from the engine's states. The trainer's states stay as they were."""
         trainers = _torch_states()
         if self._states is not None:
             _set_torch_states(self._states)

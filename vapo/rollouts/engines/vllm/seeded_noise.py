@@ -1,16 +1,18 @@
-"""The noise that decides a sampled token: a function of a seed, a place and the token's id.
+"""Computes the noise that decides a sampled token, from a seed, a place and the token's id.
 
-For all rows and all tokens of the vocabulary at once, without a generator for each request:
+It is computed for all rows and all tokens of the vocabulary at once, without a generator for each
+request:
 
     h = murmur3_32(seed, place, id), over 16 bytes: two words of the seed, one each of the others
     u = (h + 1/2) / 2^32, between 0 and 1
     e = -log(1 - u), exponential with mean 1
 
-The token with the largest p / e is one of the distribution p (an exponential race). `place` is the
-number of tokens before the one that is sampled, less one: of the newest token that the model has
-read. So a request draws the same noise alone and beside others, in whichever row, and again after
-vLLM has interrupted it. vLLM's own Triton kernel on a GPU (`vllm/v1/worker/gpu/sample/gumbel.py`
-of 0.32) has the same h; vLLM's older model runner, which is that of a CPU, gets it from here.
+The token with the largest p / e is a sample of the distribution p (an exponential race). `place` is
+the index of the newest token that the model has read: the number of tokens before the one that is
+sampled, less one. So a request draws the same noise alone and beside others, in any row, and again
+after vLLM has interrupted it. vLLM's own Triton kernel on a GPU has the same h
+(`vllm/v1/worker/gpu/sample/gumbel.py` of 0.32). vLLM's older model runner, which a CPU has, gets
+the noise from this module.
 
 The integers are 32 bits wide and wrap around, so that a processor's vector units do eight at once.
 """
@@ -26,7 +28,7 @@ _MOST = 1 - 2**-24  # the largest float32 below 1
 
 
 def _signed(word: int) -> int:
-    """The int32 with the bits of an unsigned word."""
+    """Return the int32 with the bits of an unsigned word."""
     return word - (word >> 31 << 32)
 
 
@@ -35,7 +37,7 @@ _END_1, _END_2, _NUM_BYTES = _signed(0x85EBCA6B), _signed(0xC2B2AE35), 16
 
 
 def _shifted_right(words: Tensor, bits: int) -> Tensor:
-    """A shift of unsigned words: the bits that come in are zeros."""
+    """Shift words to the right as if they were unsigned: zeros come in on the left."""
     return (words >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
@@ -52,7 +54,7 @@ def _mixed(state: Tensor, key: Tensor) -> Tensor:
 
 
 def _low_words(numbers: Tensor) -> Tensor:
-    """The low 32 bits of each number, as an int32."""
+    """Return the low 32 bits of each number as an int32."""
     low = numbers.bitwise_and(0xFFFFFFFF)
     return torch.where(low >= 2**31, low - 2**32, low).to(torch.int32)
 
@@ -60,7 +62,10 @@ def _low_words(numbers: Tensor) -> Tensor:
 def hashes(
     seeds: Int[Tensor, " R"], places: Int[Tensor, " R"], vocab_size: int
 ) -> Int32[Tensor, "R {vocab_size}"]:
-    """murmur3_32 of each row's seed and place and each token's id; the bits of unsigned words."""
+    """Return murmur3_32 of each row's seed and place and of each token's id.
+
+    The results are the bits of unsigned words.
+    """
     seeds, places = seeds.long(), places.long()
     state = torch.zeros(len(seeds), dtype=torch.int32, device=seeds.device)
     for word in (seeds, seeds >> 32, places):
@@ -75,7 +80,7 @@ def hashes(
 def exponential_noise(
     seeds: Int[Tensor, " R"], places: Int[Tensor, " R"], vocab_size: int
 ) -> Float[Tensor, "R {vocab_size}"]:
-    """Exponential numbers of mean 1 in float32; finite, and never 0."""
+    """Return exponential numbers of mean 1 in float32. They are finite and above 0."""
     words = hashes(seeds, places, vocab_size)
     # Each half of a word is a float32 without rounding, so that their sum is rounded once.
     high, low = _shifted_right(words, 16).float(), words.bitwise_and_(0xFFFF).float()
@@ -86,14 +91,20 @@ def exponential_noise(
 def sampled_ids(
     probs: Float[Tensor, "R V"], seeds: Int[Tensor, " R"], places: Int[Tensor, " R"]
 ) -> Int[Tensor, " R"]:
-    """One token of each row's distribution. A token without probability is never taken."""
+    """Sample one token of each row's distribution. A token of probability 0 is never sampled.
+
+    Args:
+        probs: the distributions, which need not be normalized.
+        seeds: the seed of each row's request.
+        places: for each row the index of the newest token that the model has read.
+    """
     vocab_size = probs.shape[-1]
     num_rows = len(probs)
     if probs.device.type == "cpu":
         num_rows = max(1, _CPU_NUMBERS // vocab_size)
     parts = [
-        (rows / exponential_noise(own_seeds, own_places, vocab_size)).argmax(dim=-1)
-        for rows, own_seeds, own_places in zip(
+        (rows / exponential_noise(row_seeds, row_places, vocab_size)).argmax(dim=-1)
+        for rows, row_seeds, row_places in zip(
             probs.split(num_rows), seeds.split(num_rows), places.split(num_rows), strict=True
         )
     ]

@@ -1,14 +1,13 @@
-"""Seeds of requests in vLLM without a loop over requests.
+"""Lets vLLM sample the tokens of requests with seeds without a loop over the requests.
 
 vLLM 0.32 has two model runners. The newer one needs Triton, and a GPU has it unless
 `VLLM_USE_V2_MODEL_RUNNER=0` is set. Its kernel computes the noise from a request's seed, the place
 and the token, so it is left as it is. The older one, which a CPU has, keeps a generator for each
-request and draws from one after the other. This module puts `seeded_noise` there, which has the
-integers of the newer one's kernel.
+request and draws from one after the other. This module gives it `seeded_noise`, whose integers are
+those of the newer runner's kernel.
 
-vLLM calls `register` of the folder backend in each of its processes, and that calls `put_in_place`.
-What vLLM asks of a processor or a device stays its own: top-k, top-p, greedy tokens, and the draws
-of requests without a seed.
+vLLM calls `register` of the folder backend in each of its processes, and `register` calls
+`put_in_place`. Top-k, top-p, greedy tokens and the draws of requests without a seed stay vLLM's.
 """
 
 from __future__ import annotations
@@ -38,7 +37,8 @@ _ARGUMENTS = {  # of the runner, the sampler's module, and its class twice
 class SeededRows(dict[int, torch.Generator]):
     """The generators of a batch by row, as vLLM has them, and the seeds that they began with.
 
-    `places` are those of all rows in the step that is under way; `rows` has the rows with a seed.
+    `rows` are the rows with a seed, and `seeds` their seeds. `places` are the places of all rows in
+    the step that is under way.
     """
 
     def __init__(self, generators: dict[int, torch.Generator], device: torch.device) -> None:
@@ -49,7 +49,11 @@ class SeededRows(dict[int, torch.Generator]):
         self.places = torch.zeros(0, dtype=torch.int64, device=device)
 
     def draw(self, probs: Tensor, others: Callable[[Tensor], Tensor]) -> Tensor:
-        """One token for each row; `others` draws for all rows as if none had a seed."""
+        """Draw one token for each row.
+
+        Args:
+            others: draws for all rows as if none had a seed.
+        """
         if len(self) == len(probs):
             return sampled_ids(probs, self.seeds, self.places)
         ids = sampled_ids(probs[self.rows], self.seeds, self.places[self.rows])
@@ -57,14 +61,14 @@ class SeededRows(dict[int, torch.Generator]):
 
 
 def _int64(seed: int) -> int:
-    """The seed that a request named: a generator gives it back without its sign."""
+    """Return the seed that a request named. A generator gives it back without its sign."""
     return seed - 2**64 if seed >= 2**63 else seed
 
 
 def put_in_place() -> str | None:
-    """Put the noise into vLLM's older model runner, in this process; a second call does nothing.
+    """Let vLLM's older model runner use the noise in this process. A second call does nothing.
 
-    Returns: why this vLLM has no place for it; None: it is in place.
+    Returns: the reason why this vLLM has no place for the noise; None: it is in place.
     """
     try:
         sampler: Any = import_module(_SAMPLER)
@@ -92,7 +96,7 @@ def put_in_place() -> str | None:
 
 
 def unseeded_because(vllm_config: Any) -> str | None:
-    """Why an engine's requests may have no seeds; None: the engine takes them for all at once."""
+    """Return the reason why an engine's requests may have no seeds; None: they may have seeds."""
     if getattr(vllm_config, "use_v2_model_runner", True):
         return None
     return put_in_place()
@@ -103,7 +107,7 @@ def _is_ours(function: Callable[..., Any]) -> bool:
 
 
 def _with_places(sample: Callable[..., Any]) -> Callable[..., Any]:
-    """vLLM's `GPUModelRunner._sample`, which tells the rows their places first."""
+    """Wrap vLLM's `GPUModelRunner._sample` so that the rows know their places first."""
 
     def _sample(self: Any, logits: Tensor, spec_decode_metadata: Any) -> Any:
         metadata = self.input_batch.sampling_metadata
@@ -117,7 +121,7 @@ def _with_places(sample: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _for_all_rows(random_sample: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """vLLM's `random_sample`, which draws for the rows with seeds at once."""
+    """Wrap vLLM's `random_sample` so that it draws for all rows with seeds at once."""
 
     def random_sample_at_once(
         probs: Tensor, generators: dict[int, torch.Generator], use_fp64_gumbel: bool = False
@@ -132,7 +136,7 @@ def _for_all_rows(random_sample: Callable[..., Tensor]) -> Callable[..., Tensor]
 def _by_probabilities(
     forward_cpu: Callable[..., Any], forward_native: Callable[..., Any]
 ) -> Callable[..., Any]:
-    """vLLM's way on a CPU, which leaves rows with seeds to the way of other devices."""
+    """Wrap vLLM's sampling on a CPU so that batches with seeds go the way of other devices."""
 
     def forward(self: Any, logits: Tensor, generators: Any, k: Any, p: Any) -> Any:
         is_seeded = isinstance(generators, SeededRows) and not self.use_fp64_gumbel

@@ -1,9 +1,9 @@
-"""How a vLLM worker takes new weights: into its parameters directly, where nothing forbids it.
+"""Loads new weights into a vLLM worker: directly into its parameters, where nothing forbids it.
 
 vLLM's own `reload_weights` serves every model: it sets a layer's parameters aside, gathers the new
 ones beside them, processes them as quantization or a kernel needs it, and copies the result. An
-unquantized model on a GPU needs none of it: its parameters are what its kernels read, so each new
-weight can be copied to its place.
+unquantized model on a GPU needs none of this: its kernels read its parameters, so each new weight
+can be copied to its place.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ def load_into(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
 def loads_directly(model: nn.Module, config: Any) -> bool:
     """Whether a model's kernels read its parameters as `model.load_weights` fills them.
 
-    They do unless vLLM makes something else of them once they are loaded: by quantization, for
-    adapters, for a model as a whole, in attention with compressed keys and values or in experts,
-    or because a kernel keeps a packed copy.
+    They do not where vLLM processes the parameters once they are loaded. It does that for
+    quantization, for adapters, for some models as a whole, for attention with compressed keys and
+    values, for experts, and where a kernel keeps a packed copy.
+
+    Args:
+        config: vLLM's own `VllmConfig`.
     """
     if config.quant_config is not None or config.lora_config is not None:
         return False
@@ -50,15 +53,16 @@ def _reads_parameters(layer: nn.Module) -> bool:
         UnquantizedEmbeddingMethod,
     ):
         return False
-    if type(layer) is Attention:  # it resets scales that only a quantized cache has
-        return getattr(layer.impl, "sinks", None) is None  # a kernel may keep a copy of those
+    if type(layer) is Attention:  # what it processes are scales that only a quantized cache has
+        return getattr(layer.impl, "sinks", None) is None  # a kernel may keep a copy of the sinks
     if hasattr(layer, "process_weights_after_loading"):
         return False
     # On a CPU a linear layer's kernel may hold its own copy of the weight, in a closure.
     if getattr(getattr(layer, "cpu_linear", None), "__closure__", None) is not None:
         return False
-    made, _ = get_layerwise_info(layer).restore_metadata  # the parameters, as they were made
-    own = {n: p for n, p in layer.named_parameters(recurse=False) if n not in SKIP_TENSORS}
-    return own.keys() == made.keys() and all(
-        own[name].shape == made[name].shape and own[name].dtype == made[name].dtype for name in own
+    before, _ = get_layerwise_info(layer).restore_metadata  # the parameters before any loading
+    now = {n: p for n, p in layer.named_parameters(recurse=False) if n not in SKIP_TENSORS}
+    return now.keys() == before.keys() and all(
+        now[name].shape == before[name].shape and now[name].dtype == before[name].dtype
+        for name in now
     )
