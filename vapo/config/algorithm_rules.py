@@ -136,7 +136,7 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
 
 
 def _mismatch_options(config: FitConfig) -> dict[str, str]:
-    """The keys that correct for the engine's policy, with the values that turn them off."""
+    """Return the keys that correct for the engine's policy, with the values that turn them off."""
     names, mismatch = ("tis_cap", "mask_below", "mask_above"), config.algorithm.mismatch
     limits = [f"algorithm.mismatch.{n}" for n in names if getattr(mismatch, n) is not None]
     icepop = {"algorithm.mismatch.icepop": "false"} if mismatch.icepop else {}
@@ -152,22 +152,22 @@ _INSTEAD_OF_CLIP["dppo_tv"] = _INSTEAD_OF_CLIP["dis"]
 
 
 def surrogate_has_one_ratio(config: FitConfig) -> Problems:
-    """GSPO, CISPO, DIS and DPPO: conflicts with what else corrects, clips or weighs the ratio."""
+    """GSPO, CISPO, DIS and DPPO conflict with options that correct, clip or weigh the ratio."""
     surrogate, rollouts = config.algorithm.surrogate, config.rollouts
     if surrogate not in _INSTEAD_OF_CLIP:
         return
     why = f"algorithm.surrogate {surrogate} {_INSTEAD_OF_CLIP[surrogate]}"
     divides_by_rollouts = config.algorithm.ratio_to == "rollout_policy"
     clips, weights = _clip_options(config), _length_weights(config)
-    found = clips | weights | (_mismatch_options(config) if divides_by_rollouts else {})
-    if found:
+    conflicts = clips | weights | (_mismatch_options(config) if divides_by_rollouts else {})
+    if conflicts:
         reason = "would correct for the engine a second time"
         if clips:
             reason = "is of PPO's clip, which it takes the place of"
         elif weights:
             reason = "weighs responses by their lengths, and its loss is a mean over responses"
-        fix = ", ".join(f"{key}={off}" for key, off in found.items())
-        yield Problem(f"{why}; {next(iter(found))} {reason}: set {fix}")
+        fix = ", ".join(f"{key}={off}" for key, off in conflicts.items())
+        yield Problem(f"{why}; {next(iter(conflicts))} {reason}: set {fix}")
     if config.algorithm.advantage_estimator == "correct_only":
         yield Problem(
             f"{why}, and {_ESTIMATOR} correct_only has no policy gradient to correct: it "
@@ -213,7 +213,7 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
 
 
 def _length_weights(config: FitConfig) -> dict[str, str]:
-    """The key by which GSPO's loss would be no mean over responses, with the value that it needs.
+    """Return the key that keeps GSPO's loss from a mean over responses, with the value for one.
 
     A token mean or a sum over tokens weighs a response by its length.
     """

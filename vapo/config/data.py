@@ -199,7 +199,9 @@ def all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
 
 
 def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
-    """The blocks that choose one verifier, by their keys: `rewards` or what it has in
-    `verifiers`, and every mixture's sources."""
-    own = [item for item in all_sources(config.data) if isinstance(item[1], MixtureSource)]
-    return [*verifiers_in("rewards", config.rewards), *own]
+    """Return with their keys the blocks that choose one verifier each.
+
+    They are `rewards`, or the verifiers of `rewards.verifiers`, and the sources of every mixture.
+    """
+    sources = [item for item in all_sources(config.data) if isinstance(item[1], MixtureSource)]
+    return [*verifiers_in("rewards", config.rewards), *sources]

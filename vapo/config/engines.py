@@ -76,7 +76,7 @@ class ColocatedVllm(VllmOptions):
 
     @property
     def depth(self) -> int:
-        """The level as a number; 1 where nobody has decided what `auto` is."""
+        """The level as a number. It is 1 for `auto`, which `vapo fit` replaces where it can."""
         return 1 if self.sleep_level == "auto" else self.sleep_level
 
 

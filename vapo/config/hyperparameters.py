@@ -88,7 +88,7 @@ def resolve(config: FitConfig) -> Hyperparameters:
 
 
 def verifier_weights(config: FitConfig) -> dict[str, float]:
-    """The weights of several verifiers by their names; none where there is one verifier."""
+    """Return the weights of several verifiers by name, or nothing where there is one verifier."""
     if not isinstance(config.rewards, SeveralVerifiers):
         return {}
     return {name: block.weight for name, block in config.rewards.verifiers.items()}

@@ -140,9 +140,9 @@ def hints_of(block: type) -> dict[str, Any]:
 
 
 def split_null(hint: Any) -> tuple[Any, bool]:
-    """A key's type, and whether it may be null.
+    """Return a key's type without null, and whether it may be null.
 
-    The type is one, or a union of one and the words that may stand in its place, as `auto`.
+    The type may be a union with words that can stand in a value's place, as `auto`.
     """
     if not is_union(hint):
         return hint, False
@@ -160,5 +160,5 @@ def is_union(hint: Any) -> bool:
 
 
 def types_in(kind: Any) -> tuple[Any, ...]:
-    """The types of which a value of a key may be one."""
+    """Return the types of which a value of a key may be one."""
     return get_args(kind) if is_union(kind) else (kind,)

@@ -114,7 +114,7 @@ class TrainingConfig:
 
     @property
     def first_microbatch_tokens(self) -> int:
-        """The budget before a run has measured its memory, and where it measures none."""
+        """The tokens of a micro-batch until a run has chosen them by its memory, if it does."""
         return AUTO_TOKENS if self.microbatch_tokens == "auto" else self.microbatch_tokens
 
 

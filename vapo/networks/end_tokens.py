@@ -41,9 +41,9 @@ def end_tokens(
     """The end tokens of a policy.
 
     Args:
-        data: says whether prompts are in the tokenizer's chat template, and with which variables;
-            then a turn ends as the template ends an assistant's message. None: they are where
-            there is a template, and have none.
+        data: says whether prompts are in the tokenizer's chat template, and with which variables.
+            If they are, a turn ends as the template ends an assistant's message. None: prompts are
+            in the template if there is one, without variables.
 
     Raises: UserError: the chat template refuses an assistant's message.
     """
@@ -57,7 +57,7 @@ def end_tokens(
 def folder_end_tokens(
     path: str, tokenizer: PreTrainedTokenizerBase, *, data: DataConfig | None = None
 ) -> EndTokens:
-    """As `end_tokens`, of the policy in a folder, whose weights are not loaded.
+    """Return the `end_tokens` of the policy in a folder, without loading its weights.
 
     Raises: UserError: the folder has no model, or its chat template refuses an assistant's message.
     """

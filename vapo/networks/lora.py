@@ -66,11 +66,11 @@ def add_adapters(
 
 
 def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
-    """Those of the decoder layers, with their full names.
+    """Yield the linear modules of the decoder layers that can have adapters, with their full names.
 
-    Not the output layer: log-probs are computed from its weight alone. Nor the value head, which
-    is trained itself. Nor those whose weight a Mamba layer, or its kernel, reads without calling
-    them: what is beside it would do nothing.
+    The output layer is left out, because log-probs are computed from its weight alone. So is the
+    value head, which is trained itself. So are modules whose weight a Mamba layer, or its kernel,
+    reads without calling them: an adapter beside it would do nothing.
     """
     left_out = {id(getattr(model, name, None)) for name in HEAD_LAYERS}
     left_out.add(id(model.get_output_embeddings()))
@@ -83,9 +83,9 @@ def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[str]:
-    """Full names of the linear modules that the options choose.
+    """Return the full names of the linear modules that the options choose.
 
-    Raises: UserError: one of them is not in the decoder layers, or two have one weight.
+    Raises: UserError: a module is not in the decoder layers, or two modules share one weight.
     """
     linear = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
     known = sorted(set(linear.values()))

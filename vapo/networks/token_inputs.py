@@ -221,9 +221,10 @@ def has_critic_prompts(batch: RolloutBatch) -> bool:
 
 
 class PackedRow:
-    """Which keys the segments of a row attend to. All layers read the same one.
+    """The keys to which the segments of a packed row attend. All layers share one object.
 
-    A window is the number of tokens that a layer attends to, a query's own among them; None: all.
+    A window is the number of tokens that a layer attends to, a query's own among them. None stands
+    for all tokens.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
@@ -246,8 +247,10 @@ class PackedRow:
 
     @cached_property
     def keys(self) -> RepeatedRows | None:
-        """For the keys of all segments, one after another, their places in the row; a prompt's
-        come before each of its responses. None: as they are.
+        """The places in the row of the keys of all segments, one segment after another.
+
+        A prompt's keys come before those of each of its responses. None: no segment has a prompt,
+        so the keys are read as they stand.
         """
         if not any(s.prompt_length for s in self.segments):
             return None
@@ -261,7 +264,7 @@ class PackedRow:
 
     @cached_property
     def groups(self) -> list[tuple[Segment, ...]]:
-        """Neighbouring segments: a prompt and what continues it, or one sequence alone."""
+        """The segments in groups: a prompt with the responses that continue it, or one sequence."""
         groups: list[tuple[Segment, ...]] = []
         for segment in self.segments:
             if segment.prompt_length > 0:
@@ -273,10 +276,10 @@ class PackedRow:
     def mask(
         self, length: int, before: int, dtype: torch.dtype, *, window: int | None = None
     ) -> Tensor:
-        """[length, before + length] of queries behind `before` other tokens, 0 where one may attend
-        and -inf elsewhere.
+        """Return the mask of queries behind `before` other tokens, [length, before + length].
 
-        A part of one mask for all: autograd keeps it once, whatever segments and layers there are.
+        It is 0 where a query may attend, and -inf elsewhere. It is a part of one mask for all
+        segments and layers, so that autograd keeps that one alone.
         """
         if (dtype, window) not in self._masks:
             if window is None:
@@ -295,7 +298,7 @@ class PackedRow:
         return whole[:length, most_before - before : most_before + length]
 
     def group_mask(self, index: int, dtype: torch.dtype, *, window: int | None = None) -> Tensor:
-        """[S, S] of a whole group: its siblings do not see each other."""
+        """Return the mask [S, S] of a whole group, in which responses do not see each other."""
         if (index, dtype, window) not in self._masks:
             group = self.groups[index]
             lengths = enumerate(s.length for s in group)

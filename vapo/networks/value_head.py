@@ -254,7 +254,7 @@ def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
 def distributions(
     value_targets: Float[Tensor, "b T"], critic: CriticConfig
 ) -> Float[Tensor, "b T K"]:
-    """Value targets as distributions over the bins of the categorical head."""
+    """Turn value targets into distributions over the K bins of the categorical head."""
     head, bins = critic.head, head_of(critic)
     assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
     if head.targets == "two_hot":

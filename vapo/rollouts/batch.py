@@ -139,7 +139,7 @@ def source_metrics(
 
 
 def verifier_metrics(batch: RolloutBatch, rewards: RewardConfig) -> dict[str, float]:
-    """Compute `verifier_NAME/...` of each of several verifiers; nothing with one.
+    """Compute the metrics `verifier_NAME/...` of several verifiers. One verifier has none.
 
     A source of a mixture that has a verifier of its own is left out. Every rank must call this.
     """

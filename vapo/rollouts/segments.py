@@ -166,9 +166,10 @@ def turn_texts(
     *,
     keeps_special: bool = True,
 ) -> list[TurnText]:
-    """The texts of the turns, each decoded by itself, and without those end tokens behind it.
+    """Return the texts of the turns. Each is decoded by itself, without end tokens behind it.
 
     Args:
+        end_ids: the end tokens that are left out.
         keeps_special: whether the policy's texts have special tokens, as those that were judged.
     """
     ids = rollout.response_ids

@@ -71,9 +71,9 @@ def render_chat(
 
 
 def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The names of the variables that the chat template reads and that a caller can set.
+    """Return the names of the variables that the chat template reads and that a caller can set.
 
-    They are without the conversation, the special tokens and what else `render_chat` sets itself.
+    The conversation, the special tokens and all else that `render_chat` sets are not among them.
 
     Raises: as `render_chat`.
     """
@@ -82,13 +82,13 @@ def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [name for name in _answer(tokenizer, b"{}").split() if name not in set_here]
 
 
-def _answer(tokenizer: PreTrainedTokenizerBase, asked: bytes) -> str:
-    """What the process answers to a frame for the tokenizer's template."""
+def _answer(tokenizer: PreTrainedTokenizerBase, frame: bytes) -> str:
+    """Return what the template process answers to a frame for the tokenizer's template."""
     try:
         template = tokenizer.get_chat_template()
     except ValueError as error:
         raise TemplateRefusal(str(error)) from None
-    answer = _process().answer(template, asked)
+    answer = _process().answer(template, frame)
     if "refusal" in answer:
         raise TemplateRefusal(answer["refusal"])
     if "excess" in answer:

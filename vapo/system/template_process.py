@@ -55,7 +55,7 @@ class _Generation(Extension):
 
 
 def template_environment() -> Environment:
-    """What Transformers compiles a chat template with."""
+    """Make the environment in which Transformers compiles a chat template."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -65,7 +65,7 @@ def template_environment() -> Environment:
 
 
 def variable_names(template: str) -> list[str]:
-    """The variables that a template takes from outside, in the order of the alphabet.
+    """Return the variables that a template takes from outside, in the order of the alphabet.
 
     Raises: TemplateError: the text is no template.
     """

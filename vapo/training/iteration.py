@@ -228,7 +228,10 @@ class Networks(Protocol):
     microbatching: MicrobatchChoice
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """Choose, once, what the config leaves to the memory that there is; a line that says it."""
+        """Choose by the free memory what the config leaves open. Later calls choose nothing.
+
+        Returns: a line that says the choice; None: nothing was chosen.
+        """
 
     @property
     def layout(self) -> Layout:

@@ -154,7 +154,7 @@ class VapoModule(L.LightningModule):
     # ---- old log-probs, values and advantages of a rollout batch -----------------------------
 
     def choose_microbatching(self, batch: RolloutBatch) -> str | None:
-        """By the memory that there is now, once, what is `auto`; a line that says it."""
+        """See `Networks.choose_microbatching`."""
         if not self.microbatching.is_open:
             return None
         networks: dict[str, Actor | Critic] = {"actor": self.actor}

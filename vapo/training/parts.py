@@ -81,13 +81,9 @@ class Sampling:
         return RolloutSource(config, collection, module.lineage, self.progress, self.kept, stored)
 
     def _engine(self, module: VapoModule) -> Sampler:
-        """The config's engine; one that takes a while to start is a stage."""
-        start = (
-            nullcontext()
-            if self.config.rollouts.engine == "transformers"
-            else (self.progress.stage("engine_start"))
-        )
-        with start:
+        """Make the config's engine. The start of vLLM, which takes a while, is shown as a stage."""
+        is_built_in = self.config.rollouts.engine == "transformers"
+        with nullcontext() if is_built_in else self.progress.stage("engine_start"):
             return make_sampler(
                 self.config,
                 actor_access(module),

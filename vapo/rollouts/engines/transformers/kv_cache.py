@@ -183,9 +183,9 @@ def join_caches(
 
 
 def _join_states(parts: Sequence[tuple[Any, Int[Tensor, " _"]]], joined: Any) -> None:
-    """Fill a new layer with the recurrent states of rows of others, copied.
+    """Fill a new layer of a cache with copies of the recurrent states of rows of other layers.
 
-    All are of one model, and of rows that have a token at least: what one has, all have.
+    All layers are of one model, and each row has a token at least. So all have the same states.
     """
     first = parts[0][0]
     joined.number_of_states, joined.device, joined.dtype = (
