@@ -64,9 +64,9 @@ def answer_concurrently(
 def awaited(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function in one with the same parameters that waits for the coroutine which it makes.
 
-    What a function returns that makes no coroutine is passed on. All coroutines of a process run in one event loop, so
-    that they may share a client. A coroutine runs on until it ends, even if its question has been
-    answered with `timeout`.
+    What a function returns that makes no coroutine is passed on. All coroutines of a process run in
+    one event loop, so that they may share a client. A coroutine runs on until it ends, even if its
+    question has been answered with `timeout`.
     """
 
     @functools.wraps(function, updated=())

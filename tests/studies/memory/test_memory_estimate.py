@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
+from tests.networks.architectures import HYBRIDS
 from tests.networks.windowed_models import windowed_model
 from tests.studies.memory.memory_measurement import (
     VOCAB,
@@ -152,6 +153,14 @@ def test_the_cache_of_a_layer_with_a_window_keeps_all_tokens() -> None:
     network = FakeNetwork(NetworkShape("causal_lm", config, "float32", "sdpa", False, False, False))
     decoded = network.decode(rows=3, width=20, top_k=0, top_p=0.7)
     assert decoded.kept == 2 * 2 * 3 * 2 * 20 * 8 * 4
+
+
+def test_the_cache_of_recurrent_layers_has_their_states() -> None:
+    """LFM2: 2 layers with keys and values as above, and 2 with 3 tokens of 32 float32 a row."""
+    config = next(family for family in HYBRIDS if family.name == "LFM2").config()
+    network = FakeNetwork(NetworkShape("causal_lm", config, "float32", "sdpa", False, False, False))
+    decoded = network.decode(rows=3, width=20, top_k=0, top_p=0.7)
+    assert decoded.kept == 2 * 2 * 3 * 2 * 20 * 8 * 4 + 2 * 3 * 3 * 32 * 4
 
 
 # ---- over processes, by hand ------------------------------------------------------------------

@@ -162,21 +162,16 @@ class FakeNetwork:
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
-        """The sampler's forward over prompts; `kept` is their part of the cache.
-
-        As the sampler's, the cache keeps all tokens, also in layers with a window.
-        """
+        """The sampler's forward over prompts; `kept` is their part of the cache."""
         with self._tracked() as tracker, self._no_autocast_eval():
-            config = self.shape.config
-            cache = prompt_cache(config, is_recurrent=has_recurrent_layers(config))
-            self._run(rows, prompt_tokens, cache)
+            self._run(rows, prompt_tokens, cache := self._empty_cache())
             kept = sum(state.nbytes for layer in cache.layers for state in _cached(layer))
         return PassMemory(kept, tracker.peak)
 
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
         """One token for every row, over a cache that is `width` wide; `kept` is that cache."""
         with self.mode, self._no_autocast_eval():
-            self._run(rows, 1, cache := DynamicCache())
+            self._run(rows, 1, cache := self._empty_cache())
             kept = 0
             layers: list[Any] = cache.layers
             for layer in layers:
@@ -240,6 +235,11 @@ class FakeNetwork:
         logits = inputs.scatter(output.logits)
         targets = torch.empty_like(logits, requires_grad=False)
         return categorical_value_loss(logits, targets, inputs.response_mask, denominator=1)
+
+    def _empty_cache(self) -> DynamicCache:
+        """A cache as the sampler begins it, which keeps all tokens, also in layers with a window."""
+        config = self.shape.config
+        return prompt_cache(config, is_recurrent=has_recurrent_layers(config))
 
     def _inputs(
         self, rows: int, prompt_tokens: int, response_tokens: int, prompts: int | None = None
