@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers.models.qwen3_moe import Qwen3MoeConfig
 
-from tests.networks.architectures import MIXTURES
+from tests.networks.architectures import MIXTURES, Architecture
 from tests.tiny_model import save_tiny_folder, tiny_model
+from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.experts import num_active, say_experts, spread_evenly
 from vapo.networks.loading import load_causal_lm
@@ -62,6 +64,38 @@ def test_the_router_is_not_shared_out() -> None:
     down = model.get_parameter("model.layers.0.mlp.experts.down_proj")
     assert active[id(gate)] == 4 * 32
     assert active[id(down)] == 2 * 24 * 32  # 2 of 4 experts
+
+
+@pytest.mark.parametrize(
+    ("model_type", "values"),
+    [
+        (
+            "gemma4_text",
+            {
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 2,
+                "moe_intermediate_size": 24,
+                "head_dim": 8,
+                "global_head_dim": 8,
+            },
+        ),
+        ("aria_text", {"moe_num_experts": 4, "moe_topk": 2, "intermediate_size": 24}),
+    ],
+)
+def test_other_names_of_the_number_of_chosen_experts(model_type: str, values: Any) -> None:
+    model = Architecture("", model_type, values, 1).model()
+    name = next(n for n, _ in model.named_parameters() if n.endswith("experts.down_proj"))
+    assert num_active(model)[id(model.get_parameter(name))] == 2 * 24 * 32
+
+
+@pytest.mark.parametrize("number", [5, 10**9])
+def test_more_experts_than_a_layer_has(number: int) -> None:
+    model = QWEN.model()
+    model.config.num_experts_per_tok, model.name_or_path = number, "models/made_up"
+    says = f"models/made_up/config.json: num_experts_per_tok is {number}, and a layer has 4 experts"
+    with pytest.raises(UserError, match=says):
+        Actor(model)
 
 
 def test_frozen_experts_cost_no_gradient() -> None:

@@ -30,6 +30,7 @@ from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.layouts import choose_layout, say_layout
 from vapo.networks.loading import load_causal_lm, load_value_model
 from vapo.networks.logit_transforms import logit_transform
+from vapo.networks.meta_device import empty_model
 from vapo.networks.model_configs import check_supported, read_model_config
 from vapo.networks.packed_attention import (
     _by_segments,
@@ -187,6 +188,8 @@ REFUSED: list[tuple[PreTrainedConfig, dict[str, Any], str]] = [
     (CONFIGS["gemma3"](**SMALL), {"layer_types": KINDS[:1]}, r"num_hidden_layers.*\(2\).*\(1\)"),
     (CONFIGS["gemma3"](**SMALL), {"layer_types": ["wide", *KINDS[:1]]}, r"layer_types.*wide"),
     (CONFIGS["gemma3"](**SMALL), {"use_bidirectional_attention": True}, "use_bidirectional_at"),
+    (CONFIGS["gemma2"](**SMALL), {"attn_logit_softcapping": float("nan")}, "ing is nan: give"),
+    (CONFIGS["gemma2"](**SMALL), {"final_logit_softcapping": float("inf")}, "softcapping is inf;"),
     (Llama4TextConfig(**SMALL, head_dim=8), {}, r"attend to chunks \(attention_chunk_size\)"),
 ]  # fmt: skip
 
@@ -197,7 +200,7 @@ def test_a_window_that_means_nothing(
 ) -> None:
     folder = written(tmp_path, config, **changes)
     with pytest.raises(UserError, match=message) as error:
-        read_model_config(folder)
+        empty_model("causal_lm", folder, **OPTIONS)
     assert str(error.value).startswith(folder)
     assert "\n" not in str(error.value)
 

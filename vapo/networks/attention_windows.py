@@ -5,6 +5,7 @@ A layer with a window of w attends to a token itself and the w - 1 tokens before
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -70,10 +71,16 @@ def attention_options(path: str, config: PreTrainedConfig, implementation: str) 
         path: the model's folder, for the error.
         implementation: `attn_implementation` of the actor or the critic.
 
-    Raises: UserError: this implementation would not compute the model's attention.
+    Raises: UserError: this implementation would not compute the model's attention, or scores cannot
+        be capped by what the config says.
     """
     text_config = config.get_text_config(decoder=True)
     cap = getattr(text_config, "attn_logit_softcapping", None)
+    if cap is not None and not 0 < cap < math.inf:
+        raise UserError(
+            f"{path}/config.json: attn_logit_softcapping is {cap}: give a number above 0, or null "
+            "for scores that are not capped"
+        )
     if cap is not None and implementation not in ("auto", "eager"):
         raise UserError(
             f"{path}: attn_logit_softcapping is {cap}, which attn_implementation "

@@ -26,12 +26,18 @@ _SIZES = re.compile(
     "hidden_size|intermediate_size|vocab_size|max_position_embeddings|head_dim|d_model|d_kv|d_ff"
     "|n_(embd|inner|positions|ctx|layers?|heads?)"
     "|num_(hidden_layers|layers|decoder_layers|attention_heads|key_value_heads|heads|experts_per_tok)"
+    "|(mamba_)?chunk_size"
 )
 """Keys whose number, where they have one, is a whole number above 0."""
 _REPEATED = re.compile(r"(num|n)_\w*(layer|expert|block|stage)s?|\w*layers")
 _LISTED = re.compile(r"(num|n)_\w*(head|label|group)s?")
-_MAX_COUNTS = ((_REPEATED, 4096), (_LISTED, 2**16))
-"""How many modules, and how many entries of a list, a key may ask for."""
+_CHUNKS = re.compile("(mamba_)?chunk_size")
+"""Rows are padded to a multiple of it, a short one, too."""
+_MAX_COUNTS = ((_REPEATED, 4096), (_LISTED, 2**16), (_CHUNKS, 2**16))
+"""How many modules, entries of a list, or tokens of a chunk a key may ask for."""
+_ONE_A_LAYER = re.compile(r"(\w+_)?layer_types|layers_block_type|hybrid_override_pattern")
+"""Keys with an entry, or a letter, for each layer."""
+_MAX_LAYERS = 4096
 _MAX_NUMBER = 2**63
 
 _PARTS = ("text_config", "vision_config", "audio_config", "quantization_config")
@@ -101,6 +107,9 @@ def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
         return "a larger number than any model has"
     if name in _PARTS and value is not None:
         return "and must be an object or null"
+    has_entries = isinstance(value, list | str) and _ONE_A_LAYER.fullmatch(name)
+    if has_entries and len(value) > _MAX_LAYERS:
+        return f"which names more than the {_MAX_LAYERS} layers that are supported"
     if value is None or isinstance(value, list):  # some models have a number for each layer
         return None
     is_count = isinstance(value, int) and not isinstance(value, bool)

@@ -17,25 +17,41 @@ from torch import Tensor, nn
 from torch.nn.functional import pad, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vapo.errors import UserError
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
+
+# Names in a config of the number of experts that a token goes through.
+_NUMS_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 
 def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[int, int]:
     """Count for each parameter of a model, or of a part of it, the numbers that compute a token.
 
-    A token goes through `num_experts_per_tok` of the experts, and through all other weights.
+    A token goes through some of the experts, and through all other weights.
 
     Returns: the counts by the `id` of the parameter.
+    Raises: UserError: the config lets a token go through more experts than a layer has.
     """
-    config: Any = model.config.get_text_config(decoder=True)
     active = {id(p): p.numel() for p in (part or model).parameters()}
     for experts in _experts(part or model):
+        num_chosen = _num_chosen(model, experts.num_experts)
         for parameter in experts.parameters(recurse=False):
-            active[id(parameter)] = (
-                parameter.numel() // experts.num_experts * config.num_experts_per_tok
-            )
+            active[id(parameter)] = parameter.numel() // experts.num_experts * num_chosen
     return active
+
+
+def _num_chosen(model: PreTrainedModel, num_experts: int) -> int:
+    """How many experts of a layer a token goes through."""
+    config: Any = model.config.get_text_config(decoder=True)
+    key = next((key for key in _NUMS_CHOSEN if hasattr(config, key)), _NUMS_CHOSEN[0])
+    number = getattr(config, key, None)
+    if not isinstance(number, int) or not 0 < number <= num_experts:
+        raise UserError(
+            f"{model.name_or_path}/config.json: {key} is {number}, and a layer has {num_experts} "
+            f"experts: give how many of them a token goes through, from 1 to {num_experts}"
+        )
+    return number
 
 
 def _experts(model: nn.Module) -> Iterator[Any]:

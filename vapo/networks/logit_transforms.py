@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -49,7 +50,8 @@ def logit_transform(path: str, config: PreTrainedConfig) -> LogitTransform | Non
         value: Any = getattr(text_config, transform.name, None)
         if value is None or value == transform.neutral:
             continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_number = is_number and 0 < value < math.inf
         if not is_number or not text_config.model_type.startswith(transform.model_types):
             raise UserError(
                 f"{path}: {transform.name} is {value!r}; what {text_config.model_type} makes of "

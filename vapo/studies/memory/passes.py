@@ -237,7 +237,7 @@ class FakeNetwork:
         return categorical_value_loss(logits, targets, inputs.response_mask, denominator=1)
 
     def _empty_cache(self) -> DynamicCache:
-        """A cache as the sampler begins it, which keeps all tokens, also in layers with a window."""
+        """Make a cache as the sampler does."""
         config = self.shape.config
         return prompt_cache(config, is_recurrent=has_recurrent_layers(config))
 
