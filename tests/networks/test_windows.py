@@ -95,6 +95,8 @@ def windowed_kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, en
         place = torch.arange(len(one_q))[:, None] + len(one_k) - len(one_q)
         keys = torch.arange(len(one_k))
         left, right = window_size
+        assert left < 2**31
+        left = len(one_k) if left == -1 else left
         may = (keys <= place + right) & (keys >= place - left)
         one_q, one_k, one_v = (x.transpose(0, 1)[None] for x in (one_q, one_k, one_v))
         attended = scaled_dot_product_attention(
@@ -104,7 +106,7 @@ def windowed_kernel(q, k, v, cu_q, cu_k, max_q, max_k, *, scale, window_size, en
     return torch.cat(parts)
 
 
-@pytest.mark.parametrize("window", [1, 2, 4, 100])
+@pytest.mark.parametrize("window", [1, 2, 4, 100, 10**12])
 def test_the_window_of_the_variable_length_kernel(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,6 +239,19 @@ def test_what_becomes_of_logits_depends_on_the_architecture() -> None:
     assert Actor(windowed_model("cohere2")).logit_transform == LogitTransform(scale=0.25)
     with pytest.raises(UserError, match=r"here: logits_scaling is 4\.0; .*hyperclovax"):
         check_supported("here", HyperCLOVAXConfig(logits_scaling=4.0))
+
+
+def test_flops_count_the_pairs_within_a_window() -> None:
+    """Of 20 tokens 8 have all that are before them, and 12 have 8; behind 5 others it is 3 and 17.
+
+    A layer has 4 heads of 8 channels.
+    """
+    both, all_layers = (Actor(windowed_model(f)).forward_flops for f in ("gemma3", "mistral"))
+    assert both.attention(20) == 64 * (20 * 20 + 8 * 8 + 2 * 12 * 8)
+    assert all_layers.attention(20) == 64 * 2 * (8 * 8 + 2 * 12 * 8)
+    assert all_layers.attention(20, before=5) == 64 * 2 * (3 * (3 + 2 * 5) + 2 * 17 * 8)
+    assert all_layers.attention(20, before=50) == 64 * 2 * 2 * 20 * 8
+    assert all_layers.attention(8) == 64 * 2 * 8 * 8
 
 
 # ---- critics ---------------------------------------------------------------------------------

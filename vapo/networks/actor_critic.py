@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from vapo.functional.critic_mixtures import ensemble_mean, ensemble_spread
 from vapo.functional.logprob_columns import logprob_columns
 from vapo.functional.logprobs import token_logprobs
+from vapo.networks.attention_windows import num_windowed_layers
 from vapo.networks.experts import num_active
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.lora import adapter_layers, adapters_off
@@ -47,6 +48,8 @@ class ForwardFlops:
     per_squared_length: int
     frozen_per_token: int = 0  # of these, by weights that get no gradient
     frozen_per_state: int = 0
+    window: int | None = None  # of some of the layers that attend
+    per_windowed: int = 0  # of `per_squared_length`, by these layers
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
@@ -54,7 +57,8 @@ class ForwardFlops:
         input embedding is a table lookup.
 
         Causal attention: half of 2 x 2 operations a pair of tokens, layer with attention and
-        channel. What a recurrent layer does beside its weights is not counted.
+        channel; a layer with a window has the pairs within it. What a recurrent layer does beside
+        its weights is not counted.
         """
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
@@ -62,12 +66,15 @@ class ForwardFlops:
         table = {id(p) for p in model.get_input_embeddings().parameters()}
         backbone = [p for p in model.base_model.parameters() if id(p) not in table]
         active = num_active(model, model.base_model)
+        per_layer = 2 * num_heads * head_dim
         return cls(
             per_token=2 * sum(active[id(p)] for p in backbone),
             per_state=2 * num_of(head.parameters()),
-            per_squared_length=2 * num_attention_layers(config) * num_heads * head_dim,
+            per_squared_length=num_attention_layers(config) * per_layer,
             frozen_per_token=2 * sum(active[id(p)] for p in backbone if not p.requires_grad),
             frozen_per_state=2 * num_of(p for p in head.parameters() if not p.requires_grad),
+            window=getattr(config, "sliding_window", None),
+            per_windowed=num_windowed_layers(config) * per_layer,
         )
 
     def count_update(self, inputs: TokenInputs) -> float:
@@ -77,13 +84,20 @@ class ForwardFlops:
 
     def count(self, inputs: TokenInputs) -> float:
         """Count one forward pass over all sequences; padding is not counted."""
-        # a response beside its prompt attends to all of it, and causally to itself
-        squares = sum(s.length * (s.length + 2 * s.prompt_length) for s in inputs.segments)
         return float(
             self.per_token * inputs.num_tokens
             + self.per_state * len(inputs.targets)
-            + self.per_squared_length * squares
+            + sum(self.attention(s.length, s.prompt_length) for s in inputs.segments)
         )
+
+    def attention(self, length: float, before: float = 0) -> float:
+        """Count the pairs of tokens, each with itself and those before it; `before` other ones."""
+        squares = length * (length + 2 * before)
+        if self.window is None:
+            return self.per_squared_length * squares
+        whole = min(max(self.window - before, 0), length)  # tokens that the window does not limit
+        windowed = whole * (whole + 2 * before) + 2 * self.window * (length - whole)
+        return self.per_squared_length * squares - self.per_windowed * (squares - windowed)
 
 
 def num_of(parameters: Iterable[nn.Parameter]) -> int:

@@ -62,6 +62,14 @@ def has_windows(config: PreTrainedConfig) -> bool:
     )
 
 
+def num_windowed_layers(config: PreTrainedConfig) -> int:
+    """Count the layers of a text model that attend to a window."""
+    if not has_windows(config):
+        return 0
+    kinds: Any = getattr(config, "layer_types", None)
+    return int(config.num_hidden_layers if kinds is None else kinds.count(_WINDOWED))
+
+
 def attention_options(path: str, config: PreTrainedConfig, implementation: str) -> dict[str, Any]:
     """Return the keyword arguments with which Transformers makes a model with this attention.
 

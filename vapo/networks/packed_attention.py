@@ -272,6 +272,8 @@ def _varlen_flash(
     if _counts_for_gpu.get():  # in a GPU's place: as many bytes are kept, values do not matter
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
+    # a window that is longer than the kernel's 32 bits limits nothing
+    left = -1 if window is None or window >= row.most_keys else window - 1
     output = varlen_attn(
         q,
         k,
@@ -280,7 +282,7 @@ def _varlen_flash(
         row.key_ends,
         row.most_queries,
         row.most_keys,
-        window_size=(-1 if window is None else window - 1, 0),  # none to the right: causal
+        window_size=(left, 0),  # none to the right: causal
         **options,
     )
     assert isinstance(output, Tensor)

@@ -121,11 +121,11 @@ def _response_flops(
             drawn = rows / num_responses
             prompts = numbers.num_prompts * (1 - (1 - drawn) ** numbers.group_size) / drawn
         share = prompts / num_responses
-        squares = share * prompt**2 + response * (response + 2 * prompt)
         return (
             one.per_token * (share * prompt + response)
             + one.per_state * response
-            + one.per_squared_length * squares
+            + share * one.attention(prompt)
+            + one.attention(response, before=prompt)
         )
 
     on_base = config.critic.kind == "adapters"
