@@ -10,10 +10,11 @@ import torch
 
 from tests.rewards.rollouts_for_tests import rollout, scorer
 from vapo.advantages.estimators import group_relative_apart
+from vapo.commands.trials import is_unanswered, which_part
 from vapo.config import FitConfig, resolve
 from vapo.config.kinds import make
 from vapo.config.loading import load_config
-from vapo.config.rewards import WeightedVerifier
+from vapo.config.rewards import RewardConfig, WeightedVerifier
 from vapo.errors import UserError
 from vapo.functional.baselines import group_relative_apart_advantages
 from vapo.rewards.scorer import VerifierScorer, with_shuffled_verdicts
@@ -82,6 +83,46 @@ def test_a_reward_that_its_weight_makes_too_large_fails_alone(tmp_path: Path) ->
     assert verdict.reward == 1.0 - 1e9  # as of any failure: incorrect, times the weight
     failure = str(verdict.by_verifier["large"]["failure"])
     assert failure == "error: the reward 1e+12 times its weight is above 5e+11"
+
+
+TAGS = """\
+def tags(response_text, answer, metadata):
+    return response_text.startswith("<think>")
+"""
+
+
+@pytest.mark.parametrize(
+    ("reads_thoughts", "response", "is_correct", "has_form"),
+    [
+        (True, "<think>41</think> 42", True, True),
+        (False, "<think>41</think> 42", True, False),
+        (True, "<think>42", False, True),  # no answer, and yet a verdict of the form
+        (False, "<think>42", False, False),
+        (True, "</think>42", True, False),
+    ],
+)
+def test_a_verifier_of_the_form_reads_the_thoughts_and_the_others_the_answer(
+    tmp_path: Path, reads_thoughts: bool, response: str, is_correct: bool, has_form: bool
+) -> None:
+    (tmp_path / "mine.py").write_text(TAGS)
+    function = f"{tmp_path}/mine.py:tags"
+    form = block("python", 0.2, function=function, reads_thoughts=reads_thoughts)
+    rewards = {"verifiers": {"answer": block("exact"), "form": form}, "answer_after": "</think>"}
+    with scorer("several", num_workers=1, **rewards) as judge:
+        (judged,) = judge.score([rollout(response)])
+        part = which_part(judge.judges[0].config, response)
+    assert judged.is_correct == is_correct
+    assert judged.by_verifier["form"]["is_correct"] == has_form
+    assert judged.reward == pytest.approx((1 if is_correct else -1) + (0.2 if has_form else -0.2))
+    assert part.endswith("; all of it by form (reads_thoughts)") == reads_thoughts
+
+
+def test_a_response_is_unanswered_where_the_deciding_verifier_needs_an_answer() -> None:
+    verifiers = {"answer": block("exact"), "form": block("exact", reads_thoughts=True)}
+    options = {"verifier": "several", "verifiers": verifiers, "answer_after": "</think>"}
+    assert is_unanswered(make(RewardConfig, **options), "42")
+    assert not is_unanswered(make(RewardConfig, **options), "</think>42")
+    assert not is_unanswered(make(RewardConfig, **options, correct_by="form"), "42")
 
 
 def test_a_verifier_that_never_gives_a_verdict_ends_the_run(tmp_path: Path) -> None:
@@ -199,6 +240,10 @@ def test_the_estimator_reads_what_each_verifier_gave() -> None:
         (
             ("rewards.verifier=several", "rewards.verifiers=[{verifier: math}]"),
             "rewards.verifiers is a block of keys",
+        ),
+        (
+            (*SEVERAL, "rewards.verifiers.form.reads_thoughts=true"),
+            r"form\.reads_thoughts has no effect without rewards\.answer_after",
         ),
         (APART, "set rewards.verifier=several"),
         ((*SEVERAL, *APART, "rewards.overlong.soft_punishment=true"), "soft_punishment is added"),

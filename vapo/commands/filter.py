@@ -190,7 +190,11 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
     rewards, identify = config.rewards, config.from_environment.identify
     verifier = verifier_settings(rewards)
     several = {
-        name: {"weight": block.weight, **verifier_settings(block)}
+        name: {
+            "weight": block.weight,
+            **({"reads_thoughts": True} if block.reads_thoughts else {}),
+            **verifier_settings(block),
+        }
         for name, block in verifier.get("verifiers", {}).items()
     }
     sampled = ("engine", "max_response_tokens", "temperature", "top_p", "top_k")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.sampling import load_policy, playing, read_inputs
-from vapo.commands.trials import Policy, Trial, which_part
+from vapo.commands.trials import Policy, Trial, is_unanswered, which_part
 from vapo.config import FitConfig
 from vapo.config.schema import RewardConfig
 from vapo.errors import UserError
@@ -18,7 +18,6 @@ from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import Scorer, make_scorer
-from vapo.rewards.text_judge import judged_part
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rollouts.engines.contract import sampled_text, sampling_settings
 from vapo.rollouts.segments import shown_turns, shows_turns
@@ -98,7 +97,7 @@ def shown_trial(
         if shows_turns(rollout)
         else text,
         judged=which_part(rewards, text, prompt.text),
-        is_unanswered=judged_part(rewards, text, prompt.text) is None,
+        is_unanswered=is_unanswered(rewards, text, prompt.text),
         response_text=text,
         output=printed,
         num_prompt_tokens=len(prompt.prompt_ids),

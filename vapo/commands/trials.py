@@ -15,7 +15,7 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.environments import environment_name
-from vapo.config.rewards import RegexVerifier, RewardConfig
+from vapo.config.rewards import RegexVerifier, RewardConfig, SeveralVerifiers
 from vapo.rewards.large_rewards import about_large
 from vapo.rewards.text_judge import judged_part
 from vapo.rewards.thoughts import THOUGHT_END
@@ -38,7 +38,7 @@ class Trial:
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
         judged: the part of it that was judged, in words; empty where that is all by the config.
-        is_unanswered: nothing of it was judged, as it has no `rewards.answer_after`.
+        is_unanswered: it is incorrect because it has no `rewards.answer_after`.
         foreign_end: a special token that the policy sampled and that did not end its turn.
         is_lost: its environment failed, so it has no end of its own.
         by_verifier: the verdicts of several verifiers by their names.
@@ -75,10 +75,26 @@ def which_part(rewards: RewardConfig, response: str, prompt: str = "") -> str:
         return ""
     part = judged_part(rewards, response, prompt)
     if mark in response:
-        return f"the {len(part or '')} characters after the last {mark!r}"
-    if part is None:
-        return f"nothing, because it has no {mark!r} (rewards.without_answer_after)"
-    return f"all of it, which has no {mark!r}"
+        words = f"the {len(part or '')} characters after the last {mark!r}"
+    elif part is None:
+        words = f"nothing, because it has no {mark!r} (rewards.without_answer_after)"
+    else:
+        words = f"all of it, which has no {mark!r}"
+    readers = _readers_of_thoughts(rewards)
+    return f"{words}; all of it by {', '.join(readers)} (reads_thoughts)" if readers else words
+
+
+def is_unanswered(rewards: RewardConfig, response: str, prompt: str = "") -> bool:
+    """Whether a response is incorrect because it has no `rewards.answer_after`."""
+    if isinstance(rewards, SeveralVerifiers) and rewards.deciding in _readers_of_thoughts(rewards):
+        return False
+    return judged_part(rewards, response, prompt) is None
+
+
+def _readers_of_thoughts(rewards: RewardConfig) -> list[str]:
+    """The names of the verifiers that judge whole responses nevertheless."""
+    several = rewards.verifiers if isinstance(rewards, SeveralVerifiers) else {}
+    return [name for name, block in several.items() if block.reads_thoughts]
 
 
 def inline(text: str, max_chars: int = 200) -> str:

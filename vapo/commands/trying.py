@@ -19,6 +19,7 @@ from vapo.commands.trials import (
     Trial,
     block,
     hints,
+    is_unanswered,
     trial_text,
     trials_summary,
     which_part,
@@ -199,7 +200,7 @@ def given_trials(
             response=given.response,
             response_text=given.response,
             judged=which_part(judge.config, given.response),
-            is_unanswered=judged_part(judge.config, given.response) is None,
+            is_unanswered=is_unanswered(judge.config, given.response),
             output=output.take(),
             **verdict_fields(judge.config, reply),
         )

@@ -221,6 +221,14 @@ def answers_stand_after_a_text(config: Any) -> Problems:
         yield Problem(
             f"{own} {rewards.without_answer_after} has no effect without {key}", (own, key)
         )
+    if rewards.answer_after is None and isinstance(rewards, SeveralVerifiers):
+        for name, block in rewards.verifiers.items():
+            if block.reads_thoughts:
+                own = f"rewards.verifiers.{name}.reads_thoughts"
+                yield Problem(
+                    f"{own} has no effect without {key}: every verifier reads the whole response",
+                    (own, key),
+                )
 
 
 def rewards_tell_right_from_wrong(config: Any) -> Problems:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 from omegaconf import MISSING
@@ -72,6 +72,11 @@ class WeightedVerifier:
 
     verifier: _Single = choice("math", "how a response is judged", **_KINDS)
     weight: float = option(1.0, "the factor of its reward in the response's reward", **REWARD_RANGE)
+    reads_thoughts: bool = option(
+        False,
+        "give it the whole response where rewards.answer_after is set, as for a verifier of the "
+        "form; then a response without that text is judged by it, too",
+    )
 
 
 @dataclass
@@ -155,6 +160,20 @@ def with_verifier(rewards: RewardConfig, block: Any) -> RewardConfig:
     names = [field.name for field in fields(RewardConfig)]
     common = {name: getattr(rewards, name) for name in names if name != "verifier"}
     return make(RewardConfig, **common, **verifier_settings(block))
+
+
+def rewards_of_each(rewards: RewardConfig) -> dict[str, RewardConfig]:
+    """The rewards with each of several verifiers alone, by its name.
+
+    One that reads the thoughts judges whole responses: its rewards have no `answer_after`.
+    """
+    assert isinstance(rewards, SeveralVerifiers)
+    return {
+        name: with_verifier(
+            replace(rewards, answer_after=None) if block.reads_thoughts else rewards, block
+        )
+        for name, block in rewards.verifiers.items()
+    }
 
 
 def verifiers_in(key: str, block: Any) -> list[tuple[str, Any]]:

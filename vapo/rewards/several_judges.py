@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from vapo.config.rewards import SeveralVerifiers, with_verifier
+from vapo.config.rewards import SeveralVerifiers, rewards_of_each
 from vapo.config.schema import RewardConfig
 from vapo.errors import about
 from vapo.rewards.text_judge import WAIT_S, OnReply, verdict_fields
@@ -110,9 +110,9 @@ def one_or_several(
         return make_judge(rewards)
     judges: dict[str, _J] = {}
     try:
-        for name, block in rewards.verifiers.items():
+        for name, rewards_of_one in rewards_of_each(rewards).items():
             with about(f"rewards.verifiers.{name}"):
-                judges[name] = make_judge(with_verifier(rewards, block))
+                judges[name] = make_judge(rewards_of_one)
     except BaseException:
         for judge in judges.values():
             judge.close()
