@@ -17,7 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpu_record import SCRATCH, Ended, run_process  # beside this file
+import torch
+from gpu_record import RESULTS, SCRATCH, Ended, run_process  # beside this file
 from recipe import RECIPES
 
 HERE = Path(__file__).parent
@@ -43,10 +44,13 @@ def iterations(case: str, *sides: str) -> tuple[str, ...]:
 PYTEST = (sys.executable, "-m", "pytest", "-q")
 GPU_TESTS = ("tests/integration/test_gpu_vllm.py", "tests/integration/test_gpu.py")
 
-# In the order of their importance: GRPO beside TRL first, then what a critic costs, then the rest.
+# In the order of their importance: GRPO beside TRL first, then what a step waits for,
+# then what a critic costs, then the rest.
 PIECES = {
     "equal, GRPO and TRL": Piece(iterations("equal", "GRPO", "TRL GRPO"), 2.5, 5),
     "drawn, GRPO and TRL": Piece(iterations("drawn", "GRPO", "TRL GRPO"), 2.5, 5),
+    "profile of training": Piece(script("training_steps.py"), 1, 3),
+    "profile of decoding": Piece(script("decoding_steps.py"), 2, 4),
     "equal, VAPO": Piece(iterations("equal", "VAPO", "VAPO, probe"), 2, 5),
     "verl's run": Piece(iterations("verl"), 1.5, 3),
     "make gpu": Piece((*PYTEST, "-m", "gpu", "--durations=15", *GPU_TESTS), 2, 6),
@@ -55,6 +59,7 @@ PIECES = {
     "SmolLM2": Piece(("bash", str(HERE / "smollm2.sh")), 5, 15),
 }
 MINUTES_OF = {"iterations.py", "recipe.py"}  # they take a limit, and end their own processes by it
+PROFILES = {"training_steps.py": "--toy", "decoding_steps.py": "--tiny"}  # what only tries them
 
 
 def run(name: str, piece: Piece, minutes: float, options: argparse.Namespace) -> Ended:
@@ -65,6 +70,11 @@ def run(name: str, piece: Piece, minutes: float, options: argparse.Namespace) ->
         command += ["--minutes", f"{limit:.2f}", *["--toy"] * options.toy]
     if script_name == "iterations.py" and options.peer_python is not None:
         command += ["--peer_python", options.peer_python]
+    if script_name in PROFILES:
+        folder = SCRATCH if options.toy else RESULTS
+        folder.mkdir(parents=True, exist_ok=True)
+        command += ["--out", str(folder / script_name.replace(".py", ".json"))]
+        command += [PROFILES[script_name]] * options.toy
     log = SCRATCH / "logs" / f"all_{name.replace(', ', '_').replace(' ', '_')}.log"
     return run_process(command, log, limit_s=60 * limit + 10)
 
@@ -95,6 +105,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--peer_python", help="of TRL's environment, if it is another one")
     parser.add_argument("--toy", action="store_true", help="sizes that only try the scripts")
     options = parser.parse_args(arguments)
+    if not (options.toy or torch.cuda.is_available()):
+        parser.error("there is no GPU here: --toy tries the scripts on a CPU")
     pieces = {name: PIECES[name] for name in options.only or PIECES}
     rows = run_all(
         pieces,

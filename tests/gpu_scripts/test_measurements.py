@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import subprocess
@@ -325,6 +326,37 @@ def test_every_piece_is_a_command_that_is_there(capsys: pytest.CaptureFixture[st
             with pytest.raises(SystemExit):  # known options; no GPU is here
                 iterations.main(list(piece.command[2:]))
             assert "there is no GPU here" in capsys.readouterr().err
+
+
+def test_without_a_gpu_nothing_is_begun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not all scripts ask for a GPU themselves, and what they write would stand among results."""
+    everything = script("all")
+    monkeypatch.setattr(everything.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(everything, "run_all", lambda *_: pytest.fail("a piece was begun"))
+    with pytest.raises(SystemExit):
+        everything.main(["--only", "profile of training"])
+    assert "there is no GPU here" in capsys.readouterr().err
+
+
+def test_profiles_are_written_beside_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The toy's elsewhere, and each piece is called as its script can be."""
+    everything, record = script("all"), script("gpu_record")
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        everything, "run_process", lambda command, *_, **__: commands.append(command)
+    )
+    for name in ("profile of training", "profile of decoding"):
+        for toy in (False, True):
+            options = argparse.Namespace(toy=toy, peer_python=None)
+            everything.run(name, everything.PIECES[name], 1, options)
+    assert [command[2:] for command in commands] == [
+        ["--out", str(record.RESULTS / "training_steps.json")],
+        ["--out", str(record.SCRATCH / "training_steps.json"), "--toy"],
+        ["--out", str(record.RESULTS / "decoding_steps.json")],
+        ["--out", str(record.SCRATCH / "decoding_steps.json"), "--tiny"],
+    ]
 
 
 def test_smollm2s_commands_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def which_part(rewards: RewardConfig, response: str, prompt: str = "") -> str:
         words = f"nothing, because it has no {mark!r} (rewards.without_answer_after)"
     else:
         words = f"all of it, which has no {mark!r}"
-    readers = _readers_of_thoughts(rewards)
+    readers = _readers_of_thoughts(rewards) if part != response else []
     return f"{words}; all of it by {', '.join(readers)} (reads_thoughts)" if readers else words
 
 

@@ -104,6 +104,7 @@ _NAMES = {
     "data.max_prompt_tokens": "max_prompt_length prompt_max_len",
     "data.train.num_examples": "train_max_samples",
     "rewards.function": "reward_funcs remote_rm_url custom_reward_function",
+    "rewards.verifier": "reward_weights",
     "rewards.overlong.cache_tokens": "overlong_buffer",
     "rewards.overlong.filter_truncated": "mask_truncated_completions",
     # the run
@@ -125,6 +126,7 @@ _NOTES = {
     _MICROBATCH: "in tokens, padding included; it does not change the gradient",
     "training.minibatch_size": "responses of one optimizer step",
     _PROMPTS: "prompts of one iteration",
+    "rewards.verifier": "several, of which each has rewards.verifiers.NAME.weight",
     "data.chat_template_kwargs": "a mapping of the template's variables: {enable_thinking: false}",
 }
 
