@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tests.networks.architectures import ALL, BY_DAY, COLUMNS, ON_VLLM, Architecture
+from tests.networks.architectures import ALL, BY_DAY, COLUMNS, HYBRIDS, ON_VLLM, Architecture
 from tests.rollouts.sampler_contract import largest_gap
 from tests.tiny_model import ragged_prompts, sample, save_tiny_folder, tiny_tokenizer
 from vapo.config.critic import CriticConfig
@@ -110,7 +110,9 @@ def test_packed(family: Architecture, column: str, folder_of: Load) -> None:
     model = policy(folder_of(family))
     layout: Layout = "packed" if column == "packed" else "shared_prompts"
     if column in family.lacks:
-        with pytest.raises(UserError, match=f"training.packing is {layout}, but .*auto or padded"):
+        why = "not every layer of .* has attention" if family in HYBRIDS else "attn_implementation"
+        message = f"training.packing is {layout}, but {why}.*auto or padded"
+        with pytest.raises(UserError, match=message):
             choose_layout(layout, [model])
         assert choose_layout("auto", [model]) == "padded"
     else:

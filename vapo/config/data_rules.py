@@ -56,7 +56,7 @@ def several_verifiers_have_names(config: Any) -> Problems:
     if not rewards.verifiers:
         yield Problem(
             f"rewards.verifier several needs verifiers by name in {key}, as "
-            f"{key}.answer.verifier=math {key}.form.verifier=regex {key}.form.weight=0.2",
+            f"{key}.answer.verifier=math {key}.form.verifier=python {key}.form.weight=0.2",
             ("rewards.verifier",),
         )
     elif rewards.deciding not in rewards.verifiers:

@@ -73,6 +73,8 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 def why_not_packed(model: PreTrainedModel) -> str | None:
     """Return the reason why a network does not support packed rows; None: it supports them."""
     name = type(model).__name__
+    if any(type(layer) not in ATTENTION_LAYERS for layer in cache_layers(model.config)):
+        return f"not every layer of {name} has attention"
     if not can_change_attention(model):
         return f"{name} computes attention without Transformers' AttentionInterface"
     implementation = attention_implementation(model)
@@ -80,8 +82,6 @@ def why_not_packed(model: PreTrainedModel) -> str | None:
         return f"attn_implementation {implementation} supports padded rows only"
     if model.config.model_type in _OWN_MASKS:
         return f"{name} changes the attention mask in its layers"
-    if any(type(layer) not in ATTENTION_LAYERS for layer in cache_layers(model.config)):
-        return f"not every layer of {name} has attention"
     return None
 
 
