@@ -17,6 +17,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
 )
+from transformers.models.gpt_oss import GptOssConfig
 from transformers.models.granite import GraniteConfig
 from transformers.models.hyperclovax import HyperCLOVAXConfig
 from transformers.models.llama4 import Llama4TextConfig
@@ -27,6 +28,7 @@ from vapo.errors import UserError
 from vapo.functional.logit_transforms import LogitTransform
 from vapo.networks import packed_attention
 from vapo.networks.actor_critic import Actor, Critic
+from vapo.networks.attention_windows import attention_options
 from vapo.networks.layouts import choose_layout, say_layout
 from vapo.networks.loading import load_causal_lm, load_value_model
 from vapo.networks.logit_transforms import logit_transform
@@ -299,3 +301,15 @@ def test_the_states_that_a_probe_reads(family: str) -> None:
         found = hidden_states(model, inputs, [1], wants_last=False)[1]
     places = inputs.state_rows, inputs.state_columns
     torch.testing.assert_close(found[places], torch.cat(alone), rtol=1e-5, atol=1e-5)
+
+
+def test_a_kernel_that_an_architecture_lacks_is_one_error() -> None:
+    """Transformers would answer with a request to open an issue."""
+    config = GptOssConfig(**SMALL)
+    assert attention_options("m", config, "auto") == {}
+    assert attention_options("m", config, "eager") == {"attn_implementation": "eager"}
+    message = r"no attn_implementation sdpa .*\(gpt_oss\): set attn_implementation to auto or eager"
+    with pytest.raises(UserError, match=message):
+        attention_options("m", config, "sdpa")
+    plain = Qwen2Config(**SMALL)
+    assert attention_options("m", plain, "sdpa") == {"attn_implementation": "sdpa"}

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from vapo.errors import UserError
+from vapo.system.private_attributes import has_attention
 
 # Layers of Transformers' cache that keep a token's keys and values alone.
 ATTENTION_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer)
@@ -99,6 +100,11 @@ def attention_options(path: str, config: PreTrainedConfig, implementation: str) 
             f"{path}: its layers have a sliding window, and not every architecture tells "
             "flash_attention_2 of it: set attn_implementation to auto or sdpa, whose packed rows "
             "are computed by torch's FlashAttention on a GPU"
+        )
+    if not has_attention(text_config, asked):
+        raise UserError(
+            f"{path}: Transformers has no attn_implementation {asked} of this architecture "
+            f"({text_config.model_type}): set attn_implementation to auto or eager"
         )
     if cap is not None:
         return {"attn_implementation": "eager"}

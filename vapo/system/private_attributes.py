@@ -73,6 +73,13 @@ def can_change_attention(model: PreTrainedModel) -> bool:
     return bool(model._supports_attention_backend and model._can_set_attn_implementation())
 
 
+def has_attention(config: PreTrainedConfig, implementation: str) -> bool:
+    """Whether a config's causal language model has this kernel in Transformers; no public flag."""
+    flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
+    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return bool(getattr(found, flags.get(implementation, ""), True))
+
+
 def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
     """Return the name of a config's causal language model, and whether it has a recurrent state.
 
