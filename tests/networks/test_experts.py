@@ -98,6 +98,15 @@ def test_more_experts_than_a_layer_has(number: int) -> None:
         Actor(model)
 
 
+def test_a_number_of_experts_that_is_not_that_of_the_weights(tmp_path: Path) -> None:
+    folder = save_tiny_folder(tmp_path, QWEN.model())
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('experts": 4', 'experts": 3'))
+    says = r"weights: 6 have other shapes .*down_proj: \[4, 32, 24\] in the folder, \[3, 32, 24\] by"
+    with pytest.raises(UserError, match=says):
+        load_causal_lm(str(folder), dtype="float32", attn_implementation="auto")
+
+
 def test_frozen_experts_cost_no_gradient() -> None:
     model = QWEN.model()
     for name, parameter in model.named_parameters():

@@ -189,8 +189,10 @@ def load_weights(
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are refused below, by name
             **options,
         )
+    _check_shapes(path, info["mismatched_keys"])
     _check_finite(path, model)
     return model, set(info["missing_keys"])
 
@@ -208,6 +210,17 @@ def _check_complete(path: str, missing: set[str]) -> None:
         raise UserError(
             f"{path}: {len(missing)} weights are missing ({names}, ...) and would start at "
             "random; the folder is incomplete or of another architecture"
+        )
+
+
+def _check_shapes(path: str, mismatched: set[tuple[str, Any, Any]]) -> None:
+    """Refuse weights that Transformers would have made at random in place of the folder's."""
+    if mismatched:
+        name, saved, expected = min(mismatched)
+        raise UserError(
+            f"{path}: cannot load the weights: {len(mismatched)} have other shapes than config.json "
+            f"gives them, as {name}: {list(saved)} in the folder, {list(expected)} by config.json; "
+            "correct the file, or copy the folder again"
         )
 
 
