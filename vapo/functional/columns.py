@@ -101,8 +101,10 @@ def on_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return the tensor on a device. A GPU reads it from pinned memory, and the host does not wait.
 
     A plain copy of pageable memory waits until the GPU has finished all earlier work. Then the
-    host could not prepare the next micro-batch while the GPU computes.
+    host could not prepare the next micro-batch while the GPU computes. Pinning writes each element
+    to its own place, so an expanded tensor is filled in first. Torch holds the pinned memory until
+    the GPU has read it.
     """
     if device.type == "cuda" and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return tensor.contiguous().pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
