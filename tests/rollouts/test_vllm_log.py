@@ -176,3 +176,15 @@ def test_a_line_without_an_end_does_not_fill_the_memory(tmp_path: Path) -> None:
         assert len(log._rest) <= 4096 + 1000
     log.close()
     assert log.path.read_text().count("x") == 100_000
+
+
+def test_a_process_without_a_console_starts_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python has no stream for a descriptor that was closed when it started."""
+    monkeypatch.setattr(sys, "__stderr__", None)
+    log = EngineLog(tmp_path)
+    with log.start():
+        os.write(2, b"of native code\n")
+    log.close()
+    assert "of native code" in log.path.read_text()

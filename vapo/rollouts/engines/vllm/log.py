@@ -113,8 +113,9 @@ class EngineLog(io.TextIOBase):
     @contextmanager
     def _descriptor_of_errors(self) -> Iterator[None]:
         """Lead file descriptor 2 to the file inside the block."""
-        with suppress(OSError, ValueError):
-            sys.__stderr__.flush()  # type: ignore[union-attr]
+        if sys.__stderr__ is not None:  # a process without a console has none
+            with suppress(OSError, ValueError):
+                sys.__stderr__.flush()
         try:
             before = os.dup(2)
         except OSError:  # it is closed
