@@ -144,9 +144,11 @@ def test_observers_are_called_between_the_stages(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(networks, "add_logprobs_and_values", evaluated)
     monkeypatch.setattr(stages, "check_batch", checked)
     monkeypatch.setattr(player.sampler, "sleep", lambda: events.append("sleep"))
+    monkeypatch.setattr(networks, "choose_microbatching", lambda batch: events.append("room"))
     made = runner.run(IterationStart(1, Phase.POLICY_OPTIMIZATION))
     assert events == [
         *("safe point", "safe point", "sampled", "sampled", "sleep"),
+        "room",  # an engine that sleeps has given its memory back
         *("values", "safe point", "evaluated", "evaluated", "check"),
     ]
     assert made.metrics["mine/sampled"] == NUM_PROMPTS * G

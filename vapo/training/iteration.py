@@ -74,10 +74,11 @@ class IterationRunner:
         self.safe_point()
         for observer in self.observers:
             metrics |= observer.sampled(rollouts, start, self.player)
-        # before the engine sleeps: it takes its memory back when it wakes
+        self.sleep()
+        # the memory of an engine that sleeps is training's: before it wakes vLLM gives all that
+        # torch has cached back to the GPU
         if (line := self.networks.choose_microbatching(rollouts)) is not None:
             self.progress.note(line)
-        self.sleep()
         evaluated = self.evaluate(rollouts, start)
         self.safe_point()
         for observer in self.observers:
