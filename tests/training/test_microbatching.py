@@ -228,6 +228,57 @@ def test_bytes_a_token_are_those_of_the_estimate(
     assert gradients(networks["actor"]) == 4 * weights
 
 
+def measured_with_room_for(
+    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Microbatching, str, list[int]]:
+    """The choice where a forward pass of more tokens has no room unless it recomputes; and the
+    tokens of all passes. A token keeps 10 bytes, or 1."""
+    path = str(save_tiny_folder(tmp_path / "policy"))
+    config = loaded(f"actor.path={path}", *AUTO)
+    measurement = Measurement(config, {"actor": make_actor(config, None)}, "padded", 0, CPU)
+    passes: list[int] = []
+    state = {"recomputes": True, "bytes": 0}
+
+    def forward(self: Any, name: str, inputs: Any) -> torch.Tensor:
+        passes.append(inputs.num_tokens)
+        if not state["recomputes"] and inputs.num_tokens > tokens:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        state["bytes"] += inputs.num_tokens * (1 if state["recomputes"] else 10)
+        return torch.zeros(())
+
+    def recompute(network: Any, name: str, recomputes: bool) -> None:
+        state["recomputes"] = recomputes
+
+    monkeypatch.setattr(Measurement, "forward", forward)
+    monkeypatch.setattr(microbatching, "set_recomputation", recompute)
+    monkeypatch.setattr(microbatching, "allocated_bytes", lambda device: state["bytes"])
+    monkeypatch.setattr(microbatching, "free_bytes", lambda device: (1e12, 1.0))
+    batch = made_up_batch()
+    shortest = replace(batch.rollouts[0], response_ids=(3,) * 4)  # 10 tokens of 18
+    batch = replace(batch, rollouts=[*batch.rollouts[1:], shortest])
+    chosen, line = measurement.chosen(batch, None)
+    return chosen, line, passes
+
+
+def test_a_pass_that_has_no_room_is_measured_on_the_shortest_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(microbatching, "_PROBE_TOKENS", 10)
+    chosen, line, passes = measured_with_room_for(28, tmp_path, monkeypatch)
+    assert passes == [18, 36, 18, 36, 10, 28, 10, 28]
+    assert chosen == (65_536, ())
+    assert "the actor keeps its activations" in line
+
+
+def test_a_run_goes_on_where_there_is_no_room_to_measure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(microbatching, "_PROBE_TOKENS", 10)
+    chosen, line, _ = measured_with_room_for(5, tmp_path, monkeypatch)
+    assert chosen == (16_384, ("actor",))
+    assert "no room to measure" in line
+
+
 # ---- the gradient -------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ as `first_microbatching` begins them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -200,17 +201,24 @@ class Measurement:
         """Choose, and put the choice into effect. Returns: the choice, and a line that says it."""
         free, total = free_bytes(self.device)
         spare = _SPARE_BYTES + _SPARE_SHARE * total
-        kept = {name: self.kept_bytes(name, batch) for name in self.networks}
         room = {name: free - spare - gradients(net) for name, net in self.networks.items()}
         options = recomputation_options(self.config)
         tokens = self.config.training.microbatch_tokens
-        choice = choose_microbatching(
-            kept,
-            room,
-            tokens=None if tokens == "auto" else tokens,
-            recomputes={n: None if option == "auto" else option for n, option in options.items()},
-            saved=saved,
-        )
+        kept: dict[str, KeptBytes] = {}
+        try:
+            kept = {name: self.kept_bytes(name, batch) for name in self.networks}
+        except torch.OutOfMemoryError:  # the run may fit all the same, as it would without `auto`
+            choice = first_microbatching(self.config)
+        else:
+            choice = choose_microbatching(
+                kept,
+                room,
+                tokens=None if tokens == "auto" else tokens,
+                recomputes={
+                    n: None if option == "auto" else option for n, option in options.items()
+                },
+                saved=saved,
+            )
         if len({id(backbone_of(first_of(n))) for n in self.networks.values()}) == 1:
             both = tuple(self.networks) if choice.recomputing else ()  # one model, one choice
             choice = choice._replace(recomputing=both)
@@ -220,15 +228,24 @@ class Measurement:
 
     def kept_bytes(self, name: str, batch: RolloutBatch) -> KeptBytes:
         """Measure a network by forward passes of the longest responses, once with recomputation
-        and once without.
+        and once without. Where there is no room for these, the shortest are measured.
+
+        Raises: torch.OutOfMemoryError: there is no room for the shortest either.
         """
-        network = self.networks[name]
         lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in batch.rollouts]
         longest_first = sorted(range(len(lengths)), key=lambda row: -lengths[row])
-        count = -(-_PROBE_TOKENS // lengths[longest_first[0]])
+        with suppress(torch.OutOfMemoryError):
+            return self._kept_bytes_of(name, batch, longest_first, lengths[longest_first[0]])
+        return self._kept_bytes_of(name, batch, longest_first[::-1], lengths[longest_first[-1]])
+
+    def _kept_bytes_of(
+        self, name: str, batch: RolloutBatch, order: list[int], first_length: int
+    ) -> KeptBytes:
+        network = self.networks[name]
+        count = -(-_PROBE_TOKENS // first_length)
         inputs = []
         for number in (count, 2 * count):
-            rows = [longest_first[index % len(lengths)] for index in range(number)]
+            rows = [order[index % len(order)] for index in range(number)]
             options: Any = {"pad_id": self.pad_id, "layout": self.layout}
             on_host = rollout_inputs(batch, rows, for_critic=name == "critic", **options)
             inputs.append(on_host.to(self.device))
@@ -292,8 +309,8 @@ def allocated_bytes(device: torch.device) -> float:
 
 
 def describe_choice(choice: Microbatching, kept: Mapping[str, KeptBytes], free: float) -> str:
-    """Say in one line what was chosen, and by which figures."""
-    parts = []
+    """Say in one line what was chosen, and by which figures, or that nothing was measured."""
+    parts = [] if kept else ["there was no room to measure what the networks keep"]
     for name, bytes_of in kept.items():
         recomputes = name in choice.recomputing
         per_token = bytes_of.per_token_recomputing if recomputes else bytes_of.per_token
