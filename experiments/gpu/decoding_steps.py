@@ -355,6 +355,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.out.write_text(json.dumps(measure(options.one, options)))
         return
     report: dict[str, Any] = {"machine": machine(options), "parts": {}}
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         if options.model is None:
             options.model = folder
