@@ -262,6 +262,13 @@ def recorded(output_dir: Path) -> list[Row]:
     return [rows[number] for number in sorted(rows)]
 
 
+def iteration_seconds(row: Row) -> float:
+    """Of a whole iteration without its evaluation, and without the checkpoint of the iteration
+    before, for which this one waited."""
+    besides = ("evaluation", "checkpoint", "engine_start")
+    return row["time/iteration_s"] - sum(row.get(f"time/{name}_s", 0.0) for name in besides)
+
+
 def stages(row: Row) -> Row:
     """The seconds of an iteration by stage, as its metrics `time/*_s` name them."""
     found = {key[5:-2]: s for key, s in row.items() if key.startswith("time/") and key[-2:] == "_s"}

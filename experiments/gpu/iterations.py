@@ -38,6 +38,7 @@ from gpu_record import (  # beside this file
     Row,
     device_slug,
     has_gpu,
+    iteration_seconds,
     recorded,
     run_process,
     stages,
@@ -161,7 +162,7 @@ def our_iterations(rows: Sequence[Row], num_pretraining: int) -> list[dict[str, 
     """Every iteration of the policy but the first; evaluations are not counted."""
     return [
         {
-            "seconds": row["time/iteration_s"] - row.get("time/evaluation_s", 0.0),
+            "seconds": iteration_seconds(row),
             "tokens": int(row["rollout/num_response_tokens"]),
             "longest": int(row["rollout/response_length_max"]),
             "shortest": int(row["rollout/response_length_min"]),

@@ -34,6 +34,7 @@ from gpu_record import (  # beside this file
     Row,
     device_slug,
     has_gpu,
+    iteration_seconds,
     recorded,
     run_process,
     stages,
@@ -161,7 +162,7 @@ def iterations(rows: Sequence[Row]) -> list[dict[str, Any]]:
     }
     return [
         {
-            "seconds": row["time/iteration_s"] - row.get("time/evaluation_s", 0.0),
+            "seconds": iteration_seconds(row),
             "stages": stages(row),
             **{name: row[key] for name, key in keys.items() if key in row},
         }

@@ -315,6 +315,39 @@ def test_what_no_longer_fits_is_not_begun_and_a_shorter_piece_is(tmp_path: Path)
     assert rows[2] == "c: not begun, 1.0 minutes left"
 
 
+def test_checkpoints_and_evaluations_are_no_part_of_an_iterations_seconds() -> None:
+    """A checkpoint is written after its iteration, whose successor waits for it."""
+    row = {"time/iteration_s": 10.0, "time/evaluation_s": 2.0, "time/checkpoint_s": 0.5}
+    assert script("gpu_record").iteration_seconds(row) == 7.5
+    row |= {"rollout/num_response_tokens": 4.0, "rollout/response_length_max": 2.0}
+    row |= {"rollout/response_length_min": 2.0}
+    for iterations in (
+        script("iterations").our_iterations([row, row], 0),
+        script("recipe").iterations([row]),
+    ):
+        assert [one["seconds"] for one in iterations] == [7.5]
+        assert iterations[0]["stages"]["checkpoint"] == 0.5
+
+
+def test_the_profiles_are_pieces_that_are_told_where_to_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = script("all")
+    commands = {}
+
+    def kept(command: list[str], log: Path, *, limit_s: float) -> None:
+        commands[Path(command[1]).name] = command[2:]
+
+    monkeypatch.setattr(everything, "run_process", kept)
+    monkeypatch.setattr(everything, "SCRATCH", tmp_path)
+    chosen = argparse.Namespace(toy=True, peer_python=None)
+    for name, piece in everything.PIECES.items():
+        everything.run(name, piece, 9.0, chosen)
+    device = everything.device_slug()
+    for name, toy in (("decoding_steps", "--tiny"), ("training_steps", "--toy")):
+        assert commands[f"{name}.py"] == ["--out", str(tmp_path / f"{name}_{device}.json"), toy]
+
+
 def test_every_piece_is_a_command_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     everything, iterations = script("all"), script("iterations")
     for piece in everything.PIECES.values():
