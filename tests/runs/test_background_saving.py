@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,8 +126,7 @@ def test_left_open_it_is_in_the_background_on_a_gpu_whose_host_has_room(
     said: str,
 ) -> None:
     """A checkpoint of 11 GiB; the copy may take half of what the host has free."""
-    memory = SimpleNamespace(available=free)
-    monkeypatch.setattr("vapo.runs.checkpoint_saving.psutil.virtual_memory", lambda: memory)
+    monkeypatch.setattr("vapo.runs.checkpoint_saving.available_memory", lambda: free)
     for chosen, expected in ((None, is_background), (True, True), (False, False)):
         callback = Checkpointing(
             RunDir(tmp_path), Records([]), 1, 1, lambda module: 0.0, in_background=chosen
@@ -169,6 +167,29 @@ def test_a_run_waits_for_the_copy_and_not_for_the_disk(
     assert run.all == [1, 2]
     assert [name for name, _ in seconds] == ["checkpoint", "checkpoint"]
     assert copy_s <= seconds[0][1] < 0.25 < seconds[1][1]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_only_the_process_that_writes_copies_the_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A host with eight GPUs would hold eight copies."""
+    run = Iterations(tmp_path, monkeypatch, in_background=True, every_n_iterations=1)
+    staged: list[Any] = []
+    stage = run.callback._saves._stager.stage  # type: ignore[union-attr]
+
+    def noted(state: Any) -> Any:
+        staged.append(state)
+        return stage(state)
+
+    monkeypatch.setattr(run.callback._saves._stager, "stage", noted)  # type: ignore[union-attr]
+    monkeypatch.setattr("vapo.training.callbacks.checkpointing.rank", lambda: number)
+    monkeypatch.setattr(
+        "vapo.training.callbacks.checkpointing.checkpoint_state", lambda trainer: {"weights": 1}
+    )
+    run.iterate()
+    run.end()
+    assert staged == [{"weights": 1} if number == 0 else {}]
 
 
 def failing(error: BaseException) -> Callable[[dict[str, Any]], Manifest]:

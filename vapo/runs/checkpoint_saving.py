@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -28,6 +27,7 @@ from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file
 from vapo.runs.resuming import tell
 from vapo.system.distributed import all_ranks, gather_objects, leave_together, rank
 from vapo.system.files import put_aside, replace_folder, sync
+from vapo.system.host_memory import available_memory
 
 _SPARE_BYTES = 1 << 20
 _LARGE_BYTES = 2**30  # of a checkpoint: from here on one is kept beside the best
@@ -152,8 +152,9 @@ def expected_bytes(module: nn.Module) -> int:
 
 
 def host_has_room(num_bytes: int, available: int | None = None) -> bool:
-    """Whether a copy of so many bytes takes at most half of the memory that the host has free."""
-    free = psutil.virtual_memory().available if available is None else available
+    """Whether a copy of so many bytes takes at most half of the memory that the host, or the
+    container, has free."""
+    free = available_memory() if available is None else available
     return 2 * num_bytes <= free
 
 

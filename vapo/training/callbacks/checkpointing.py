@@ -252,6 +252,8 @@ class Checkpointing(Checkpoint):
             return written
 
         state = checkpoint_state(trainer)
+        if rank() > 0 and not sharded:
+            state = {}  # the first process writes it all: no other copies its own
         if saves is not None:
             saves.start(state, write)
         else:
