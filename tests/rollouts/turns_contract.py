@@ -144,7 +144,7 @@ class TurnContract:
     def test_special_tokens_inside_of_a_turn_are_tokens_like_others(self, turn_sampler, model):
         """Verifiers read them: an engine that left them out would hide `<answer>` from them."""
         with self.stream(turn_sampler(model, rows=6)) as stream:
-            found = play(stream, first_requests(48), num=1)
+            found = play(stream, first_requests(40), num=1)  # whatever an engine's draws are
         tokenizer = tiny_tokenizer()
         inside = [turn for turn in found.values() if PAD in turn.ids[:-1]]
         assert inside
