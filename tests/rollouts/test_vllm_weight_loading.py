@@ -15,7 +15,7 @@ from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request, sampled
 from vapo.rollouts.engines.sampler import CastWeights, WeightSums
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
-from vapo.rollouts.engines.vllm.weight_loading import loads_directly
+from vapo.rollouts.engines.vllm.weight_loading import load_into, loads_directly
 
 pytestmark = pytest.mark.vllm
 
@@ -98,3 +98,20 @@ def test_what_is_processed_after_loading_is_not_loaded_directly(engine: Colocate
             patch.setitem(layer._parameters, name, nn.Parameter(torch.empty(0)))
             assert not loads_directly(model, PLAIN), name
     assert loads_directly(model, PLAIN)
+
+
+def test_a_model_finds_vllms_config_while_it_takes_weights(
+    engine: ColocatedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a model asks for it, as vLLM's own `reload_weights` lets it."""
+    from vllm.config import get_current_vllm_config_or_none
+
+    seen: list[Any] = []
+    model = in_worker(engine, lambda w: w.get_model())
+    monkeypatch.setattr(
+        model, "load_weights", lambda weights: seen.append(get_current_vllm_config_or_none())
+    )
+    assert is_direct(engine)
+    in_worker(engine, lambda w: load_into(w, []))
+    assert len(seen) == 1
+    assert seen[0] is in_worker(engine, lambda w: w.vllm_config)

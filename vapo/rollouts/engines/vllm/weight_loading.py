@@ -17,7 +17,10 @@ from torch import Tensor, nn
 def load_into(worker: Any, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Load the weights of a checkpoint into the model of a vLLM worker."""
     if loads_directly(worker.get_model(), worker.vllm_config):
-        worker.get_model().load_weights(weights)
+        from vllm.config import set_current_vllm_config
+
+        with set_current_vllm_config(worker.vllm_config):  # as around `reload_weights`
+            worker.get_model().load_weights(weights)
     else:
         worker.reload_weights(weights_iterator=iter(weights))
 
