@@ -101,10 +101,10 @@ def attention_options(path: str, config: PreTrainedConfig, implementation: str) 
             "flash_attention_2 of it: set attn_implementation to auto or sdpa, whose packed rows "
             "are computed by torch's FlashAttention on a GPU"
         )
-    if not has_attention(text_config, asked):
+    if not has_attention(text_config, implementation):
         raise UserError(
-            f"{path}: Transformers has no attn_implementation {asked} of this architecture "
-            f"({text_config.model_type}): set attn_implementation to auto or eager"
+            f"{path}: Transformers has no attn_implementation {implementation} of "
+            f"{text_config.model_type}: set attn_implementation to auto or eager"
         )
     if cap is not None:
         return {"attn_implementation": "eager"}
