@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from gpu_record import RESULTS, SCRATCH, Ended, run_process  # beside this file
+from gpu_record import RESULTS, SCRATCH, Ended, device_slug, run_process  # beside this file
 from recipe import RECIPES
 
 HERE = Path(__file__).parent
@@ -72,8 +72,7 @@ def run(name: str, piece: Piece, minutes: float, options: argparse.Namespace) ->
         command += ["--peer_python", options.peer_python]
     if script_name in PROFILES:
         folder = SCRATCH if options.toy else RESULTS
-        folder.mkdir(parents=True, exist_ok=True)
-        command += ["--out", str(folder / script_name.replace(".py", ".json"))]
+        command += ["--out", str(folder / f"{Path(script_name).stem}_{device_slug()}.json")]
         command += [PROFILES[script_name]] * options.toy
     log = SCRATCH / "logs" / f"all_{name.replace(', ', '_').replace(' ', '_')}.log"
     return run_process(command, log, limit_s=60 * limit + 10)

@@ -329,25 +329,6 @@ def test_checkpoints_and_evaluations_are_no_part_of_an_iterations_seconds() -> N
         assert iterations[0]["stages"]["checkpoint"] == 0.5
 
 
-def test_the_profiles_are_pieces_that_are_told_where_to_write(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    everything = script("all")
-    commands = {}
-
-    def kept(command: list[str], log: Path, *, limit_s: float) -> None:
-        commands[Path(command[1]).name] = command[2:]
-
-    monkeypatch.setattr(everything, "run_process", kept)
-    monkeypatch.setattr(everything, "SCRATCH", tmp_path)
-    chosen = argparse.Namespace(toy=True, peer_python=None)
-    for name, piece in everything.PIECES.items():
-        everything.run(name, piece, 9.0, chosen)
-    device = everything.device_slug()
-    for name, toy in (("decoding_steps", "--tiny"), ("training_steps", "--toy")):
-        assert commands[f"{name}.py"] == ["--out", str(tmp_path / f"{name}_{device}.json"), toy]
-
-
 def test_every_piece_is_a_command_that_is_there(capsys: pytest.CaptureFixture[str]) -> None:
     everything, iterations = script("all"), script("iterations")
     for piece in everything.PIECES.values():
@@ -384,11 +365,12 @@ def test_profiles_are_written_beside_the_results(monkeypatch: pytest.MonkeyPatch
         for toy in (False, True):
             options = argparse.Namespace(toy=toy, peer_python=None)
             everything.run(name, everything.PIECES[name], 1, options)
+    device = record.device_slug()
     assert [command[2:] for command in commands] == [
-        ["--out", str(record.RESULTS / "training_steps.json")],
-        ["--out", str(record.SCRATCH / "training_steps.json"), "--toy"],
-        ["--out", str(record.RESULTS / "decoding_steps.json")],
-        ["--out", str(record.SCRATCH / "decoding_steps.json"), "--tiny"],
+        ["--out", str(record.RESULTS / f"training_steps_{device}.json")],
+        ["--out", str(record.SCRATCH / f"training_steps_{device}.json"), "--toy"],
+        ["--out", str(record.RESULTS / f"decoding_steps_{device}.json")],
+        ["--out", str(record.SCRATCH / f"decoding_steps_{device}.json"), "--tiny"],
     ]
 
 

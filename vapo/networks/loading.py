@@ -219,8 +219,8 @@ def _check_shapes(path: str, mismatched: set[tuple[str, Any, Any]]) -> None:
         name, saved, expected = min(mismatched)
         raise UserError(
             f"{path}: cannot load the weights: {len(mismatched)} have other shapes than "
-            f"config.json gives them, as {name}: {list(saved)} in the folder, {list(expected)} by config.json; "
-            "correct the file, or copy the folder again"
+            f"config.json gives them, as {name}: {list(saved)} in the folder, {list(expected)} by "
+            "config.json; correct the file, or copy the folder again"
         )
 
 
