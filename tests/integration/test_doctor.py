@@ -89,7 +89,7 @@ def test_a_broken_dependency_of_vllm_is_found_with_its_cause(
     assert "msgspec.py" in log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.night
 def test_a_vllm_that_cannot_be_imported_is_found_in_the_child(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

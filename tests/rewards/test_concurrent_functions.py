@@ -178,7 +178,7 @@ def test_the_threads_of_calls_that_hang_do_not_pile_up(tmp_path: Path) -> None:
     assert replies == ["timeout"] * 640
 
 
-@pytest.mark.slow
+@pytest.mark.attacks
 def test_a_process_that_reads_nothing_is_not_sent_one_text_after_the_other(tmp_path: Path) -> None:
     """Each text that does not fit into its channel would cost two seconds."""
     texts = [f"42{'x' * 150_000}" for _ in range(16)]
