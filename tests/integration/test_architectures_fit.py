@@ -16,6 +16,7 @@ from vapo.networks.saved_tokenizers import read_tokenizer
 FAMILIES = [
     one for one in ALL if one.name in ("Qwen3", "Qwen3-MoE", "Qwen3.5", "Gemma 3", "gpt-oss")
 ]
+BY_DAY = ("Qwen3.5", "gpt-oss")
 SIZES = [
     "components.value_pretraining.num_iterations=1",
     "components.group_sampling.num_prompts=4",
@@ -28,8 +29,15 @@ SIZES = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES, ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(
+            one, id=one.name, marks=pytest.mark.slow if one.name in BY_DAY else pytest.mark.night
+        )
+        for one in FAMILIES
+    ],
+)
 def test_three_iterations(family, tmp_path: Path) -> None:
     """Engine and trainer agree before and after updates, and what is exported can be imported."""
     tokenizer = read_tokenizer("models/state_tracking/policy")

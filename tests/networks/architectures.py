@@ -211,5 +211,5 @@ COLUMNS = (
 ON_VLLM = ("Qwen2.5",)
 """Those whose tiny models the tests of the mark `vllm` sample with it."""
 BY_DAY = ("Qwen3-MoE", "Qwen3.5", "Granite 4 (hybrid)", "Falcon-H1")
-"""Those that every run of the tests checks; the others are checked with the slow ones."""
+"""Those that every run of the tests checks; the others are checked at night."""
 ALL = (*PLAIN, *WINDOWS, *MIXTURES, *HYBRIDS)

@@ -38,7 +38,7 @@ ROWS: Sequences = [
 IDS = torch.arange(3, 22)[None]
 TABLE = Path(__file__).parents[2] / "docs/models.md"
 FAMILIES = [
-    pytest.param(one, id=one.name, marks=[] if one.name in BY_DAY else pytest.mark.slow)
+    pytest.param(one, id=one.name, marks=[] if one.name in BY_DAY else pytest.mark.night)
     for one in ALL
 ]
 Load = Callable[[Architecture], Path]
