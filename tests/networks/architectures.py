@@ -166,7 +166,13 @@ HYBRIDS = (
 )
 
 MIXTURES = (
-    Architecture("Qwen3-MoE", "qwen3_moe", {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True}, 2),
+    Architecture(
+        "Qwen3-MoE",
+        "qwen3_moe",
+        {**_EXPERTS, "head_dim": 8, "norm_topk_prob": True},
+        2,
+        lacks=frozenset({"vLLM on a CPU"}),
+    ),
     Architecture("OLMoE", "olmoe", {**_EXPERTS, "intermediate_size": 24}, 2),
     Architecture("Mixtral", "mixtral", {"num_local_experts": 4, "intermediate_size": 24}, 2),
     Architecture("Granite 3 (MoE)", "granitemoe", {"num_local_experts": 4}, 2),
@@ -208,7 +214,7 @@ COLUMNS = (
     "critic",
     "export and reload",
 )
-ON_VLLM = ("Qwen2.5",)
+ON_VLLM = ("Qwen2.5", "Qwen3", "Llama 3, SmolLM2", "Mistral", "Gemma 3")
 """Those whose tiny models the tests of the mark `vllm` sample with it."""
 BY_DAY = ("Qwen3-MoE", "Qwen3.5", "Granite 4 (hybrid)", "Falcon-H1")
 """Those that every run of the tests checks; the others are checked at night."""
