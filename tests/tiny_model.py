@@ -18,6 +18,21 @@ from vapo.types import Prompt, Rollout
 ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz=;"
 
 
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "bos_token_id": None,
+    "tie_word_embeddings": True,
+}
+
+
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return make_tokenizer(ALPHABET)
 
@@ -25,20 +40,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_model(*, dtype: torch.dtype = torch.float32, **options: Any) -> Qwen2ForCausalLM:
     """Wide initial weights, so that next-token distributions are far from flat."""
     torch.manual_seed(0)
-    settings: dict[str, Any] = {
-        "vocab_size": len(tiny_tokenizer()),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-        "eos_token_id": 1,
-        "bos_token_id": None,
-        "tie_word_embeddings": True,
-    }
+    settings = {**SIZES, "vocab_size": len(tiny_tokenizer())}
     model = Qwen2ForCausalLM(Qwen2Config(**{**settings, **options}))
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

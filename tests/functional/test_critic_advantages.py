@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.functional.tensors import equal, f64, mask
 from vapo.functional.advantages import (
     anchor_mask,
     decoupled_gae,
@@ -23,18 +24,6 @@ from vapo.functional.metrics import first_token_reward_weight
 NAN, INF = float("nan"), float("inf")
 ANCHORS = (0.3, 0.6, 0.9)
 bounded = settings(max_examples=30, deadline=None, derandomize=True, database=None)
-
-
-def f64(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def kept(rows: Tensor) -> list[list[int]]:

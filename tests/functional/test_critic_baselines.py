@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.functional.tensors import equal, f64, mask
 from vapo.functional.advantages import gae
 from vapo.functional.baselines import leave_one_out_advantages, prompt_noise_weights
 from vapo.functional.critic_mixtures import (
@@ -27,18 +28,6 @@ from vapo.functional.masking import lowest_share_mask
 NAN, INF = float("nan"), float("inf")
 bounded = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31)
-
-
-def f64(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def successes(*counts: int, low: float = -1.0) -> Tensor:

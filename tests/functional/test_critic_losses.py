@@ -9,8 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from tests.functional.tensors import equal, f64, gradient, mask
 from vapo.functional.losses import (
     aggregate,
     categorical_value_loss,
@@ -24,23 +24,6 @@ REASONING: dict[str, Any] = {"eps_low": 0.3, "eps_high": 5.0}
 CODING: dict[str, Any] = {"eps_low": 0.8, "eps_high": 3.0}
 bounded = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31)
-
-
-def f64(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
-def gradient(loss: Tensor, leaf: Tensor) -> Tensor:
-    (found,) = torch.autograd.grad(loss.sum(), leaf)
-    return found
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

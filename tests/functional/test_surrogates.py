@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.functional.tensors import equal, f64, gradient, mask
 from vapo.functional.losses import aggregate
 from vapo.functional.surrogates import cispo_surrogate, gspo_surrogate
 
@@ -19,23 +20,6 @@ PAPER: dict[str, float] = {"eps_low": 3e-4, "eps_high": 4e-4}
 WIDE: dict[str, float] = {"eps_low": 0.3, "eps_high": 0.2}
 bounded = settings(max_examples=30, deadline=None, derandomize=True, database=None)
 seeds = st.integers(0, 2**31)
-
-
-def f64(*rows: list[float]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: Tensor, expected: Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
-
-
-def gradient(loss: Tensor, leaf: Tensor) -> Tensor:
-    (found,) = torch.autograd.grad(loss.sum(), leaf)
-    return found
 
 
 def gspo(

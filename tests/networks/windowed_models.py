@@ -18,23 +18,11 @@ from transformers.models.qwen2 import Qwen2Config
 from transformers.models.qwen2_moe import Qwen2MoeConfig
 from transformers.models.qwen3 import Qwen3Config
 
-from tests.tiny_model import tiny_tokenizer
+from tests.tiny_model import SIZES, tiny_tokenizer
 from vapo.networks.attention_windows import attention_options
 
 WINDOW = 8
-SMALL: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.2,
-    "pad_token_id": 0,
-    "eos_token_id": 1,
-    "bos_token_id": None,
-    "tie_word_embeddings": True,
-}
+SMALL: dict[str, Any] = {**SIZES, "intermediate_size": 48}
 _BOTH: dict[str, Any] = {"layer_types": ["sliding_attention", "full_attention"]}
 _GEMMA: dict[str, Any] = {**_BOTH, "head_dim": 8, "query_pre_attn_scalar": 8}
 _QWEN: dict[str, Any] = {"use_sliding_window": True, "max_window_layers": 1}

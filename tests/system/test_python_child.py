@@ -90,7 +90,8 @@ def test_a_program_that_a_user_s_code_starts_is_as_usual(
     monkeypatch.delenv(python_child.SAFE_PATH, raising=False)
     if mine is not None:
         monkeypatch.setenv(python_child.SAFE_PATH, mine)
-    popen, given = subprocess.Popen, []
+    popen: Any = subprocess.Popen
+    given: list[dict[str, str]] = []
 
     def recorded(*args: Any, env: dict[str, str], **options: Any) -> Any:
         given.append(env)
