@@ -63,6 +63,7 @@ PRESETS = (
     "sp3o",
     "probe",
     "adapters",
+    "trusted",
 )
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)

@@ -311,7 +311,8 @@ class TrainingBatch(EvaluatedBatch):
     `value_draws` says how many returns a token's value target is the mean of; the value loss is a
     mean over them. `policy_mask` marks the tokens of `loss_mask` that carry policy loss,
     `entropy_mask` those that carry the entropy bonus. Advantages are None while the policy is not
-    trained, targets without a critic.
+    trained, targets without a critic. `policy_lambdas` are those of the advantages where GAE made
+    them, and `baseline_values` what they were made of in place of the critic's values, if so.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
@@ -324,3 +325,5 @@ class TrainingBatch(EvaluatedBatch):
     raw_advantages: Float[Tensor, "B T"] | None = None
     advantages: Float[Tensor, "B T"] | None = None
     value_targets: Float[Tensor, "B T"] | None = None
+    policy_lambdas: Float[Tensor, " B"] | None = None
+    baseline_values: Float[Tensor, "B T"] | None = None

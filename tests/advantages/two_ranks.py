@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from tests.judged import judged
 from tests.systems import system_config
-from vapo.advantages.critic_baseline import CriticBaseline
 from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig
 from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
@@ -22,6 +22,7 @@ KINDS = {
     "critic": (),
     "linear_mix": ("algorithm.baseline.kind=linear_mix",),
     "tether": ("algorithm.baseline.kind=tether",),
+    "trusted": ("algorithm.baseline.kind=trusted",),
     "evpo": ("algorithm.baseline.kind=evpo",),
     "evpo above": ("algorithm.baseline.kind=evpo", "algorithm.baseline.threshold=0.99"),
     "prompt_noise": ("critic.weights=prompt_noise", "critic.anchors=[0.5]"),
@@ -74,7 +75,7 @@ def computed(rank: int, world_size: int) -> dict[str, dict[str, Any]]:
     found = {}
     for kind, overrides in KINDS.items():
         config = system_config("vapo", "components.group_sampling.group_size=2", *overrides)
-        baseline = CriticBaseline(config.algorithm.baseline)
+        baseline = baseline_of(config.algorithm)
         for _ in range(2):
             batch = batch_of(config, CORRECT[share], values[share])
             made = estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)

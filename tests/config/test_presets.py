@@ -160,7 +160,11 @@ PRESET_NUMBERS = {  # reduction, eps_high, lambda_policy or alpha or k, group si
     "sp3o": ("sequence_mean", 0.2, "lambda 1.0", 8, -1.0),
     "probe": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
     "adapters": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
+    "trusted": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
 }
+
+
+LIKE_VAPO = ("hl_gauss", "evpo", "probe", "adapters", "trusted")
 
 
 def lambda_rule(numbers: Hyperparameters) -> str:
@@ -185,7 +189,7 @@ def test_numbers_of_a_preset(preset: str) -> None:
     assert numbers.value_pretraining_iterations > 0
     assert numbers.lambda_critic == 1.0
     assert numbers.num_prompts * numbers.group_size == 256
-    assert numbers.mu == (0.1 if preset in ("hl_gauss", "evpo", "probe", "adapters") else 0.0)
+    assert numbers.mu == (0.1 if preset in LIKE_VAPO else 0.0)
 
 
 METHOD = ("critic.", "algorithm.")
@@ -268,6 +272,10 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "critic.lora.lora_alpha": 32.0,
         "critic.lora.target_modules": "all",
     },
+    "trusted": {
+        "algorithm.baseline.kind": "trusted",
+        "algorithm.baseline.decay": 0.5,
+    },
     "sp3o": {
         "critic.anchors": "[0.3, 0.6, 0.9]",
         "critic.late_anchor": 0.95,
@@ -323,13 +331,13 @@ OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing re
     **{
         f".algorithm.baseline.{name}": (".algorithm.baseline.kind", *other)
         for name, other in {
-            "weight": ("critic", "tether", "evpo"),
-            "group_baseline": ("critic", "tether", "evpo"),
-            "ridge": ("critic", "linear_mix", "evpo"),
+            "weight": ("critic", "tether", "evpo", "trusted"),
+            "group_baseline": ("critic", "tether", "evpo", "trusted"),
+            "ridge": ("critic", "linear_mix", "evpo", "trusted"),
             "decay": ("critic", "linear_mix", "evpo"),
-            "threshold": ("critic", "linear_mix", "tether"),
-            "fallback": ("critic", "linear_mix", "tether"),
-            "level": ("critic", "linear_mix", "tether"),
+            "threshold": ("critic", "linear_mix", "tether", "trusted"),
+            "fallback": ("critic", "linear_mix", "tether", "trusted"),
+            "level": ("critic", "linear_mix", "tether", "trusted"),
         }.items()
     },
     ".algorithm.dis_eps_low": (".algorithm.surrogate", "clipped_ratio", "dppo_tv"),
@@ -363,8 +371,7 @@ def test_a_preset_says_every_key_by_which_systems_with_a_critic_differ(system: s
     """So that it may come after any other. Only sizes of the task are left to what is under it."""
     own = written(system)
     left = {key for key in ALL_KEYS - set(own) if not key.startswith((".training.", ".tracking."))}
-    like_vapo = ("vapo", "hl_gauss", "evpo", "probe", "adapters")
-    leaves_alpha = system in like_vapo or own.get(K) is not None
+    leaves_alpha = system in ("vapo", *LIKE_VAPO) or own.get(K) is not None
     for key in left - ({".components.length_adaptive_gae.alpha"} if leaves_alpha else set()):
         decides, *values_without = OF_A_KIND[key]
         assert own[str(decides)] in values_without, key

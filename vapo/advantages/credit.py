@@ -10,12 +10,17 @@ from torch import Tensor
 
 from vapo.config import FitConfig, Hyperparameters
 from vapo.config.schema import AlgorithmConfig
-from vapo.functional.advantages import decoupled_gae, monte_carlo_returns
+from vapo.functional.advantages import (
+    decoupled_gae,
+    length_adaptive_lambda,
+    length_geometric_lambda,
+    monte_carlo_returns,
+)
 from vapo.functional.columns import placed_rewards
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.turn_advantages import decoupled_turn_gae, on_whole_turns
-from vapo.types import EvaluatedBatch, RolloutBatch
+from vapo.types import EvaluatedBatch, RolloutBatch, TrainingBatch
 
 
 def rewards_on_tokens(
@@ -77,6 +82,28 @@ def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[
 def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
     """The length of each response in steps of gamma and lambda: sampled tokens, or turns."""
     return value_places(batch, hyperparameters).sum(dim=1)
+
+
+def policy_lambda(
+    batch: RolloutBatch, hyperparameters: Hyperparameters
+) -> float | Float[Tensor, "B 1"]:
+    """The policy's lambda: one constant, or one number a response, by its tokens or turns."""
+    hp, lengths = hyperparameters, num_gae_steps(batch, hyperparameters)
+    if hp.k is not None:
+        return length_geometric_lambda(lengths, k=hp.k)
+    return hp.lambda_policy if hp.alpha is None else length_adaptive_lambda(lengths, alpha=hp.alpha)
+
+
+def gae_lambdas(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B 1"]:
+    """The lambda with which each response's advantages were made, in float64.
+
+    A trusted baseline raises the config's; before the policy trains it is the config's.
+    """
+    lambdas: float | Tensor | None = batch.policy_lambdas
+    if lambdas is None:
+        lambdas = policy_lambda(batch, hyperparameters)
+    column = torch.as_tensor(lambdas, dtype=torch.float64, device=batch.response_mask.device)
+    return column.reshape(-1, 1).expand(len(batch), 1)
 
 
 def advantages_and_targets(

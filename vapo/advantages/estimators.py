@@ -15,19 +15,18 @@ from vapo.advantages.credit import (
     advantages_and_targets,
     bootstrapped,
     critic_rewards,
-    num_gae_steps,
+    policy_lambda,
     rewards_on_tokens,
     value_places,
 )
 from vapo.advantages.poise import Baseline
+from vapo.advantages.trusted_baseline import TrustedBaseline
 from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     gae,
-    length_adaptive_lambda,
-    length_geometric_lambda,
     monte_carlo_returns,
     whiten,
 )
@@ -43,16 +42,6 @@ from vapo.functional.baselines import (
 )
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
-
-
-def policy_lambda(
-    batch: RolloutBatch, hyperparameters: Hyperparameters
-) -> float | Float[Tensor, "B 1"]:
-    """The policy's lambda: one constant, or one number a response, by its tokens or turns."""
-    hp, lengths = hyperparameters, num_gae_steps(batch, hyperparameters)
-    if hp.k is not None:
-        return length_geometric_lambda(lengths, k=hp.k)
-    return hp.lambda_policy if hp.alpha is None else length_adaptive_lambda(lengths, alpha=hp.alpha)
 
 
 def gae_estimate(
@@ -216,6 +205,8 @@ def estimate_advantages(
     if config.critic.bootstrap_truncated:
         rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
+        if isinstance(baseline, TrustedBaseline):
+            baseline.learn(batch, targets_rewards, hp)
         targets = achieved_returns(batch, targets_rewards, hp)
         columns |= taught(batch, targets, config.components.value_pretraining)
         columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
@@ -227,7 +218,14 @@ def estimate_advantages(
         of_critic = gae_estimate(batch, targets_rewards, hp)
         estimate = estimate._replace(value_targets=of_critic.value_targets)
     raw = advantages = estimate.advantages
-    if baseline is not None and algorithm.advantage_estimator in ("gae", "poise"):
+    if algorithm.uses_gae:
+        lambdas = torch.as_tensor(policy_lambda(batch, hp), device=raw.device)
+        columns["policy_lambdas"] = lambdas.reshape(-1).expand(len(batch))
+    if isinstance(baseline, TrustedBaseline):
+        trusted = baseline.estimate(batch, rewards, targets_rewards, hp)
+        raw = advantages = trusted.advantages
+        columns |= {"policy_lambdas": trusted.lambdas, "baseline_values": trusted.values}
+    elif baseline is not None and algorithm.advantage_estimator in ("gae", "poise"):
         raw = advantages = baseline.weigh(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )

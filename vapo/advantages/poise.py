@@ -10,7 +10,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from vapo.advantages.critic_baseline import CriticBaseline
-from vapo.config.algorithm import AlgorithmConfig
+from vapo.advantages.trusted_baseline import TrustedBaseline
+from vapo.config.algorithm import AlgorithmConfig, Trusted
 from vapo.config.estimators import PoiseConfig, PoiseOptions
 from vapo.errors import UserError
 from vapo.functional.baselines import mean_of_others
@@ -112,13 +113,15 @@ class PoiseBaseline:
         self.num_batches += 1
 
 
-Baseline = CriticBaseline | PoiseBaseline
+Baseline = CriticBaseline | TrustedBaseline | PoiseBaseline
 
 
 def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
     """What weighs a run's advantages, and remembers earlier iterations for it."""
     if isinstance(algorithm, PoiseOptions):
         return PoiseBaseline(algorithm.poise)
+    if isinstance(algorithm.baseline, Trusted):
+        return TrustedBaseline(algorithm.baseline)
     return CriticBaseline(algorithm.baseline)
 
 

@@ -122,13 +122,25 @@ class Evpo:
 
 
 @dataclass
+class Trusted:
+    """The critic as far as earlier rollouts say that it predicts rewards, else the others' mean."""
+
+    decay: float = option(
+        0.5, "of the evidence of earlier rollouts, at each later rollout batch", ge=0, lt=1
+    )
+
+
+@dataclass
 class BaselineConfig:
-    kind: Literal["critic", "linear_mix", "tether", "evpo"] = choice(
+    kind: Literal["critic", "linear_mix", "tether", "evpo", "trusted"] = choice(
         "critic",
-        "critic: values alone; the others weigh the critic against the group's or the batch's mean",
+        "critic: values alone; the others weigh the critic against the group's or the batch's "
+        "mean; trusted: by how far it predicted the rewards of earlier rollouts, and the lambda "
+        "with it (docs/trusted_critic.md)",
         linear_mix=LinearMix,
         tether=Tether,
         evpo=Evpo,
+        trusted=Trusted,
     )
 
     @property
@@ -136,7 +148,7 @@ class BaselineConfig:
         """Whether the mean reward of a prompt's responses is in it."""
         if isinstance(self, Evpo):
             return self.fallback == "group_mean"
-        return isinstance(self, LinearMix | Tether)
+        return isinstance(self, LinearMix | Tether | Trusted)
 
 
 @dataclass

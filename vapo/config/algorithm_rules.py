@@ -35,7 +35,7 @@ def estimator_has_its_groups(config: FitConfig) -> Problems:
             f"scatter, {one}",
             "critic.weights=none",
         )
-    if baseline.is_of_group:
+    if baseline.is_of_group and baseline.kind != "trusted":  # which takes the batch's others
         also = "algorithm.baseline.fallback=batch_mean" if baseline.kind == "evpo" else ""
         yield _too_few(
             f"{_BASELINE} {baseline.kind} has the mean reward of a prompt's responses as a "

@@ -104,7 +104,7 @@ def turns_have_one_value(config: FitConfig) -> Problems:
         )
     shares = ("algorithm.agreement_mask_share", "algorithm.disagreement_mask_share")
     for key, value, off in changed(config, ("algorithm.baseline.kind", "critic.anchors", *shares)):
-        if value != "linear_mix":
+        if value not in ("linear_mix", "trusted"):
             yield Problem(
                 f"{key} is of the values of single tokens, and with {_OVER} turns only those of "
                 f"turns are learned: set {key}={0 if key in shares else off}, or {_OVER}=tokens"

@@ -7,8 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from vapo.advantages.credit import achieved_returns, num_gae_steps, value_places
-from vapo.advantages.estimators import policy_lambda
+from vapo.advantages.credit import (
+    achieved_returns,
+    gae_lambdas,
+    num_gae_steps,
+    value_places,
+)
 from vapo.advantages.mismatch_correction import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
@@ -28,8 +32,7 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
             batch.raw_advantages, batch.response_mask
         )
         if batch.value_targets is not None:
-            lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float64)
-            lambdas = gather_over_ranks(lambdas.reshape(-1))
+            lambdas = gather_over_ranks(gae_lambdas(batch, hyperparameters)[:, 0])
             metrics["advantage/lambda_policy_mean"] = float(lambdas.mean())
             metrics["advantage/lambda_policy_min"] = float(lambdas.min())
             metrics["advantage/lambda_policy_max"] = float(lambdas.max())
@@ -39,7 +42,7 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 
 def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> float:
     """Mean over responses of the final reward's weight in the first token's advantage."""
-    decay = hyperparameters.gamma * policy_lambda(batch, hyperparameters)
+    decay = hyperparameters.gamma * gae_lambdas(batch, hyperparameters)
     weights = first_token_reward_weight(num_gae_steps(batch, hyperparameters), decay)
     return float(gather_over_ranks(weights).mean())
 

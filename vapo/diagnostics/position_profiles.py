@@ -13,8 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.credit import achieved_returns, of_steps, value_places
-from vapo.advantages.estimators import policy_lambda
+from vapo.advantages.credit import achieved_returns, gae_lambdas, of_steps, value_places
 from vapo.config import Hyperparameters
 from vapo.evaluation import t_interval
 from vapo.functional.metrics import (
@@ -145,6 +144,6 @@ def token_reward_weight(
     """
     places = value_places(batch, hyperparameters)
     steps_left = places.sum(dim=1, keepdim=True) - places.cumsum(dim=1)  # those behind the token
-    lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters), dtype=torch.float64)
+    lambdas = gae_lambdas(batch, hyperparameters)
     weights = (hyperparameters.gamma * lambdas) ** steps_left.clamp(min=0)
     return torch.where(batch.response_mask, weights, 0.0).float()

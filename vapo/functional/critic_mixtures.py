@@ -155,6 +155,31 @@ def batch_mean_advantages(
 
 
 @torch.no_grad()
+def mean_of_batch_others(
+    rewards: Float[Tensor, " B"],
+    *,
+    counted: Bool[Tensor, " B"] | None = None,
+    reduce: Reduce = identity,
+) -> Float[Tensor, " B"]:
+    """The mean reward of all other counted responses of the batch, on all ranks.
+
+    It stands in the place of the group's mean where each prompt has one response. A batch of one
+    counted response has no others, and gets 0.
+
+    counted: the responses that are no fillers; None: all of them.
+    Units: those of the reward.
+
+    >>> mean_of_batch_others(torch.tensor([3.0, 1.0, 0.0]))
+    tensor([0.5000, 1.5000, 2.0000])
+    """
+    weights = torch.ones_like(rewards) if counted is None else counted.to(rewards.dtype)
+    weights = weights.double()
+    total, count = reduce(torch.stack([(weights * rewards).sum(), weights.sum()]))
+    others = (total - weights * rewards) / (count - weights).clamp(min=1)
+    return others.to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+@torch.no_grad()
 def ensemble_spread(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
     """Standard deviation over the M critics of an ensemble, with denominator M.
 

@@ -10,6 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _NO_VARIANCE = 1e-12  # a direction with this share of the largest one's variance is rounding
+_COLLINEAR = 1e-9  # less than this share of a feature's square, beside other features, is rounding
 
 
 @torch.no_grad()
@@ -62,3 +63,71 @@ def ridge_predictions(
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     weights = torch.linalg.solve(gram, x.T @ (targets - center))
     return (center + (rows - mean) / scale @ weights).clamp(targets.min(), targets.max())
+
+
+def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
+    """Invert the features' matrix X'X, with zeros for features that later ones make up exactly.
+
+    From the last feature on, Gauss's elimination leaves of each its square beside those after it.
+    Less than 1e-9 of the square is rounding, and such a feature gets no weight.
+
+    >>> inverse_without_collinear(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
+    tensor([[0.2500, 0.0000],
+            [0.0000, 0.0000]])
+    """
+    usable: list[int] = []
+    for index in reversed(range(len(matrix))):
+        power = rest = matrix[index, index]
+        if usable:
+            beside = matrix[index, usable]
+            rest = power - beside @ torch.linalg.solve(matrix[usable][:, usable], beside)
+        if bool(rest > _COLLINEAR * power):
+            usable.append(index)
+    inverse = torch.zeros_like(matrix)
+    if usable:
+        block = torch.linalg.inv(matrix[usable][:, usable])
+        for row, index in enumerate(usable):
+            inverse[index, usable] = block[row]
+    return inverse
+
+
+def two_weights_from_0_to_1(
+    matrix: Float[Tensor, "3 3"], target: Float[Tensor, " 3"]
+) -> tuple[float, float]:
+    """Least squares with three features, of which the first two have weights in [0, 1].
+
+    `matrix` is X'X and `target` X'y. The third weight has no bounds. Its best value is a function
+    of the others', and leaves a problem in those two alone. If that one's solution is outside the
+    square, the best inside is on an edge.
+
+    Returns: the first two weights.
+
+    >>> two_weights_from_0_to_1(torch.eye(3), torch.tensor([0.5, 2.0, 9.0]))
+    (0.5, 1.0)
+    """
+    free = (inverse_without_collinear(matrix) @ target).tolist()[:2]
+    if all(0 <= weight <= 1 for weight in free):
+        return free[0], free[1]
+    beside, power = matrix[:2, 2], matrix[2, 2]
+    factor = beside / power if bool(power > 0) else torch.zeros_like(beside)
+    rest = matrix[:2, :2] - torch.outer(factor, beside)
+    is_left = rest.diagonal() > _COLLINEAR * matrix.diagonal()[:2]
+    rest = rest * torch.outer(is_left, is_left)
+    rest_target = (target[:2] - factor * target[2]) * is_left
+    edges = [_on_edge(rest, rest_target, index, value) for index in (0, 1) for value in (0.0, 1.0)]
+
+    def loss(weights: tuple[float, float]) -> float:
+        w = torch.tensor(weights, dtype=rest.dtype)
+        return float(w @ rest @ w - 2 * rest_target @ w)
+
+    return min(edges, key=loss)
+
+
+def _on_edge(matrix: Tensor, target: Tensor, index: int, value: float) -> tuple[float, float]:
+    """The best two weights of which one has a given value and the other is within [0, 1]."""
+    other = 1 - index
+    power = float(matrix[other, other])
+    slope = float(target[other] - matrix[other, index] * value) / power if power > 0 else 0.0
+    weights = [value, value]
+    weights[other] = min(max(slope, 0.0), 1.0)
+    return weights[0], weights[1]

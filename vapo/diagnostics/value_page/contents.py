@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.credit import advantages_and_targets, of_steps
-from vapo.advantages.estimators import policy_lambda, rewards_of_both
+from vapo.advantages.credit import advantages_and_targets, gae_lambdas, of_steps
+from vapo.advantages.estimators import rewards_of_both
 from vapo.config import FitConfig, resolve
 from vapo.config.values import ValuePagesConfig
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
@@ -75,7 +75,7 @@ def page_contents(
     )
     lambdas: Tensor | None = None
     if batch.old_values is not None and batch.advantages is not None:
-        lambdas = torch.as_tensor(policy_lambda(batch, hyperparameters)).expand(len(batch), 1)
+        lambdas = gae_lambdas(batch, hyperparameters)
     calibration = value_calibration(batch, hyperparameters)
     return PageContents(batch, columns, lambdas, chosen, positions, calibration, truth)
 

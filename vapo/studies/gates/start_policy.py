@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import num_gae_steps
-from vapo.advantages.estimators import policy_lambda
+from vapo.advantages.credit import num_gae_steps, policy_lambda
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.value_page.heldout import heldout_batch
 from vapo.errors import UserError

@@ -1,0 +1,153 @@
+"""`algorithm.baseline.kind: trusted`: values that count as far as earlier rollouts confirm them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.advantages.credit import advantages_and_targets, policy_lambda, value_places
+from vapo.config import Hyperparameters
+from vapo.config.algorithm import Trusted
+from vapo.functional.advantages import monte_carlo_returns
+from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
+from vapo.functional.critic_mixtures import mean_of_batch_others
+from vapo.functional.masking import zero_outside
+from vapo.functional.trusted_baseline import (
+    Evidence,
+    Trust,
+    earned_trust,
+    evidence_of,
+    later_evidence,
+    no_evidence,
+    trusted_lambda,
+    trusted_values,
+)
+from vapo.system.distributed import sum_over_ranks
+from vapo.types import EvaluatedBatch
+
+
+class TrustedEstimate(NamedTuple):
+    """A batch's advantages, unwhitened, with the values and lambdas of which they were made."""
+
+    advantages: Float[Tensor, "B T"]
+    values: Float[Tensor, "B T"]
+    lambdas: Float[Tensor, " B"]
+
+
+class TrustedBaseline:
+    """How far a run trusts its critic, with the evidence of earlier rollouts for it.
+
+    `trust` is of the rollout batches before, so that no response chooses its own baseline: it
+    believes nothing in the first batch. The batches of value pretraining count as earlier ones. A
+    checkpoint has the evidence, so that a resumed run continues with it.
+    """
+
+    def __init__(self, config: Trusted) -> None:
+        self.config = config
+        self.evidence = no_evidence()
+        self.metrics: dict[str, float] = {}
+
+    @property
+    def trust(self) -> Trust:
+        """What the next batch's advantages will be made with."""
+        return earned_trust(self.evidence)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: tensor.tolist() for name, tensor in self.evidence._asdict().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.evidence = Evidence(
+            *(torch.tensor(state[name], dtype=torch.double) for name in Evidence._fields)
+        )
+
+    def learn(
+        self,
+        batch: EvaluatedBatch,
+        value_rewards: Float[Tensor, "B T"],
+        hyperparameters: Hyperparameters,
+    ) -> None:
+        """Add to the evidence how well a batch's values predict its rewards. All ranks call this.
+
+        A batch with numbers that are not finite adds nothing.
+
+        Args:
+            value_rewards: the rewards that the critic is taught.
+        """
+        rewards = value_rewards.sum(dim=1)
+        of_batch = evidence_of(
+            batch.values,
+            rewards,
+            _others(batch, rewards),
+            _received(batch, value_rewards),
+            batch.counted_mask & value_places(batch, hyperparameters),
+            group_size=batch.group_size,
+            reduce=sum_over_ranks,
+        )
+        if bool(of_batch.sums.isfinite().all() & of_batch.products.isfinite().all()):
+            later = later_evidence(self.evidence, of_batch, decay=self.config.decay)
+            self.evidence = Evidence(later.sums.cpu(), later.products.cpu())
+
+    def estimate(
+        self,
+        batch: EvaluatedBatch,
+        token_rewards: Float[Tensor, "B T"],
+        value_rewards: Float[Tensor, "B T"],
+        hyperparameters: Hyperparameters,
+    ) -> TrustedEstimate:
+        """The advantages by the trust of earlier batches; then learn from this one.
+
+        Without trust they are the leave-one-out advantages of every token, bit for bit, and with
+        full trust VAPO's. Every rank must call this.
+
+        Args:
+            token_rewards: the policy's.
+            value_rewards: the critic's, which may lack the punishment of overlong responses.
+        """
+        trust, rewards = self.trust, token_rewards.sum(dim=1)
+        others, mask = _others(batch, rewards), batch.response_mask
+        values = trusted_values(
+            batch.values, others, _received(batch, token_rewards), mask, trust=trust
+        )
+        lambda_ = trusted_lambda(policy_lambda(batch, hyperparameters), trust=trust)
+        if trust.is_none:
+            advantages = self._without_critic(batch, rewards, others)
+        else:
+            advantages, _ = advantages_and_targets(
+                *(batch, token_rewards, values, hyperparameters),
+                lambda_policy=lambda_,
+                lambda_critic=1.0,
+            )
+        self.metrics = {
+            "baseline/critic_weight": trust.within,
+            "baseline/first_value_weight": trust.first,
+            "baseline/value_level": trust.first_level + trust.within_level,
+        }
+        self.learn(batch, value_rewards, hyperparameters)
+        lambdas = torch.as_tensor(lambda_, dtype=torch.float64, device=mask.device)
+        return TrustedEstimate(advantages, values, lambdas.reshape(-1).expand(len(batch)))
+
+    def _without_critic(
+        self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others: Float[Tensor, " B"]
+    ) -> Float[Tensor, "B T"]:
+        """Each response's reward less the others' mean, on each of its tokens."""
+        per_response = rewards - others
+        if batch.group_size > 1:  # as the estimator leave_one_out rounds it
+            per_response = leave_one_out_advantages(rewards, group_size=batch.group_size)
+        return per_response[:, None] * batch.response_mask
+
+
+def _others(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """The mean reward of the prompt's other responses; of the batch's where it has none."""
+    if batch.group_size > 1:
+        return mean_of_others(rewards, group_size=batch.group_size)
+    return mean_of_batch_others(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)
+
+
+def _received(batch: EvaluatedBatch, rewards: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """The rewards of a response before each token, where gamma is 1."""
+    to_come = monte_carlo_returns(rewards, batch.response_mask, gamma=1.0)
+    return zero_outside(rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)

@@ -1,0 +1,254 @@
+"""How much trust a critic has earned, and the values and the lambda that follow from it.
+
+A critic's values stand beside the mean reward B of the other responses to the prompt. Earlier
+rollouts say by least squares how far each predicts a response's reward R, and later rollouts use
+that mixture. Nothing here is differentiated.
+
+    y       = R - B                     what the others' mean leaves of the reward
+    first   = V(s_1) - B                what the critic adds before the first token
+    within  = V(s_t) + r_<t - V(s_1)    what it has changed its mind by since; r_<t rewards received
+    y       ~ a * first + w * within + c * B      least squares over tokens; a, w in [0, 1]
+
+Source: this repository (docs/trusted_critic.md).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from vapo.functional.masking import Reduce, first_column, identity, zero_outside
+from vapo.functional.regression import inverse_without_collinear, two_weights_from_0_to_1
+
+_LEAST_GROUPS = 3  # fewer prompts do not say how uncertain a weight is
+
+
+class Trust(NamedTuple):
+    """What is believed of a critic: the defaults believe nothing, and two weights of 1 all.
+
+    first: weight a of its value before the first token, beside the others' mean.
+    within: weight w of what it has changed since.
+    first_level, within_level: by how much the two are too high on average, in units of reward.
+    """
+
+    first: float = 0.0
+    within: float = 0.0
+    first_level: float = 0.0
+    within_level: float = 0.0
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the critic has no weight at all."""
+        return self.first == self.within == 0
+
+
+class Evidence(NamedTuple):
+    """Sums of fourteen numbers over prompts, and sums of their products (`_COLUMNS` names them)."""
+
+    sums: Float[Tensor, " 14"]
+    products: Float[Tensor, "14 14"]
+
+
+_FEATURES = ("first", "within", "others")
+_COLUMNS = (
+    *("first_y", "within_y", "others_y"),
+    *("first_first", "first_within", "first_others", "within_within", "within_others"),
+    *("others_others", "token_errors", "tokens", "first_errors", "responses", "prompts"),
+)
+
+
+@torch.no_grad()
+def trusted_values(
+    values: Float[Tensor, "B T"],
+    others: Float[Tensor, " B"],
+    received: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    trust: Trust,
+) -> Float[Tensor, "B T"]:
+    """Mix the critic's values with the others' mean, by the trust in each.
+
+        U_t = B + a * (V_1 - B - first_level) + w * (V_t + r_<t - V_1 - within_level) - r_<t
+
+    V_1 is the value before a response's first True token. Two weights of 1 without levels give V,
+    bit for bit; two of 0 give B less what the response has received.
+
+    received: the rewards of a response before each token, not discounted.
+    Units: those of the reward.
+    Padding: may hold anything, and is 0 in the result.
+
+    >>> v = torch.tensor([[0.5, 0.9]])
+    >>> none, every = torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool)
+    >>> trusted_values(v, torch.tensor([0.1]), none, every, trust=Trust(first=0.0, within=0.5))
+    tensor([[0.1000, 0.3000]])
+    """
+    a, w = trust.first, trust.within
+    first = _first_values(values, mask)
+    per_response = (a - w) * first + (1 - a) * others[:, None]
+    per_response = per_response - (a * trust.first_level + w * trust.within_level)
+    mixed = w * zero_outside(values, mask) - (1 - w) * zero_outside(received, mask) + per_response
+    return zero_outside(mixed, mask)
+
+
+def trusted_lambda(
+    lambda_: float | Float[Tensor, "B 1"], *, trust: Trust
+) -> float | Float[Tensor, "B 1"]:
+    """Raise the policy's lambda to 1 as far as values within a response are not trusted.
+
+        lambda' = 1 - w * (1 - lambda)
+
+    A value that says nothing new must not stand in for the reward.
+
+    >>> trusted_lambda(0.5, trust=Trust(within=0.5))
+    0.75
+    """
+    return lambda_ if trust.within == 1 else 1 - trust.within * (1 - lambda_)
+
+
+@torch.no_grad()
+def evidence_of(
+    values: Float[Tensor, "B T"],
+    rewards: Float[Tensor, " B"],
+    others: Float[Tensor, " B"],
+    received: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    group_size: int,
+    reduce: Reduce = identity,
+) -> Evidence:
+    """Sum up over a batch what says how well its values predict its rewards.
+
+    Both features and y are centered by their means over the True tokens of all ranks. The sums are
+    made prompt by prompt, because responses to one prompt are not independent.
+
+    rewards: the sum of each response's rewards. mask: the tokens whose values count.
+    Raises: ValueError when group_size does not divide the number of responses.
+    """
+    first = _first_values(values, mask).double().expand(mask.shape)
+    y, means = ((x.double()[:, None].expand(mask.shape)) for x in (rewards - others, others))
+    changed = values.double() + received.double()
+    # without a group the others' mean has nothing of the prompt in it
+    third = means if group_size > 1 else torch.zeros_like(means)
+    columns = [y, first - means, changed - first, third]
+    selected = [torch.where(mask, x, 0.0) for x in columns]
+    total, *averages = reduce(torch.stack([mask.sum().double(), *(x.sum() for x in selected)]))
+    y, *features = (
+        torch.where(mask, x - average / total.clamp(min=1), 0.0)
+        for x, average in zip(selected, averages, strict=True)
+    )
+    pairs = [(f, y) for f in features]
+    pairs += [(f, g) for i, f in enumerate(features) for g in features[i:]]
+    has_tokens = mask.any(dim=1)
+    first_errors = torch.where(has_tokens, first[:, 0] - rewards.double(), 0.0)
+    errors = torch.where(mask, changed - rewards.double()[:, None], 0.0)
+    per_response = [
+        *((p * q).sum(dim=1) for p, q in pairs),
+        *(errors.sum(dim=1), mask.sum(dim=1).double(), first_errors, has_tokens.double()),
+    ]
+    prompts = torch.stack(per_response, dim=1).view(-1, group_size, len(per_response)).sum(dim=1)
+    rows = torch.cat([prompts, (prompts[:, -1:] > 0).double()], dim=1)
+    sums = reduce(torch.cat([rows.sum(dim=0), (rows.T @ rows).flatten()]))
+    size = len(_COLUMNS)
+    return Evidence(sums[:size], sums[size:].view(size, size))
+
+
+def no_evidence(device: torch.device | str = "cpu") -> Evidence:
+    """The evidence of no batch at all."""
+    size = len(_COLUMNS)
+    zeros = torch.zeros(size, size, dtype=torch.double, device=device)
+    return Evidence(zeros[0].clone(), zeros)
+
+
+def later_evidence(earlier: Evidence, batch: Evidence, *, decay: float) -> Evidence:
+    """Add a batch to the evidence of earlier ones, which counts `decay` times as much as before.
+
+        sums <- decay * sums + sums of the batch;    products <- decay^2 * products + the batch's
+
+    The products are for variances, so that they fall by the square.
+    """
+    return Evidence(
+        decay * earlier.sums.to(batch.sums.device) + batch.sums,
+        decay**2 * earlier.products.to(batch.products.device) + batch.products,
+    )
+
+
+def earned_trust(evidence: Evidence) -> Trust:
+    """Fit the weights and levels to the evidence, and shrink each by its own uncertainty.
+
+        weights: least squares of y on first, within and B, in [0, 1]
+        levels:  the mean over tokens of V - R, and over responses of V_1 - R
+        each is then multiplied by max(0, 1 - (its standard error / it)^2)
+
+    The standard errors are those of independent prompts (sandwich), which do not presume that a
+    prompt's tokens are independent. A number no larger than its standard error becomes 0. Fewer
+    than three prompts earn no trust.
+
+    >>> earned_trust(no_evidence())
+    Trust(first=0.0, within=0.0, first_level=0.0, within_level=0.0)
+    """
+    sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
+    if sums["prompts"] < _LEAST_GROUPS:
+        return Trust()
+    first, within = _weights(sums, evidence)
+    first_level = _shrunk_ratio(evidence, "first_errors", "responses")
+    level = _shrunk_ratio(evidence, "token_errors", "tokens")
+    return Trust(first, within, first_level, level - first_level)
+
+
+def _weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
+    """The weights of the first value and of the change within a response, shrunk.
+
+    The others' mean is a third feature whose weight is fitted and not used. A mean of few rewards
+    is worth less than its face, and any number beside it, noise included, would else seem to
+    predict what it lacks.
+    """
+    cells = [(f"{name}_y", *(_power(name, other) for other in _FEATURES)) for name in _FEATURES]
+    matrix = torch.tensor([[sums[cell] for cell in row[1:]] for row in cells], dtype=torch.double)
+    target = torch.tensor([sums[row[0]] for row in cells], dtype=torch.double)
+    inverse = inverse_without_collinear(matrix)
+    free = inverse @ target
+    scores = torch.zeros(len(cells), len(_COLUMNS), dtype=torch.double)
+    for score, row in zip(scores, cells, strict=True):  # y less the fit, times the feature
+        score[_COLUMNS.index(row[0])] = 1.0
+        for cell, weight in zip(row[1:], free.tolist(), strict=True):
+            score[_COLUMNS.index(cell)] -= weight
+    meat = scores @ evidence.products.cpu() @ scores.T
+    variances = (inverse @ meat @ inverse).diagonal() * _small_sample(sums)
+    first, within = two_weights_from_0_to_1(matrix, target)
+    return (
+        _shrunk(first, float(variances[0]), max(abs(float(free[0])), first)),
+        _shrunk(within, float(variances[1]), max(abs(float(free[1])), within)),
+    )
+
+
+def _power(feature: str, other: str) -> str:
+    """The column that has the product of two features."""
+    return "_".join(sorted((feature, other), key=_FEATURES.index))
+
+
+def _shrunk(number: float, variance: float, estimate: float) -> float:
+    """The number times max(0, 1 - variance / estimate^2); 0 where nothing is known of it."""
+    return number * max(0.0, 1 - variance / estimate**2) if estimate > 0 else 0.0
+
+
+def _shrunk_ratio(evidence: Evidence, numerator: str, denominator: str) -> float:
+    """A mean as a ratio of two sums over prompts, shrunk by its standard error (delta method)."""
+    sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
+    mean = sums[numerator] / sums[denominator]
+    residual = torch.zeros(len(_COLUMNS), dtype=torch.double)
+    residual[_COLUMNS.index(numerator)], residual[_COLUMNS.index(denominator)] = 1.0, -mean
+    variance = float(residual @ evidence.products.cpu() @ residual) / sums[denominator] ** 2
+    return _shrunk(mean, variance * _small_sample(sums), abs(mean))
+
+
+def _small_sample(sums: dict[str, float]) -> float:
+    """What a variance over so many prompts is multiplied by, as two numbers were fitted to them."""
+    return sums["prompts"] / (sums["prompts"] - 2)
+
+
+def _first_values(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
+    """The value before the first True token of each row; 0 where there is none."""
+    return zero_outside(values, mask).gather(1, first_column(mask)[:, None])
