@@ -108,10 +108,10 @@ def test_trust_is_of_earlier_batches_and_resumes_bit_for_bit() -> None:
         return estimate_advantages(batch, Phase.POLICY_OPTIMIZATION, config, baseline)
 
     advance(whole)
-    assert whole.metrics["baseline/critic_weight"] == 0.0, "no batch was seen before the first"
+    assert whole.metrics["baseline/within_weight"] == 0.0, "no batch was seen before the first"
     resumed.load_state_dict(whole.state_dict())
     first, second = advance(whole), advance(resumed)
-    assert whole.metrics["baseline/critic_weight"] > 0
+    assert whole.metrics["baseline/within_weight"] > 0
     assert whole.metrics == resumed.metrics
     assert torch.equal(first.advantages, second.advantages)
 

@@ -28,6 +28,7 @@ SERIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
         {"critic/explained_variance": 0.01},
         {"critic/explained_variance": -0.01},
     ),
+    "critic_trust": ({"baseline/within_weight": 0.06}, {"baseline/within_weight": 0.04}),
     "logprob_gap": ({"rollout/logprob_gap_mean": 0.09}, {"rollout/logprob_gap_mean": 0.11}),
     "clip_fraction": (
         {"actor/clip_fraction_low": 0.09, "actor/clip_fraction_high": 0.1},

@@ -122,7 +122,7 @@ class TrustedBaseline:
                 lambda_critic=1.0,
             )
         self.metrics = {
-            "baseline/critic_weight": trust.within,
+            "baseline/within_weight": trust.within,
             "baseline/first_value_weight": trust.first,
             "baseline/value_level": trust.first_level + trust.within_level,
         }

@@ -46,6 +46,14 @@ class ExplainedVarianceWatcher(Watcher):
 
 
 @dataclass
+class CriticTrustWatcher(Watcher):
+    limit: float = option(
+        0.05, "least baseline/within_weight, with algorithm.baseline.kind trusted", gt=0, lt=1
+    )
+    patience: int = option(10, "iterations in a row beyond the limit after which it acts", ge=1)
+
+
+@dataclass
 class LogprobGapWatcher(Watcher):
     limit: float = option(0.1, "most rollout/logprob_gap_mean, in nats", gt=0)
 
@@ -89,6 +97,9 @@ class WatchConfig:
     )
     explained_variance: ExplainedVarianceWatcher = section(
         ExplainedVarianceWatcher, "the critic explains nothing"
+    )
+    critic_trust: CriticTrustWatcher = section(
+        CriticTrustWatcher, "a trusted baseline makes no use of the critic"
     )
     logprob_gap: LogprobGapWatcher = section(
         LogprobGapWatcher, "the sampling engine's policy is not the trainer's"

@@ -55,6 +55,15 @@ SIGNS = {
         "components.value_pretraining.num_iterations; check the rewards",
         is_floor=True,
     ),
+    "critic_trust": Sign(
+        ("baseline/within_weight",),
+        "the critic has earned no trust within responses, and is not used there",
+        "its values do not predict which responses will fail",
+        "algorithm.advantage_estimator=leave_one_out with algorithm.lambda_policy=1 and without "
+        "length_adaptive_gae, which has the same advantages and costs no critic; or a critic that "
+        "knows more: docs/critics.md",
+        is_floor=True,
+    ),
     "logprob_gap": Sign(
         ("rollout/logprob_gap_mean",),
         "the sampling engine's log-probs are not the trainer's",

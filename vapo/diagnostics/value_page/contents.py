@@ -173,6 +173,7 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
     columns: dict[str, Tensor | None] = {
         "value": values,
         "value_target": targets,
+        "trusted_value": batch.baseline_values,
         "advantage": batch.advantages,
         "unwhitened_advantage": (
             None if batch.raw_advantages is batch.advantages else batch.raw_advantages

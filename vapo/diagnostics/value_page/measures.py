@@ -33,6 +33,15 @@ MEASURES = (
         "V(s_t): what the critic expected before the token was sampled, in units of the reward",
     ),
     Measure(
+        "trusted_value",
+        "trusted value",
+        "sequential",
+        "expects a low reward",
+        "expects a high reward",
+        "what the advantages are against with algorithm.baseline.kind trusted: the critic's value "
+        "mixed with the mean reward of the prompt's other responses, as far as it was right before",
+    ),
+    Measure(
         "value_error",
         "value error",
         "diverging",
