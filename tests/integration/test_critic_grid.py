@@ -80,6 +80,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
     },
     "linear_mix": {"algorithm.baseline.kind": "linear_mix"},
     "tether": {"algorithm.baseline.kind": "tether"},
+    "trusted": {"algorithm.baseline.kind": "trusted"},
     "evpo": {"algorithm.baseline.kind": "evpo"},
     "evpo_group": {
         "algorithm.baseline.kind": "evpo",
@@ -147,7 +148,8 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "is derived for the squared error": pairs("noise_weights", "hl_gauss", "two_bins"),
     "clips a value's step": pairs("value_clip", "hl_gauss", "two_bins", "bins_squared_error"),
     "replaces a truncated response's reward": pairs(
-        "bootstrap", "noise_weights", "unshaped", "linear_mix", "tether", "evpo", "evpo_group"
+        *("bootstrap", "noise_weights", "unshaped", "linear_mix"),
+        *("tether", "trusted", "evpo", "evpo_group"),
     ),
     "is of a critic with a network, and critic.kind probe reads the actor's states": pairs(
         "probe", "frozen", "critic_lora", "privileged"
@@ -160,7 +162,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "one_response", "linear_mix", "tether", "evpo_group"
     ),
     "weighs the advantages of GAE": pairs(
-        "no_critic", "linear_mix", "tether", "evpo", "evpo_group"
+        "no_critic", "linear_mix", "tether", "trusted", "evpo", "evpo_group"
     ),
     "drops tokens outside a band of it": pairs("importance_sampling", "dis", "dppo"),
     "has no effect while the component is off": pairs("k", "no_critic"),

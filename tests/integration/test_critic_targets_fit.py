@@ -32,6 +32,14 @@ def test_resumed_in_the_middle_tether_goes_on_with_what_it_had_learned(
     assert_goes_on("vapo", tmp_path, monkeypatch, *EVERYTHING)
 
 
+@pytest.mark.kills
+def test_resumed_in_the_middle_a_trusted_baseline_goes_on_with_its_evidence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ("algorithm.baseline.kind=trusted", "components.group_sampling.num_prompts=4")
+    assert_goes_on("vapo", tmp_path, monkeypatch, *options)
+
+
 @pytest.mark.slow
 def test_tether_and_the_options_of_targets_do_what_they_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
