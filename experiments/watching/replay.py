@@ -43,7 +43,8 @@ def iterations(store: sqlite3.Connection, run_id: str) -> Iterator[tuple[int, di
             for key, points in metrics.items()
         }
         if phase == 0:
-            values["critic/explained_variance"] = []
+            signs = (sign for sign in SIGNS.values() if sign.of_policy_phase)
+            values |= {key: [] for sign in signs for key in sign.metrics}
         yield number, {key: sum(found) / len(found) for key, found in values.items() if found}
         before = step
 

@@ -11,15 +11,16 @@ from tests.config.test_validation import CRITIC_FREE, problem
 from vapo.errors import UserError
 
 
-def test_a_stopping_watcher_sees_something(tmp_path: Path) -> None:
-    stop = "watch.explained_variance.action=stop"
+@pytest.mark.parametrize("name", ["explained_variance", "value_bias"])
+def test_a_stopping_watcher_sees_something(tmp_path: Path, name: str) -> None:
+    stop = f"watch.{name}.action=stop"
     critic_free = ("algorithm.advantage_estimator=group_relative", *CRITIC_FREE)
     message = problem(tmp_path, stop, *critic_free)
-    assert message.startswith("watch.explained_variance.action stop has no effect: ")
+    assert message.startswith(f"watch.{name}.action stop has no effect: ")
     assert "group_relative has no critic" in message
-    assert message.endswith("set watch.explained_variance.action=ignore")
+    assert message.endswith(f"set watch.{name}.action=ignore")
     fit_config(tmp_path, stop)
-    fit_config(tmp_path, "watch.explained_variance.action=warn", *critic_free)
+    fit_config(tmp_path, f"watch.{name}.action=warn", *critic_free)
 
 
 @pytest.mark.parametrize("name", ["clip_fraction", "approx_kl"])
@@ -63,5 +64,5 @@ def test_ranges(tmp_path: Path, override: str, part: str) -> None:
 def test_the_watchers_of_a_config(tmp_path: Path) -> None:
     config = fit_config(tmp_path, "watch.entropy.action=ignore")
     assert "entropy" not in config.watch.watchers()
-    assert len(config.watch.watchers()) == 6
+    assert len(config.watch.watchers()) == 7
     assert config.watch.watchers()["explained_variance"].patience == 10

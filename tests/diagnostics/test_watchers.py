@@ -29,6 +29,7 @@ SERIES: dict[str, tuple[dict[str, float], dict[str, float]]] = {
         {"critic/explained_variance": -0.01},
     ),
     "critic_trust": ({"baseline/within_weight": 0.06}, {"baseline/within_weight": 0.04}),
+    "value_bias": ({"critic/value_bias_share": 0.29}, {"critic/value_bias_share": 0.31}),
     "logprob_gap": ({"rollout/logprob_gap_mean": 0.09}, {"rollout/logprob_gap_mean": 0.11}),
     "clip_fraction": (
         {"actor/clip_fraction_low": 0.09, "actor/clip_fraction_high": 0.1},
@@ -171,13 +172,15 @@ def test_what_cut_the_most_episodes_is_what_to_change(
     assert ("soft_punishment" in note) == (not shares), "it is refused with an environment"
 
 
-def test_explained_variance_is_not_watched_in_value_pretraining(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("name", ["explained_variance", "value_bias"])
+def test_the_critics_figures_are_not_watched_in_value_pretraining(
+    monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    run = Run(monkeypatch, "explained_variance", patience=1)
-    run.iterate({"critic/explained_variance": -3.0}, 5, phase=Phase.VALUE_PRETRAINING)
+    _, bad = SERIES[name]
+    run = Run(monkeypatch, name, patience=1)
+    run.iterate(bad, 5, phase=Phase.VALUE_PRETRAINING)
     assert not run.notes
-    run.iterate({"critic/explained_variance": -3.0})
+    run.iterate(bad)
     assert len(run.notes) == 1
 
 

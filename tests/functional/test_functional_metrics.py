@@ -6,12 +6,15 @@ import pytest
 import torch
 
 from vapo.functional.metrics import (
+    advantage_variance_ratio,
     approx_kl,
     calibration,
     clip_fractions,
     explained_variance,
     explained_variance_by_position,
     mean_by_position,
+    mean_of_other_responses,
+    value_bias,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -60,6 +63,79 @@ def test_explained_variance_over_two_ranks() -> None:
         values[:1], returns[:1], mask("xx"), reduce=lambda sums: sums + next(other)
     )
     assert actual.item() == pytest.approx(0.95, abs=1e-12)
+
+
+def test_the_ratio_of_variances_by_hand() -> None:
+    # R - V: 0, 2, 0, 2, variance 1. R - B: 1, 1, -1, -3: mean -1/2, variance 11/4.
+    returns, values = f64([1, 1, NAN], [0, -2, 99]), f64([1, -1, 4], [0, -4, INF])
+    baselines = f64([0, 1])[0]
+    actual = advantage_variance_ratio(values, baselines, returns, mask("xx.", "xx."))
+    assert actual.item() == pytest.approx(4 / 11, abs=1e-12)
+
+
+def test_the_ratio_of_variances_is_one_where_the_values_are_the_baseline() -> None:
+    returns, baselines = f64([1, 1], [-1, -1], [1, 1]), f64([0.5, -0.2, 0.1])[0]
+    values, m = baselines[:, None].expand(3, 2) + 3, mask("xx", "xx", "xx")
+    found = advantage_variance_ratio(values, baselines, returns, m)
+    assert found.item() == pytest.approx(1.0, abs=1e-12), "a constant shift has no variance"
+    perfect = advantage_variance_ratio(returns, baselines, returns, m)
+    assert perfect.item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_ratio_of_variances_is_nan_where_the_baseline_leaves_nothing(
+    dtype: torch.dtype,
+) -> None:
+    returns = torch.tensor([[0.1, 0.1], [0.7, 0.7]], dtype=dtype)
+    values, m = torch.tensor([[0.2, 0.4], [0.3, 0.1]], dtype=dtype), mask("xx", "xx")
+    assert advantage_variance_ratio(values, returns[:, 0], returns, m).isnan()
+    none = advantage_variance_ratio(values, returns[:, 0] + 1, returns, torch.zeros_like(m))
+    assert none.isnan()
+
+
+def test_the_ratio_of_variances_over_two_ranks() -> None:
+    returns, values, baselines = f64([1, 1], [0, -2]), f64([1, -1], [0, -4]), f64([0, 1])[0]
+    # of the other row: count, sums of R, R - V, R - B; then the squares about R 0, 1 and -1/2
+    other = iter([f64([2, -2, 2, -4])[0], f64([0 + 4, 1 + 1, 0.25 + 6.25])[0]])
+    actual = advantage_variance_ratio(
+        values[:1], baselines[:1], returns[:1], mask("xx"), reduce=lambda sums: sums + next(other)
+    )
+    assert actual.item() == pytest.approx(4 / 11, abs=1e-12)
+
+
+def test_the_mean_of_other_responses_by_hand() -> None:
+    # A group of 1, 0, 3, whose 3 is not counted, and 5 alone: it has (1 + 0) / 2.
+    rewards, groups = f64([1, 0, 3, 5])[0], torch.tensor([0, 0, 0, 1])
+    counted = torch.tensor([True, True, False, True])
+    found = mean_of_other_responses(rewards, groups, counted=counted)
+    assert found.tolist() == [0.0, 1.0, 0.5, 0.5]
+    # another rank has two responses, whose rewards add up to 7
+    elsewhere = f64([7, 2])[0]
+    found = mean_of_other_responses(
+        rewards, groups, counted=counted, reduce=lambda sums: sums + elsewhere
+    )
+    assert found.tolist() == [0.0, 1.0, 0.5, 2.0]
+    one = torch.ones(1, dtype=torch.bool)
+    assert mean_of_other_responses(rewards[:1], groups[:1], counted=one).isnan().all()
+
+
+def test_value_bias_by_hand() -> None:
+    # V - R: 0.5, 1.5, 1, 1: mean 1. R 1, 1, -1, -1: standard deviation 1, and of R / 2 a half.
+    returns, values = f64([1, 1, NAN], [-1, -1, 99]), f64([1.5, 2.5, 4], [0, 0, INF])
+    m = mask("xx.", "xx.")
+    found = value_bias(values, returns, m)
+    assert (found.mean.item(), found.share.item()) == (1.0, 1.0)
+    low = value_bias(returns / 2 - 0.25, returns / 2, m)
+    assert (low.mean.item(), low.share.item()) == (-0.25, 0.5)
+    assert explained_variance(returns - 0.5, returns, m).item() == 1.0, "which does not see it"
+
+
+def test_value_bias_of_equal_returns_has_no_share() -> None:
+    returns, m = torch.full((2, 3), 0.1), torch.ones(2, 3, dtype=torch.bool)
+    found = value_bias(returns + 0.25, returns, m)
+    assert found.mean.item() == pytest.approx(0.25)
+    assert found.share.isnan()
+    assert all(x.isnan() for x in value_bias(returns, returns, ~m))
 
 
 def test_clip_fractions_count_only_tokens_that_lose_their_gradient() -> None:

@@ -277,7 +277,7 @@ def stopping_watchers_see_something(config: FitConfig) -> Problems:
     blind: list[tuple[str, str, str]] = []
     if not algorithm.has_critic:
         reason = f"{_ESTIMATOR} {algorithm.advantage_estimator} has no critic"
-        blind.append(("explained_variance", _ESTIMATOR, reason))
+        blind += [(name, _ESTIMATOR, reason) for name in ("explained_variance", "value_bias")]
     if algorithm.surrogate == "logprob":
         reason = "algorithm.surrogate logprob has no ratio to clip"
         blind.append(("clip_fraction", "algorithm.surrogate", reason))

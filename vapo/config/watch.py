@@ -54,6 +54,17 @@ class CriticTrustWatcher(Watcher):
 
 
 @dataclass
+class ValueBiasWatcher(Watcher):
+    limit: float = option(
+        0.3,
+        "most critic/value_bias_share, the values' mean error as a share of the returns' standard "
+        "deviation, once the policy is trained",
+        gt=0,
+    )
+    patience: int = option(5, "iterations in a row beyond the limit after which it acts", ge=1)
+
+
+@dataclass
 class LogprobGapWatcher(Watcher):
     limit: float = option(0.1, "most rollout/logprob_gap_mean, in nats", gt=0)
 
@@ -100,6 +111,9 @@ class WatchConfig:
     )
     critic_trust: CriticTrustWatcher = section(
         CriticTrustWatcher, "a trusted baseline makes no use of the critic"
+    )
+    value_bias: ValueBiasWatcher = section(
+        ValueBiasWatcher, "the critic's values are too high or too low on average"
     )
     logprob_gap: LogprobGapWatcher = section(
         LogprobGapWatcher, "the sampling engine's policy is not the trainer's"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -16,7 +17,13 @@ from vapo.advantages.credit import (
 from vapo.advantages.mismatch_correction import mismatch_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
-from vapo.functional.metrics import explained_variance, first_token_reward_weight
+from vapo.functional.metrics import (
+    advantage_variance_ratio,
+    explained_variance,
+    first_token_reward_weight,
+    mean_of_other_responses,
+    value_bias,
+)
 from vapo.system.distributed import gather_over_ranks, sum_over_ranks
 from vapo.types import FinishReason, RolloutBatch, TrainingBatch
 
@@ -116,20 +123,43 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     if batch.old_values is None:
         return {}
     mask, values = value_places(batch, hyperparameters), batch.old_values
+    counted = mask & batch.counted_mask
     returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
+    bias = value_bias(values, returns, counted, reduce=sum_over_ranks)
     rows, first, last = torch.arange(len(batch)), first_column(mask), last_column(mask)
     ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)
     spread = batch.value_spread
-    of_several = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
-    return of_several | {
+    more = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
+    if batch.advantages is not None:
+        ratio = advantage_variance_ratio(
+            values, others_mean_reward(batch), returns, counted, reduce=sum_over_ranks
+        )
+        more["critic/advantage_variance_ratio"] = float(ratio)
+    return more | {
         "critic/explained_variance": float(
             explained_variance(values, returns, mask, reduce=sum_over_ranks)
         ),
+        "critic/value_bias": float(bias.mean),
+        "critic/value_bias_share": float(bias.share),
         "critic/value_mean": mean,
         "critic/value_first_token_mean": float(ends[:, 0].mean()),
         "critic/value_last_token_mean": float(ends[:, 1].mean()),
     }
+
+
+def others_mean_reward(batch: TrainingBatch) -> Tensor:
+    """The mean of the critic's rewards of the others to each row's prompt, as far as they are left.
+
+    Rows that have left the batch may have taken a part of their group with them. With one response
+    a prompt it is the mean of all others.
+    """
+    prompts = [rollout.prompt.prompt_id for rollout in batch.rollouts]
+    is_next = [a != b or batch.group_size == 1 for a, b in pairwise(prompts)]
+    groups = torch.tensor(list(accumulate(is_next, initial=0)))
+    return mean_of_other_responses(
+        batch.value_rewards.sum(dim=1), groups, counted=~batch.is_filler, reduce=sum_over_ranks
+    )
 
 
 def mean_and_std(values: Tensor, mask: Tensor) -> tuple[float, float]:

@@ -17,6 +17,7 @@ class Sign(NamedTuple):
     """The figure that a watcher checks: the sum of `metrics`.
 
     `of_first`: as a share of the run's first; `is_floor`: bad below the limit, else above.
+    `of_policy_phase`: not looked at in value pretraining, whose purpose is to mend it.
     `switches` has metrics that tell causes apart, each with what to try where it is the largest of
     them; a run that has none of them is told `switch`.
     """
@@ -27,6 +28,7 @@ class Sign(NamedTuple):
     switch: str
     is_floor: bool = False
     of_first: bool = False
+    of_policy_phase: bool = False
     switches: Mapping[str, str] = MappingProxyType({})
 
 
@@ -54,6 +56,16 @@ SIGNS = {
         "critic.optimizer.lr (of a probe critic.probe.lr), more "
         "components.value_pretraining.num_iterations; check the rewards",
         is_floor=True,
+        of_policy_phase=True,
+    ),
+    "value_bias": Sign(
+        ("critic/value_bias_share",),
+        "the critic's values are too high or too low on average",
+        "it lags behind a policy whose rewards change, or its steps are too large to settle",
+        "critic.optimizer.lr (of a probe critic.probe.lr) or actor.optimizer.lr; or "
+        "components.length_adaptive_gae.enabled=false and algorithm.lambda_policy=1, where "
+        "whitening takes a constant away",
+        of_policy_phase=True,
     ),
     "critic_trust": Sign(
         ("baseline/within_weight",),

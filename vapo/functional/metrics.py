@@ -36,16 +36,97 @@ def explained_variance(
     """
     target = zero_outside(returns, mask).double()
     error = target - zero_outside(values, mask).double()
-    count, sum_target, sum_error = reduce(torch.stack([mask.sum(), target.sum(), error.sum()]))
-    mean_target, mean_error = sum_target / count, sum_error / count
-    sums = [
-        torch.where(mask, target - mean_target, 0.0).square().sum(),
-        torch.where(mask, error - mean_error, 0.0).square().sum(),
-    ]
-    var_target, var_error = reduce(torch.stack(sums)) / count
-    is_constant = var_target <= _RELATIVE_VARIANCE_FLOOR * mean_target.square()
-    ratio = torch.where(is_constant, torch.nan, var_error / var_target)
+    means, variances = _moments([target, error], mask, reduce)
+    is_constant = variances[0] <= _RELATIVE_VARIANCE_FLOOR * means[0].square()
+    ratio = torch.where(is_constant, torch.nan, variances[1] / variances[0])
     return (1.0 - ratio).to(values.dtype)
+
+
+@torch.no_grad()
+def advantage_variance_ratio(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, " B"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Compare the variance of advantages against values with that against a baseline.
+
+        Var(R_t - V(s_t)) / Var(R_t - B)
+
+    B is one number a response, as the mean reward of the others to its prompt. Below 1 the values
+    leave less noise than B, above 1 more. It is of lambda 1: at a smaller lambda the variance of
+    GAE falls whatever the values are, those of a constant among them.
+    Source: this repository; NeMo-RL logs a ratio of this kind.
+    Padding: ignored. NaN when there is no token or B leaves nothing of the returns (x/0).
+    """
+    target = zero_outside(returns, mask).double()
+    against_values = target - zero_outside(values, mask).double()
+    against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
+    columns = [target, against_values, against_baseline]
+    means, variances = _moments(columns, mask, reduce)
+    is_constant = variances[2] <= _RELATIVE_VARIANCE_FLOOR * (variances[0] + means[0].square())
+    return torch.where(is_constant, torch.nan, variances[1] / variances[2]).to(values.dtype)
+
+
+@torch.no_grad()
+def mean_of_other_responses(
+    rewards: Float[Tensor, " B"],
+    groups: Int[Tensor, " B"],
+    *,
+    counted: Bool[Tensor, " B"],
+    reduce: Reduce = identity,
+) -> Float[Tensor, " B"]:
+    """The mean reward of the others to each response's prompt, whatever the groups' sizes are.
+
+    A response without another to its prompt has the mean of all other responses of all ranks. Only
+    those that are `counted` are in a mean. `groups` numbers the prompts from 0.
+    Units: those of the reward. NaN where there is no other response at all.
+
+    >>> rewards, groups = torch.tensor([1.0, 0.0, 0.0, 5.0]), torch.tensor([0, 0, 0, 1])
+    >>> mean_of_other_responses(rewards, groups, counted=torch.ones(4, dtype=torch.bool))
+    tensor([0.0000, 0.5000, 0.5000, 0.3333])
+    """
+    own, weights = torch.where(counted, rewards.double(), 0.0), counted.double()
+    per_group = own.new_zeros(2, len(own)).index_add_(1, groups, torch.stack([own, weights]))
+    total, count = per_group[:, groups]
+    all_total, all_count = reduce(torch.stack([own.sum(), weights.sum()]))
+    is_alone = count - weights < 1
+    others = torch.where(is_alone, all_total, total) - own
+    return (others / (torch.where(is_alone, all_count, count) - weights)).to(rewards.dtype)
+
+
+class ValueBias(NamedTuple):
+    """How far the level of the values is off, in units of the reward and as a share of a scale."""
+
+    mean: Tensor
+    share: Tensor
+
+
+@torch.no_grad()
+def value_bias(
+    values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> ValueBias:
+    """Measure by how much the values are too high on average, which explained variance ignores.
+
+        mean  = mean(V - R)
+        share = |mean| / std(R)        population std
+
+    Source: this repository.
+    Units: those of the reward; the share has none.
+    Padding: ignored. Both NaN when there is no token, the share also when all returns are equal.
+    """
+    target = zero_outside(returns, mask).double()
+    error = zero_outside(values, mask).double() - target
+    means, variances = _moments([target, error], mask, reduce)
+    is_constant = variances[0] <= _RELATIVE_VARIANCE_FLOOR * means[0].square()
+    share = torch.where(is_constant, torch.nan, means[1].abs() / variances[0].sqrt())
+    return ValueBias(means[1].to(values.dtype), share.to(values.dtype))
 
 
 @torch.no_grad()
@@ -234,6 +315,16 @@ def calibration(
     squares, hits = reduce(torch.stack(per_bin))
     variance = torch.where(hits > 1, hits / (hits - 1) * squares, torch.nan)
     return Calibration(count.long(), hits.long(), mean_value, mean_return, variance.sqrt() / count)
+
+
+def _moments(
+    columns: list[Float[Tensor, "B T"]], mask: Bool[Tensor, "B T"], reduce: Reduce
+) -> tuple[Tensor, Tensor]:
+    """The mean and the population variance of each column, which is 0 outside the mask."""
+    count, *sums = reduce(torch.stack([mask.sum(), *(x.sum() for x in columns)]))
+    means = torch.stack(sums) / count
+    centered = [torch.where(mask, x - m, 0.0) for x, m in zip(columns, means, strict=True)]
+    return means, reduce(torch.stack([x.square().sum() for x in centered])) / count
 
 
 def _position_bins(

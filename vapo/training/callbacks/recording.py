@@ -262,8 +262,8 @@ class Watch(Callback):
         """Which watchers have a figure in this iteration, and whether each is in alarm."""
         looks = []
         for state in self.watchers:
-            if state.name == "explained_variance" and phase is Phase.VALUE_PRETRAINING:
-                continue  # raising it is the purpose of this phase
+            if state.sign.of_policy_phase and phase is Phase.VALUE_PRETRAINING:
+                continue
             is_alarm = state.look(iteration, metrics | agreed(metrics, state))
             if is_alarm:
                 self.warn(state)
