@@ -37,6 +37,10 @@ MEAN = "critic.head.start=mean_reward"
         ((CATEGORICAL, "critic.head.high=-2"), "must be ascending"),
         (("critic.head_function=a:b", BOUNDED), "set critic.head.kind=scalar, or critic.head_fun"),
         (("critic.head_function=a:b", "critic.head.start=first_batch"), "start=as_loaded, or"),
+        (
+            ("algorithm.whiten_advantages=false", "algorithm.whitening_floor=0.1"),
+            "whitening_floor has no effect: algorithm.whiten_advantages is false; set",
+        ),
         ((MEAN,), "needs critic.head.mean_reward"),
         ((BOUNDED, MEAN, "critic.head.mean_reward=1"), "must be between -1 and 1, where"),
         (

@@ -64,5 +64,5 @@ def test_ranges(tmp_path: Path, override: str, part: str) -> None:
 def test_the_watchers_of_a_config(tmp_path: Path) -> None:
     config = fit_config(tmp_path, "watch.entropy.action=ignore")
     assert "entropy" not in config.watch.watchers()
-    assert len(config.watch.watchers()) == 7
+    assert len(config.watch.watchers()) == 8
     assert config.watch.watchers()["explained_variance"].patience == 10

@@ -106,6 +106,42 @@ def test_whiten_of_equal_or_no_advantages_is_zero(rows: str) -> None:
     equal(whiten(f64([0.1, 0.1]), mask(rows)), f64([0, 0]))
 
 
+def test_whiten_with_a_floor_by_hand() -> None:
+    # A 1, 3, 5, 7: variance 5. R 10, -10, 10, -10: variance 100. Half of it: 25 above 5; 1/10: 1.
+    advantages, returns = f64([1, 3, NAN], [5, INF, 7]), f64([10, -10, NAN], [10, INF, -10])
+    m = mask("xx.", "x.x")
+    at_half = whiten(advantages, m, returns=returns, floor=0.5)
+    scale = 1 / math.sqrt(25 + 1e-8)
+    equal(at_half, f64([-3 * scale, -scale, 0], [scale, 0, 3 * scale]))
+    plain = whiten(advantages, m)
+    assert torch.equal(whiten(advantages, m, returns=returns, floor=0.1), plain)
+    assert torch.equal(whiten(advantages, m, returns=returns), plain), "the default: no floor"
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.5])
+def test_whiten_is_zero_where_all_returns_are_equal(floor: float) -> None:
+    advantages, m = f64([1, 3, NAN], [5, INF, 7]), mask("xx.", "x.x")
+    returns = torch.full((2, 3), 0.1, dtype=torch.double)
+    returns[0, 2] = 9.0
+    assert whiten(advantages, m, returns=returns, floor=floor).abs().max() == 0.0
+    other = whiten(advantages, m, returns=returns, floor=floor, needs_contrast=False)
+    assert torch.equal(other, whiten(advantages, m)), "advantages of more than the returns"
+
+
+def test_whiten_with_a_floor_over_two_ranks() -> None:
+    """Each rank's returns are equal, and those of both are not."""
+    x, returns = f64([1, 3, 8], [5, 2, 7]), f64([10, 10, 0], [-10, -10, -10])
+    m = mask("xx.", "xxx")
+    whole = whiten(x, m, returns=returns, floor=0.5)
+    others = f64([14, -30, 3])[0], torch.stack([(x[1] - 3.6).square().sum(), f64([192])[0, 0]])
+    other = iter(others)
+    first = whiten(
+        x[:1], m[:1], returns=returns[:1], floor=0.5, reduce=lambda sums: sums + next(other)
+    )
+    assert float(first.abs().max()) > 0
+    equal(first, whole[:1])
+
+
 def test_whiten_over_two_ranks_is_whiten_of_both_rows() -> None:
     x = f64([1, 3, 8], [5, 2, 7])
     m = mask("xx.", "xxx")

@@ -15,6 +15,7 @@ from vapo.advantages.credit import (
     advantages_and_targets,
     bootstrapped,
     critic_rewards,
+    of_steps,
     policy_lambda,
     rewards_on_tokens,
     value_places,
@@ -230,7 +231,15 @@ def estimate_advantages(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
     if algorithm.whiten_advantages:
-        advantages = whiten(advantages, batch.counted_mask, reduce=sum_over_ranks)
+        returns = of_steps(achieved_returns(batch, columns["token_rewards"], hp), batch, hp)
+        advantages = whiten(
+            advantages,
+            batch.counted_mask,
+            returns=returns,
+            floor=algorithm.whitening_floor,
+            needs_contrast=not algorithm.reads_other_rewards,
+            reduce=sum_over_ranks,
+        )
     columns["value_mask"] = anchored(batch, config.critic) & value_places(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):

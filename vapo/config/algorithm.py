@@ -222,6 +222,14 @@ class AlgorithmConfig:
     whiten_advantages: bool = option(
         True, "zero mean, unit variance over the rollout batch's tokens (paper: not stated)"
     )
+    whitening_floor: float = option(
+        0.0,
+        "advantages whose deviation is below this share of the returns' deviation over the batch "
+        "are divided by that share, so that whitening does not enlarge small ones to unit size; "
+        "0: no floor (paper: not stated)",
+        ge=0,
+        le=1,
+    )
     dual_clip: float | None = option(
         None, "bound on the loss of negative advantages; null: off (paper: not stated)", gt=1
     )
@@ -266,6 +274,12 @@ class AlgorithmConfig:
     def reads_entropies(self) -> bool:
         """Whether the estimator reads the entropies of the policy before the update."""
         return isinstance(self, PoiseOptions)
+
+    @property
+    def reads_other_rewards(self) -> bool:
+        """Whether advantages are made of more than the rewards of the batch's responses, so that
+        equal ones still leave something to learn."""
+        return self.advantage_estimator in ("greedy_baseline", "correct_only", "vine", "function")
 
     @property
     def needs_greedy_baseline(self) -> bool:

@@ -93,6 +93,9 @@ def objective_reads_its_options(config: FitConfig) -> Problems:
             f"{key} has no effect: algorithm.surrogate logprob has no ratio to clip; "
             f"set {key}={off}"
         )
+    if not algorithm.whiten_advantages:
+        floor = ("algorithm.whitening_floor",)
+        yield from without_effect(config, floor, "algorithm.whiten_advantages is false")
     reduction = algorithm.sequence_reduction
     if reduction != "mean" and resolve(config).loss_reduction == "token_mean":
         yield Problem(

@@ -23,6 +23,7 @@ from vapo.functional.masking import (
 )
 
 _CPU_BLOCK = 16_384  # entries per block of rows on CPU: fits the cache, wakes no second thread
+_RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
 _VARIANCE_EPS = 1e-8  # keeps the whitening of a constant batch finite
 
 
@@ -193,21 +194,36 @@ def whiten(
     advantages: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
+    returns: Float[Tensor, "B T"] | None = None,
+    floor: float | int = 0.0,
+    needs_contrast: bool = True,
     reduce: Reduce = identity,
 ) -> Float[Tensor, "B T"]:
     """Shift and scale to mean 0 and (population) variance 1 over all True tokens.
 
         A <- (A - mean) / sqrt(variance + 1e-8)
+        with a floor f:   A <- (A - mean) / sqrt(max(variance, f^2 * variance of R) + 1e-8)
+        with R constant:  A <- 0                    where it needs contrast
 
-    Source: not stated in the paper; it has a switch of its own.
+    Source: not stated in the paper; it has a switch of its own. The floor: this repository.
+    Without one, advantages are trained at unit size however small they are. Where all returns are
+    equal, what they differ by is the critic's noise alone.
     Padding: ignored, and 0 in the result. Constant advantages become 0, not NaN.
     `reduce` adds the sums up over ranks, so every rank uses the moments of all of them.
+    returns: R of the same tokens; None: neither floor nor zeros.
     """
-    x = zero_outside(advantages, mask).double()
-    total, count = reduce(torch.stack([x.sum(), mask.sum()]))
-    centered = torch.where(mask, x - total / count.clamp(min=1), 0.0)
-    variance = reduce(centered.square().sum()) / count.clamp(min=1)
-    return (centered * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
+    columns = [zero_outside(x, mask).double() for x in (advantages, returns) if x is not None]
+    *totals, count = reduce(torch.stack([*(x.sum() for x in columns), mask.sum()]))
+    means = [total / count.clamp(min=1) for total in totals]
+    centered = [torch.where(mask, x - m, 0.0) for x, m in zip(columns, means, strict=True)]
+    squares = reduce(torch.stack([x.square().sum() for x in centered]))
+    variance, *of_returns = squares / count.clamp(min=1)
+    scaled = centered[0]
+    if of_returns:
+        is_constant = of_returns[0] <= _RELATIVE_VARIANCE_FLOOR * means[1].square()
+        scaled = torch.where(is_constant, 0.0, scaled) if needs_contrast else scaled
+        variance = torch.maximum(variance, floor**2 * of_returns[0])
+    return (scaled * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
 
 
 def discounted_suffix_sums(

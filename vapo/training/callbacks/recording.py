@@ -14,6 +14,7 @@ from jaxtyping import Float
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from vapo.config import FitConfig, resolve
 from vapo.config.schema import TrainerConfig
 from vapo.config.watch import WatchConfig
 from vapo.diagnostics.watchers import WatcherState
@@ -129,7 +130,8 @@ class Recording(Callback):
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
         self.note_not_updated(pl_module)
-        self.note_rewards(iteration.batch.rewards)
+        left = left_to_learn(pl_module.config, iteration.phase, metrics["rollout/accuracy"])
+        self.note_rewards(iteration.batch.rewards, left)
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
@@ -143,9 +145,9 @@ class Recording(Callback):
             )
         self._not_updated = not_updated
 
-    def note_rewards(self, rewards: Float[Tensor, " B"]) -> None:
+    def note_rewards(self, rewards: Float[Tensor, " B"], left: str = "") -> None:
         """One line in a run where no response is better than another, and one where a reward is
-        large. Every rank must call this."""
+        large. `left` says what is trained on equal rewards. Every rank must call this."""
         every = gather_over_ranks(rewards)
         if not self._said_large_rewards and (large := about_large(every.tolist())) is not None:
             self._said_large_rewards = True
@@ -155,13 +157,26 @@ class Recording(Callback):
             self._said_equal_rewards = True
             self.progress.note(
                 f"all {len(every)} rewards are {float(every[0]):g}: there is nothing to learn "
-                "from; look at responses with `vapo try`, or in the run's artifacts, in samples/"
+                f"from{left}; look at responses with `vapo try`, or in the run's artifacts, in "
+                "samples/"
             )
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         self._stages.close()
+
+
+def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
+    """What a batch of equal rewards teaches the policy all the same, as the end of a sentence."""
+    algorithm = config.algorithm
+    if phase is not Phase.POLICY_OPTIMIZATION:
+        return ""
+    if algorithm.reads_other_rewards:
+        return f" but what {algorithm.advantage_estimator} compares them with"
+    if accuracy > 0 and resolve(config).mu > 0:
+        return " but to repeat the right ones (components.positive_example_lm_loss)"
+    return ""
 
 
 def memory_metrics() -> dict[str, float]:
