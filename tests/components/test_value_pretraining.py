@@ -16,10 +16,12 @@ import torch
 from transformers import Qwen2Config, Qwen2ForSequenceClassification
 
 from tests.config.fits import fit_config
+from tests.systems import system_config
 from vapo.config import FitConfig, resolve
 from vapo.config.components import Components
 from vapo.config.components import ValuePretraining as Settings
 from vapo.config.schema import ActorConfig
+from vapo.errors import UserError
 from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
 from vapo.networks.actor_critic import Critic
@@ -27,7 +29,7 @@ from vapo.rollouts.bad_rows import CheckedBatch
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining as value_pretraining_module
-from vapo.training.callbacks.value_pretraining import ValuePretraining
+from vapo.training.callbacks.value_pretraining import ValuePretraining, nothing_trained
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
@@ -230,23 +232,46 @@ def test_negative_control_a_reward_model_as_critic_favours_early_tokens() -> Non
     ("losses", "is_trained"),
     [(((), ()), False), (((NAN,), (NAN, NAN)), False), (((), (0.1,)), True), (((0.1,), ()), True)],
 )
-def test_a_critic_that_nothing_has_trained_is_said_at_the_switch(
+def test_a_critic_that_nothing_has_trained_ends_the_run_at_the_switch(
     tmp_path: Path,
     saved: list[Path],
-    monkeypatch: pytest.MonkeyPatch,
     losses: tuple[tuple[float, ...], ...],
     is_trained: bool,
 ) -> None:
-    """Also where the run was resumed before its last iteration."""
-    notes: list[str] = []
-    monkeypatch.setattr(Progress, "note", lambda self, text: notes.append(text))
+    """Also where the run was resumed before its last iteration, which is then trained again."""
     callback, module = make_callback(Settings(), len(losses), tmp_path), make_module()
     callback.setup(fake_trainer(), module, "fit")
-    for values in losses:
-        resumed = make_callback(Settings(), len(losses), tmp_path)
-        resumed.load_state_dict(callback.state_dict())
-        callback = resumed
+
+    def resumed() -> ValuePretraining:
+        again = make_callback(Settings(), len(losses), tmp_path)
+        again.load_state_dict(callback.state_dict())
+        return again
+
+    *first, last = losses
+    for values in first:
         run_iteration(callback, module, NAN, *values)
+        callback = resumed()
+    if is_trained:
+        run_iteration(callback, module, NAN, *last)
+        assert saved
+        return
+    again = resumed()
+    with pytest.raises(UserError, match="has not trained the critic in any of its 2 iterations"):
+        run_iteration(callback, module, NAN, *last)
+    assert not saved
+    assert module.phase is Phase.VALUE_PRETRAINING
+    run_iteration(again, module, NAN, 0.1)
     assert saved
-    warned = [note for note in notes if note.startswith("warning: value pretraining has not")]
-    assert len(warned) == (not is_trained)
+    assert module.phase is Phase.POLICY_OPTIMIZATION
+
+
+def test_the_refusal_names_the_filter_that_left_nothing() -> None:
+    filtered = nothing_trained(
+        system_config("vapo", "rewards.overlong.filter_truncated=true"), finished=5
+    )
+    assert "rewards.overlong.filter_truncated leaves truncated responses out" in filtered
+    assert "set critic.truncated=train, or rewards.overlong.filter_truncated=false" in filtered
+    left_out = nothing_trained(system_config("vapo", "critic.truncated=leave_out"), finished=5)
+    assert "critic.truncated leave_out leaves" in left_out
+    assert "filter_truncated" not in left_out
+    assert "say why" in nothing_trained(system_config("vapo"), finished=5)

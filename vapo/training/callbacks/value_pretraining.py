@@ -37,6 +37,10 @@ from vapo.types import Phase, RolloutBatch, TrainingBatch
 class ValuePretraining(Callback):
     """Owns the phase: critic only, on Monte-Carlo returns of the fixed initial policy.
 
+    A critic that no response has trained ends the run at the switch, before anything is saved. The
+    last checkpoint is of the iteration before it, so that a run which is resumed with another
+    filter trains the critic in that iteration again.
+
     The phase ends after `num_iterations`, or earlier once the stop rule is met; then the
     critic is saved to `critic_dir`, from which other runs can start (`critic.init`), unless its
     head is of the user's own, and the policy phase begins. 0 iterations (the component is off):
@@ -95,6 +99,8 @@ class ValuePretraining(Callback):
         )
         if not self.measure_passes(trainer, pl_module, finished, is_last=is_last) and not is_last:
             return
+        if not self.has_trained:
+            raise UserError(nothing_trained(pl_module.config, finished))
         pl_module.phase = Phase.POLICY_OPTIMIZATION
         if self.stored is not None:
             self.stored.free_states()
@@ -110,13 +116,6 @@ class ValuePretraining(Callback):
             self._save(critic, config)
         else:  # which no model folder has a place for
             saved = "the critic is in the checkpoints alone, with its critic.head_function"
-        if not self.has_trained:
-            self.progress.note(
-                "warning: value pretraining has not trained the critic, because no response could "
-                "be trained on: the lines of its iterations say why (truncated responses are left "
-                "out with rewards.overlong.filter_truncated). The policy phase begins on the "
-                "values of a critic that has learned nothing in this run"
-            )
         self.progress.note(
             f"value pretraining ended after {finished} iterations: explained variance "
             f"{explained_variance:.3f}, value loss {value_loss:.3f}; {saved}"
@@ -162,6 +161,25 @@ class ValuePretraining(Callback):
         return (least is None or explained_variance >= least) and (
             most is None or value_loss <= most
         )
+
+
+def nothing_trained(config: FitConfig, finished: int) -> str:
+    """Why the policy phase cannot begin after value pretraining without a single value loss."""
+    filters = config.rewards.overlong.filter_truncated and config.critic.truncated == "as_policy"
+    what, fix = "the lines of its iterations say why", "mend that"
+    if filters:
+        what = "rewards.overlong.filter_truncated leaves truncated responses out"
+        fix = "set critic.truncated=train, or rewards.overlong.filter_truncated=false"
+    elif config.critic.truncated == "leave_out":
+        what = "critic.truncated leave_out leaves truncated responses out"
+        fix = "set critic.truncated=train"
+    if filters or config.critic.truncated == "leave_out":
+        fix += ", or raise rollouts.max_response_tokens so that some responses end"
+    return (
+        f"value pretraining has not trained the critic in any of its {finished} iterations, "
+        f"because no response carried value loss: {what}. The policy would be trained on the "
+        f"values of a critic that has learned nothing: {fix}, and begin a new run"
+    )
 
 
 def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
