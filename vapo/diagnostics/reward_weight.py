@@ -48,7 +48,9 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
         lines.append(
             "warning: algorithm.baseline.kind tether takes the critic's values out of the baseline "
             "where they are bad, and with a lambda below 1 they are in the rewards to come as "
-            "well: set components.length_adaptive_gae.enabled=false and algorithm.lambda_policy=1"
+            "well, so that it guards against nothing: set "
+            "components.length_adaptive_gae.enabled=false and algorithm.lambda_policy=1, or "
+            "algorithm.baseline.kind=trusted"
         )
     return lines
 
