@@ -47,6 +47,8 @@ CRITIC_FREE = (
     "vineppo",
     "poise",
     "milestones",
+    "otb",
+    "oppo",
     "gspo",
     "cispo",
 )
@@ -139,6 +141,10 @@ def made_up_batch(
     if config.algorithm.advantage_estimator == "poise":
         states = [torch.randn(3, 1, 2, generator=generator) for _ in rollouts]
         evaluated = replace(evaluated, actor_states=states, old_entropy=noise(0.1).abs())
+    if config.algorithm.advantage_estimator == "otb":  # at least the sampled token's own square
+        evaluated = replace(evaluated, old_collisions=old_logprobs.exp().clamp(max=1) ** 2 + 0.1)
+    if config.algorithm.advantage_estimator == "oppo":
+        evaluated = replace(evaluated, answer_logprobs=old_logprobs + noise(0.5))
     return evaluated, logprobs.requires_grad_()
 
 

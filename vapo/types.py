@@ -72,7 +72,8 @@ class Prompt:
 
     `source` is its name in a mixture, else empty; `record` the row of the file it is from.
     `demonstration` is a worked response, or the policy's turns of an episode.
-    `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`; None: the same.
+    `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`, or OPPO's pass of
+    the policy that is told the answer; None: the same.
     `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
     `problem` is the row's own text or messages, before any template; empty: not known.
     """
@@ -223,12 +224,12 @@ class RolloutBatch:
     The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
     response to the row's prompt. `step_starts` marks the first token of each step of VinePPO and
     `step_values` has, on every token, what continuations from the start of its step earned, or the
-    other responses that came to its milestone. Of stored rollouts whose prefixes were continued,
-    `measured_values` has the mean return of the continuations at the first token after such a
-    prefix, and `measured_draws` how many of them count for the row; 0 elsewhere. `actor_states` are
-    what a critic without a network reads, or the advantage estimator: of each row
-    [num sampled tokens, L, H], the actor's states before these tokens, without padding; for POISE
-    the first of them and a few last ones.
+    other responses that came to its milestone, or what OPPO's evidence says. Of stored rollouts
+    whose prefixes were continued, `measured_values` has the mean return of the continuations at the
+    first token after such a prefix, and `measured_draws` how many of them count for the row; 0
+    elsewhere. `actor_states` are what a critic without a network reads, or the advantage estimator:
+    of each row [num sampled tokens, L, H], the actor's states before these tokens, without padding;
+    for POISE the first of them and a few last ones.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -282,6 +283,9 @@ class EvaluatedBatch(RolloutBatch):
     are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
     critic, `old_entropy` where no value page shows it and POISE does not read it.
 
+    For OTB `old_collisions` is the sum of the squared probabilities of all tokens that might have
+    come, for OPPO `answer_logprobs` are those of the tokens behind the prompt with the answer.
+
     With several critics `old_values` is their mean and `value_spread` their standard deviation;
     `critic_members` says which of them trains on the row, `old_member_values` are that one's.
     """
@@ -293,6 +297,8 @@ class EvaluatedBatch(RolloutBatch):
     value_spread: Float[Tensor, "B T"] | None = None
     critic_members: Int[Tensor, " B"] | None = None
     old_member_values: Float[Tensor, "B T"] | None = None
+    old_collisions: Float[Tensor, "B T"] | None = None
+    answer_logprobs: Float[Tensor, "B T"] | None = None
 
     @property
     def values(self) -> Float[Tensor, "B T"]:

@@ -47,7 +47,8 @@ from vapo.types import (
 
 NAN = float("nan")
 NUM, GROUP, MOST = 12, 3, 16
-OTHERS = [name for name in CRITIC_FREE if name not in ("remax", "vineppo", "poise", "milestones")]
+NOT_HERE = ("remax", "vineppo", "poise", "milestones", "oppo")
+OTHERS = [name for name in CRITIC_FREE if name not in NOT_HERE]
 """Those without a baseline that these batches lack."""
 TURNS = (
     "environment.kind=function",
@@ -99,6 +100,7 @@ def evaluated(config: FitConfig, *, observations: bool) -> tuple[EvaluatedBatch,
     }
     batch = replace(batch, rollout_logprobs=column(0.5, -2.0, 999.0))
     logprobs = made["old_logprobs"] + column(0.3, 0.0, NAN)
+    made["old_collisions"] = column(0.1, 0.5, NAN)
     return EvaluatedBatch(**vars(batch), **made), logprobs.requires_grad_()
 
 

@@ -123,6 +123,8 @@ EXPECTED = {  # estimator, surrogate, reduction, eps_high, whitening, KL
     "vineppo": ("vine", "clipped_ratio", "token_mean", 0.2, True, "k3 loss"),
     "poise": ("poise", "clipped_ratio", "token_mean", 0.28, False, None),
     "milestones": ("milestones", "clipped_ratio", "token_mean", 0.28, True, None),
+    "otb": ("otb", "clipped_ratio", "token_mean", 0.28, True, None),
+    "oppo": ("oppo", "clipped_ratio", "token_mean", 0.28, True, None),
     "gspo": ("group_relative", "gspo", "sequence_mean", 0.2, False, None),
     "cispo": ("group_relative", "cispo", "token_mean", 0.2, False, None),
     "vc_ppo": ("gae", "clipped_ratio", "sequence_mean", 0.2, False, None),
@@ -142,7 +144,7 @@ def test_structure(system: str) -> None:
         algorithm.whiten_advantages,
         f"{kl.estimator} {kl.placement}" if kl.coef > 0 else None,
     )
-    assert numbers.mu == (0.1 if system == "milestones" else 0.0)
+    assert numbers.mu == (0.1 if system in ("milestones", "otb", "oppo") else 0.0)
     least = 0.0 if system == "poise" else -1.0
     assert (config.rewards.correct, config.rewards.incorrect) == (1.0, least)
 

@@ -115,6 +115,7 @@ NOT_WITH_EPISODES = {
     "remax": ("greedy_baseline", []),
     "vineppo": ("vine", []),
     "milestones": ("milestones", []),
+    "oppo": ("oppo", []),
 }
 """The key of what an environment is refused with, and what makes the rest of the system work."""
 

@@ -133,6 +133,7 @@ def check_metrics(
     assert ("vine/num_continuation_tokens" in metrics) == (system == "vineppo")
     assert ("baseline/num_fitted_responses" in metrics) == (system == "poise")
     assert ("milestones/shared_share" in metrics) == (system == "milestones")
+    assert ("oppo/explained_variance" in metrics) == (system == "oppo")
     assert ("actor/clip_fraction_high" in metrics) == (system not in WITHOUT_CLIP)
     assert ("actor/kl_loss" in metrics) == (system in WITH_KL_LOSS)
     if system in ONE_STEP:  # on-policy: the ratio is 1 in every step

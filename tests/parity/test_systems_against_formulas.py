@@ -52,10 +52,15 @@ class Paper:
             [t for t in range(n) if batch.step_starts[i, t]] for i, n in enumerate(self.lengths)
         ]
         self.step_values = self.rows(batch.step_values)
+        self.collisions = self.rows_or_none(batch.old_collisions)
+        self.told = self.rows_or_none(batch.answer_logprobs)
 
     def rows(self, x: Tensor | None) -> list[list[float]]:
         assert x is not None
         return [x[i, :n].tolist() for i, n in enumerate(self.lengths)]
+
+    def rows_or_none(self, x: Tensor | None) -> list[list[float]]:
+        return [] if x is None else self.rows(x)
 
     def group(self, i: int) -> list[float]:
         return self.rewards[i // G * G : i // G * G + G]
@@ -107,7 +112,11 @@ def std(x: list[float]) -> float:
 
 def vapo(p: Paper, values: list[list[float]] | None = None) -> Tensor:
     lambdas = [min(max(1 - 1 / (ALPHA * n), 0.0), 1.0) for n in p.lengths]
-    a = whitened([p.gae(i, lambdas[i], values) for i in range(p.num)])
+    return vapo_loss(p, [p.gae(i, lambdas[i], values) for i in range(p.num)])
+
+
+def vapo_loss(p: Paper, advantages: list[list[float]]) -> Tensor:
+    a = whitened(advantages)
     rows = list(range(p.num))
     policy = p.token_level(rows, lambda i, t: p.ppo(i, t, a[i][t], high=0.28))
     correct = [i for i in rows if p.correct[i]]
@@ -238,6 +247,41 @@ def milestones(p: Paper) -> Tensor:
     return vapo(p, p.step_values)
 
 
+def otb(p: Paper) -> Tensor:
+    """VAPO's loss, with the rewards against means weighted by squared gradients so far."""
+
+    def weight(i: int, t: int) -> float:
+        pairs = zip(p.old[i][: t + 1], p.collisions[i], strict=False)
+        return sum(max(1 - 2 * math.exp(logprob) + same, 0) for logprob, same in pairs)
+
+    def baseline(i: int, t: int) -> float:
+        first = i // G * G
+        there = [j for j in range(first, first + G) if p.lengths[j] > t]
+        if there == [i]:
+            return mean([p.rewards[j] for j in range(first, first + G) if j != i])
+        weights = [weight(j, t) for j in there]
+        weighted = sum(w * p.rewards[j] for w, j in zip(weights, there, strict=True))
+        return weighted / sum(weights)
+
+    return vapo_loss(
+        p, [[p.rewards[i] - baseline(i, t) for t in range(n)] for i, n in enumerate(p.lengths)]
+    )
+
+
+def oppo(p: Paper) -> Tensor:
+    """VAPO's loss, with the rewards against chances whose odds the answer's evidence multiplies."""
+    advantages = []
+    for i, length in enumerate(p.lengths):
+        first = i // G * G
+        right = sum(p.correct[j] for j in range(first, first + G) if j != i)
+        odds, row = (right + 0.5) / (G - 1 - right + 0.5), []
+        for t in range(length):
+            row.append(p.rewards[i] - (2 * odds / (1 + odds) - 1))
+            odds *= math.exp(p.told[i][t]) / math.exp(p.old[i][t])
+        advantages.append(row)
+    return vapo_loss(p, advantages)
+
+
 def gspo(p: Paper) -> Tensor:
     """The ratio of a response as one differentiable number; the shipped loss goes by tokens."""
     total = ZERO
@@ -262,7 +306,7 @@ def cispo(p: Paper) -> Tensor:
 
 READINGS = {reading.__name__: reading for reading in (
     vapo, ppo, vc_ppo, grpo, dr_grpo, dapo, rloo, reinforce_pp, reinforce_pp_baseline, remax, raft,
-    vineppo, poise, milestones, gspo, cispo,
+    vineppo, poise, milestones, otb, oppo, gspo, cispo,
 )} | {"hl_gauss": vapo, "probe": vapo, "adapters": vapo, **CRITIC_READINGS}  # fmt: skip
 
 
@@ -313,7 +357,7 @@ def test_equal_rewards_in_a_group_teach_nothing(system: str) -> None:
     assert loss.isfinite()
     (gradient,) = torch.autograd.grad(loss, logprobs)
     assert gradient.isfinite().all()
-    if system not in ("remax", "vineppo", "milestones"):  # values of other responses
+    if system not in ("remax", "vineppo", "milestones", "oppo"):  # values of states
         assert batch.advantages is not None
         assert not batch.advantages.any()
         assert not gradient.any()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -20,10 +21,12 @@ from vapo.advantages.credit import (
     rewards_on_tokens,
     value_places,
 )
+from vapo.advantages.oppo import with_success_values
 from vapo.advantages.poise import Baseline
 from vapo.advantages.trusted_baseline import TrustedBaseline
 from vapo.advantages.value_loss_columns import anchored, taught, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
+from vapo.config.estimators import OppoOptions, OtbOptions
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
@@ -41,6 +44,7 @@ from vapo.functional.baselines import (
     step_advantages,
     whitened_group_mean_advantages,
 )
+from vapo.functional.token_baselines import optimal_token_advantages
 from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
 
@@ -98,14 +102,29 @@ def vine(
     )
 
 
-def milestones(
+def gae_of_step_values(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """GAE with the values of `vapo.functional.milestones`, which nothing is trained for."""
+    """GAE with values that nothing is trained for: those of milestones, or of OPPO's evidence."""
     assert batch.step_values is not None
     columns = (token_rewards, batch.step_values, batch.response_mask)
     lambda_ = policy_lambda(batch, hyperparameters)
     return Estimate(gae(*columns, gamma=hyperparameters.gamma, lambda_=lambda_))
+
+
+def optimal_token_baseline(
+    batch: EvaluatedBatch,
+    token_rewards: Float[Tensor, "B T"],
+    hyperparameters: Hyperparameters,
+    *,
+    alone: Literal["others_mean", "zero"] = "others_mean",
+) -> Estimate:
+    """OTB, whose `alone` is the config's."""
+    assert batch.old_logprobs is not None
+    assert batch.old_collisions is not None
+    columns = (token_rewards, batch.old_logprobs, batch.old_collisions, batch.response_mask)
+    sizes: dict[str, Any] = {"group_size": batch.group_size, "gamma": hyperparameters.gamma}
+    return Estimate(optimal_token_advantages(*columns, **sizes, alone=alone))
 
 
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
@@ -166,7 +185,9 @@ ESTIMATORS: dict[str, Estimator] = {
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
     "vine": vine,
-    "milestones": milestones,
+    "milestones": gae_of_step_values,
+    "oppo": gae_of_step_values,
+    "otb": optimal_token_baseline,
 }
 
 
@@ -178,6 +199,8 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
     """
     if algorithm.advantage_estimator == "function":
         return own_estimator(algorithm)
+    if isinstance(algorithm, OtbOptions):
+        return partial(optimal_token_baseline, alone=algorithm.otb.alone)
     return ESTIMATORS[algorithm.advantage_estimator]
 
 
@@ -194,6 +217,8 @@ def estimate_advantages(
         baseline: what weighs the advantages of a critic and of POISE; None: they stay as they are.
     """
     hp, algorithm = resolve(config), config.algorithm
+    if isinstance(algorithm, OppoOptions):
+        batch = with_success_values(batch, algorithm.oppo, config.rewards)
     rewards, targets_rewards = rewards_of_both(batch, config)
     columns: dict[str, Any] = {
         **vars(batch),

@@ -57,10 +57,9 @@ def run(
     config, estimate, actor, critic = estimated(config, path)
     say(stage_table(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
-        say(
-            "the critic's own prompts (critic.prompt.template) are counted as long as "
-            "data.max_prompt_tokens"
-        )
+        say(_own_prompts_line("the critic's own prompts (critic.prompt.template)"))
+    if config.algorithm.reads_answers:
+        say(_own_prompts_line("the prompts with the answer (algorithm.oppo.template)"))
     if (continued := most_continuations(config)) is not None:
         say(continuations_line(config, continued))
     say(disk_line(config, estimate))
@@ -101,6 +100,10 @@ def estimated(
         critic = _read(folder := path or critic_path(config))
         critic = as_critic(critic, folder, config.critic)
     return config, estimate_memory(config, actor=actor, critic=critic), actor, critic
+
+
+def _own_prompts_line(prompts: str) -> str:
+    return f"{prompts} are counted as long as data.max_prompt_tokens"
 
 
 def _say_simulation(

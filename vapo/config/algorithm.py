@@ -11,6 +11,8 @@ from typing import Literal, get_args
 
 from vapo.config.estimators import (
     MilestonesOptions,
+    OppoOptions,
+    OtbOptions,
     OwnEstimatorOptions,
     PoiseOptions,
     VineOptions,
@@ -26,6 +28,8 @@ _OfGroups = Literal[
     "leave_one_out",
     "poise",
     "milestones",
+    "otb",
+    "oppo",
 ]
 COMPARES_GROUPS = get_args(_OfGroups)
 AdvantageEstimator = Literal[
@@ -161,12 +165,15 @@ class AlgorithmConfig:
         "reward_to_go (REINFORCE++), greedy_baseline (ReMax), correct_only (RAFT), vine (VinePPO, "
         "which continues every response from each of its steps), poise (POISE, a regression on "
         "the hidden states of the prompt's other responses), milestones (GAE, whose values are "
-        "of the responses that came to the same numbers); function is estimator_function, "
-        "which says with the keys after it what it needs",
+        "of the responses that came to the same numbers), otb (the optimal token baseline), oppo "
+        "(GAE, whose values are of the policy's own log-probs with and without the answer in the "
+        "prompt); function is estimator_function, which says with the keys after it what it needs",
         function=OwnEstimatorOptions,
         vine=VineOptions,
         poise=PoiseOptions,
         milestones=MilestonesOptions,
+        otb=OtbOptions,
+        oppo=OppoOptions,
     )
     gae_over: Literal["tokens", "turns"] = option(
         "tokens",
@@ -255,7 +262,7 @@ class AlgorithmConfig:
     @property
     def uses_gae(self) -> bool:
         """Whether the policy's advantages are GAE's, so that its lambda is read."""
-        return self.advantage_estimator in ("gae", "milestones")
+        return self.advantage_estimator in ("gae", "milestones", "oppo")
 
     @property
     def compares_groups(self) -> bool:
@@ -280,6 +287,16 @@ class AlgorithmConfig:
         """Whether advantages are made of more than the rewards of the batch's responses, so that
         equal ones still leave something to learn."""
         return self.advantage_estimator in ("greedy_baseline", "correct_only", "vine", "function")
+
+    @property
+    def reads_collisions(self) -> bool:
+        """Whether the estimator reads the sums of the old policy's squared probabilities."""
+        return isinstance(self, OtbOptions)
+
+    @property
+    def reads_answers(self) -> bool:
+        """Whether the estimator reads the old policy's log-probs with the answer in the prompt."""
+        return isinstance(self, OppoOptions)
 
     @property
     def needs_greedy_baseline(self) -> bool:

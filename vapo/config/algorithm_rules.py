@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from vapo.config.continuation_rules import bad_segments, unlike_the_rollouts
 from vapo.config.data import MixtureSource, sources_of
-from vapo.config.estimators import MilestonesOptions, VineOptions
+from vapo.config.estimators import VineOptions
 from vapo.config.hyperparameters import mismatch_of, resolve
 from vapo.config.rewards import SeveralVerifiers
 from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
@@ -259,21 +259,6 @@ def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
         )
 
 
-def milestones_are_worth_rewards(config: FitConfig) -> Problems:
-    """The value of a state is a mean of whole responses' rewards, however far they still went."""
-    algorithm = config.algorithm
-    if not isinstance(algorithm, MilestonesOptions):
-        return
-    reason = f"{_ESTIMATOR} milestones values a state by the rewards of other responses"
-    if algorithm.gamma != 1:
-        yield Problem(
-            f"{reason}, which are not discounted, and algorithm.gamma is {algorithm.gamma:g}: set "
-            "algorithm.gamma=1"
-        )
-    if algorithm.kl.coef > 0 and algorithm.kl.placement == "reward":
-        yield Problem(f"{reason}, in which no KL is: set algorithm.kl.placement=loss")
-
-
 def stopping_watchers_see_something(config: FitConfig) -> Problems:
     """A watcher that may stop the run must have something to see."""
     algorithm, size = config.algorithm, config.training.minibatch_size
@@ -304,6 +289,5 @@ ALGORITHM_RULES: tuple[Rule, ...] = (
     rewards_are_compared_apart,
     baseline_weighs_values,
     vine_continues_what_was_sampled,
-    milestones_are_worth_rewards,
     stopping_watchers_see_something,
 )

@@ -73,10 +73,10 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
             f"{_ESTIMATOR} group_relative_apart compares the rewards of several verifiers, and an "
             f"environment gives the rewards: set {_ESTIMATOR}=group_relative, or {_KIND}=null"
         )
-    if estimator == "milestones":
+    if estimator in ("milestones", "oppo"):
         yield Problem(
-            f"{_ESTIMATOR} milestones values a state by what whole responses earned, and the turns "
-            f"of an episode have rewards of their own: set {_ESTIMATOR}=gae, or {_KIND}=null"
+            f"{_ESTIMATOR} {estimator} values a state by what whole responses earned, and the "
+            f"turns of an episode have rewards of their own: set {_ESTIMATOR}=gae, or {_KIND}=null"
         )
     if algorithm.needs_greedy_baseline:
         also = ", algorithm.estimator_uses_greedy_baseline=false" if estimator == "function" else ""

@@ -110,3 +110,44 @@ class MilestonesOptions:
     milestones: MilestonesConfig = section(
         MilestonesConfig, "the numbers in responses, and what states are worth by them"
     )
+
+
+@dataclass
+class OtbConfig:
+    alone: Literal["others_mean", "zero"] = option(
+        "others_mean",
+        "the baseline of tokens that no other response of the group is long enough to have: the "
+        "mean return of the others, which have ended, or 0 (the authors' code)",
+    )
+
+
+@dataclass
+class OtbOptions:
+    """A baseline for each token: the group's returns, weighted by the gradients so far."""
+
+    otb: OtbConfig = section(OtbConfig, "what the baseline is where the formula says nothing")
+
+
+@dataclass
+class OppoConfig:
+    template: str = option(
+        "The answer is {answer}.\n\n{prompt}",
+        "what the policy reads before the response in the pass that the evidence is taken from: "
+        "text with {prompt}, and {answer} or any {column} of the row; it is not sampled from",
+    )
+    smoothing: float = option(
+        0.5,
+        "so many right and so many wrong responses are added to the group's others, so that a "
+        "prompt on which all of them succeed or fail has odds",
+        gt=0,
+    )
+    max_evidence: float | None = option(
+        None, "bound on the size of one token's evidence, in nats; null: none", gt=0
+    )
+
+
+@dataclass
+class OppoOptions:
+    """GAE with values from how much likelier the answer makes each token."""
+
+    oppo: OppoConfig = section(OppoConfig, "the answer's prompt, and how its evidence is counted")

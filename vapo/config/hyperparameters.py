@@ -11,7 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from vapo.config.algorithm import MismatchConfig
-from vapo.config.estimators import OwnEstimatorOptions, PoiseOptions
+from vapo.config.estimators import (
+    OppoOptions,
+    OtbOptions,
+    OwnEstimatorOptions,
+    PoiseOptions,
+)
 from vapo.config.rewards import SeveralVerifiers
 from vapo.config.schema import FitConfig
 
@@ -106,15 +111,16 @@ def reads_old_logprobs(config: FitConfig) -> bool:
     - a KL penalty in the reward, which advantages add up before the update (as a loss it compares
       the log-probs of the update with the reference's);
     - a user's own estimator, which is given them;
-    - POISE, whose states and entropies come out of this pass.
+    - POISE, whose states and entropies come out of this pass, OTB and OPPO.
     The entropy bonus and the positive-example loss are of the log-probs of the update.
     """
     algorithm, correction = config.algorithm, mismatch_of(config)
     has_ratio = algorithm.ratio_to == "old_policy" and num_actor_steps(config) > 1
     is_corrected = correction.weighs or correction.masks
     is_penalised = algorithm.kl.coef > 0 and algorithm.kl.placement == "reward"
-    reads_states = isinstance(algorithm, OwnEstimatorOptions | PoiseOptions)
-    return has_ratio or is_corrected or is_penalised or reads_states
+    own_columns = OwnEstimatorOptions | PoiseOptions | OtbOptions | OppoOptions
+    reads_pass = isinstance(algorithm, own_columns)
+    return has_ratio or is_corrected or is_penalised or reads_pass
 
 
 def num_actor_steps(config: FitConfig) -> int:

@@ -14,6 +14,7 @@ from vapo.config.critic_rules import CRITIC_RULES
 from vapo.config.critic_training_rules import CRITIC_TRAINING_RULES
 from vapo.config.data_rules import DATA_RULES, no_curriculum, one_training_source
 from vapo.config.environment_rules import ENVIRONMENT_RULES, environment_can_be_made
+from vapo.config.estimator_rules import ESTIMATOR_RULES
 from vapo.config.functions import functions_are_import_paths
 from vapo.config.process_rules import (
     BATCH_RULES,
@@ -30,6 +31,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
         functions_are_import_paths,
         *ENVIRONMENT_RULES,
         *ALGORITHM_RULES,
+        *ESTIMATOR_RULES,
         *CRITIC_RULES,
         *CRITIC_TRAINING_RULES,
         truth_can_be_measured,

@@ -15,6 +15,7 @@ from vapo.advantages.credit import (
     value_places,
 )
 from vapo.advantages.mismatch_correction import mismatch_metrics
+from vapo.advantages.oppo import success_metrics
 from vapo.config import Hyperparameters
 from vapo.functional.masking import first_column, last_column
 from vapo.functional.metrics import (
@@ -34,6 +35,8 @@ def iteration_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     metrics |= episode_metrics(batch)
     metrics |= mismatch_metrics(batch)
     metrics |= value_metrics(batch, hyperparameters)
+    if batch.answer_logprobs is not None:
+        metrics |= success_metrics(batch)
     if batch.raw_advantages is not None:
         metrics["advantage/mean"], metrics["advantage/std"] = mean_and_std(
             batch.raw_advantages, batch.response_mask

@@ -29,12 +29,14 @@ def token_logprobs(
     on_cpu: bool | None = None,
     rounding: Rounding | None = None,
     wants_entropy: bool = True,
+    collisions: Float[Tensor, " n"] | None = None,
 ) -> tuple[Float[Tensor, " n"], Float[Tensor, " n"]]:
     """Return log pi(target) and the entropy of pi for every token, both differentiable.
 
         z       = transform(hidden @ lm_head_weight^T) / temperature
         logprob = z[target] - logsumexp(z)
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
+        collision = sum_v softmax(z)_v^2
 
     At most [chunk_size, V] logits exist at a time, in the backward too, where they are
     computed again; None: `rows_of_logits` of the device. Logits and everything after them are
@@ -48,6 +50,8 @@ def token_logprobs(
         transform: what the architecture makes of its products with the output layer.
         rounding: see `output_logits`.
         wants_entropy: without it the entropies are nan, which spares three passes over the logits.
+        collisions: filled with the chance that two tokens drawn there are the same, which has no
+            gradient; None: not computed, which spares two passes.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -66,7 +70,9 @@ def token_logprobs(
     if torch.is_autocast_enabled(device) and dtype is torch.float32:
         dtype = torch.get_autocast_dtype(device)
     weight = lm_head_weight.to(hidden.dtype)
-    settings = _Settings(temperature, transform, chunk_size, dtype, on_cpu, rounding, wants_entropy)
+    settings = _Settings(
+        *(temperature, transform, chunk_size, dtype, on_cpu, rounding, wants_entropy, collisions)
+    )
     logprobs, entropy = _TokenLogprobs.apply(hidden, weight, targets, settings)
     return logprobs, entropy
 
@@ -155,6 +161,7 @@ class _Settings(NamedTuple):
     on_cpu: bool
     rounding: Rounding | None
     wants_entropy: bool
+    collisions: Tensor | None
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Float[Tensor, "chunk V"]:
         logits = output_logits(hidden, weight, on_cpu=self.on_cpu, rounding=self.rounding)
@@ -197,6 +204,8 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             if settings.wants_entropy:
                 entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
+            if settings.collisions is not None:  # last, since it uses the log-probs up
+                settings.collisions[part] = log_softmax.mul_(2).exp_().sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.settings = settings
         ctx.is_mixed = torch.is_autocast_enabled(hidden.device.type)

@@ -106,12 +106,13 @@ def num_of(parameters: Iterable[nn.Parameter]) -> int:
 
 
 class ActorOutput(NamedTuple):
-    """Log-probs and entropies (nats) of n response tokens, None where they were not asked for, and
-    the states before the tokens, of the layers that were."""
+    """Log-probs and entropies (nats) of n response tokens, None where they were not asked for, the
+    states before the tokens, of the layers that were, and the sums of squared probabilities."""
 
     logprobs: Float[Tensor, " n"] | None
     entropy: Float[Tensor, " n"] | None
     states: Float[Tensor, "n L H"] | None = None
+    collisions: Float[Tensor, " n"] | None = None
 
 
 class Actor(nn.Module):
@@ -136,6 +137,7 @@ class Actor(nn.Module):
         temperature: float | None,
         layers: Sequence[int] = (),
         wants_entropy: bool = True,
+        wants_collisions: bool = False,
     ) -> ActorOutput:
         """Log-prob and entropy (nats) of the policy at every response token, flattened.
 
@@ -153,6 +155,10 @@ class Actor(nn.Module):
         if temperature is None:
             return ActorOutput(None, None, found)
         last, lm_head_weight = by_layer[-1], self.model.get_output_embeddings().weight
+        collisions = None
+        if wants_collisions:
+            dtype = torch.promote_types(last.dtype, torch.float32)
+            collisions = last.new_empty(len(inputs.targets), dtype=dtype)
         logprobs, entropy = token_logprobs(
             last[places],
             lm_head_weight,
@@ -162,8 +168,9 @@ class Actor(nn.Module):
             on_cpu=computes_on_cpu(last),
             rounding=rounded_inputs if self.rounds else None,
             wants_entropy=wants_entropy,
+            collisions=collisions,
         )
-        return ActorOutput(logprobs, entropy if wants_entropy else None, found)
+        return ActorOutput(logprobs, entropy if wants_entropy else None, found, collisions)
 
 
 class FrozenBase(nn.Module):

@@ -34,7 +34,9 @@ class ForwardNetworks:
 
     `wants_logprobs`: the actor's, of which a critic may need the states alone. `layers`: of the
     actor, those whose states the advantage estimator reads; `num_states`: of each response the one
-    before its first token and so many last ones; None: all.
+    before its first token and so many last ones; None: all. `wants_collisions`: of the actor's
+    log-probs, the sums of squared probabilities, too. `wants_answers`: the actor's log-probs behind
+    the prompts with the answer, which is a pass of their own.
     """
 
     actor: Actor | None
@@ -48,6 +50,8 @@ class ForwardNetworks:
     wants_logprobs: bool = True
     layers: tuple[int, ...] = ()
     num_states: int | None = None
+    wants_collisions: bool = False
+    wants_answers: bool = False
 
 
 @torch.no_grad()
@@ -70,8 +74,10 @@ def add_logprobs_and_values(
                 temperature=temperature if networks.wants_logprobs else None,
                 layers=layers if reads_states else (),
                 wants_entropy=with_entropy,
+                wants_collisions=networks.wants_collisions,
             )
             named = {"old_logprobs": output.logprobs, _STATES: output.states}
+            named["old_collisions"] = output.collisions
             named |= {"old_entropy": output.entropy} if with_entropy else {}
             found = {name: column for name, column in named.items() if column is not None}
         if networks.reference is not None:
@@ -85,6 +91,11 @@ def add_logprobs_and_values(
         output = networks.critic(inputs)
         of_members = {} if output.members is None else {_MEMBERS: output.members}
         return {"old_values": output.values, **of_members}
+
+    def of_answer(inputs: TokenInputs) -> dict[str, Tensor]:
+        assert networks.actor is not None
+        output = networks.actor(inputs, temperature=temperature, wants_entropy=False)
+        return {"answer_logprobs": output.logprobs}
 
     def of_both(inputs: TokenInputs) -> dict[str, Tensor]:
         return of_policy(inputs) | of_critic(inputs)
@@ -101,6 +112,8 @@ def add_logprobs_and_values(
             read = replace(batch, actor_states=states if networks.critic.layers else None)
             _fill(columns, read, networks, of_critic, for_critic=True)
         batch = replace(batch, actor_states=states)
+    if networks.wants_answers:
+        _fill(columns, batch, networks, of_answer, for_critic=True)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
         if network is not None:  # else its root stays whole beside the updates that come next
             reshard(network)

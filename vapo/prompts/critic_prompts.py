@@ -1,7 +1,8 @@
 """What the critic alone reads before a response: a text with more in it than the policy's prompt.
 
 Rendered and tokenized once for each prompt. The ids stand beside the policy's own in `Prompt`, and
-only the critic's inputs are made of them.
+only the critic's inputs are made of them, or those of the pass in which OPPO's policy is told the
+answer.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.config.critic import PrivilegedPrompt
+from vapo.config.estimators import OppoOptions
 from vapo.errors import UserError
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import read_model_config
@@ -31,10 +33,11 @@ _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 def with_critic_prompts(
     split: PromptSplit, config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptSplit:
-    """Add the critic's own prompts to both sets; unchanged where it reads the policy's.
+    """Add the critic's own prompts to both sets, or OPPO's with the answer; unchanged where there
+    are none.
 
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
-        length do not fit the critic's positions.
+        length do not fit the network's positions.
     """
     added = critic_prompt_adder(config, tokenizer)
     if added is None:
@@ -56,30 +59,36 @@ def critic_prompt_adder(
     config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[Sequence[Prompt], int], list[Prompt]] | None:
     """What adds the critic's own prompts to prompts, with room behind them for responses of so
-    many tokens; None where the critic reads the policy's.
+    many tokens; None where the critic reads the policy's. OPPO's are added alike.
 
     It raises what `with_critic_prompts` does.
     """
-    own = config.critic.prompt
-    if not config.algorithm.has_critic or not isinstance(own, PrivilegedPrompt):
+    own, algorithm = config.critic.prompt, config.algorithm
+    if isinstance(algorithm, OppoOptions):
+        key, template, path = "algorithm.oppo.template", algorithm.oppo.template, config.actor.path
+    elif algorithm.has_critic and isinstance(own, PrivilegedPrompt):
+        key, template, path = _KEY, own.template, critic_path(config)
+    else:
         return None
-    text_config = read_model_config(critic_path(config)).get_text_config()
+    text_config = read_model_config(path).get_text_config()
     positions = getattr(text_config, "max_position_embeddings", None)
     start = () if config.data.chat_template else start_ids(tokenizer)
 
     def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
         made = []
         for prompt in prompts:
-            text, place = render(own.template, prompt), f"{_KEY}: {prompt.prompt_id}"
+            if isinstance(algorithm, OppoOptions):
+                _check_answer(template, prompt)
+            text, place = render(template, prompt, key=key), f"{key}: {prompt.prompt_id}"
             ids = with_start(token_ids(text, tokenizer, place), start)
             made.append(replace(prompt, critic_prompt_ids=ids))
-        _check_lengths(made, max_response_tokens, positions)
+        _check_lengths(made, max_response_tokens, positions, key)
         return made
 
     return added
 
 
-def render(template: str, prompt: Prompt) -> str:
+def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
     """Put the prompt's text, its answer and columns of its row in their places, as they are.
 
     {prompt} is the policy's whole input text, a chat template's marks included. What is put in is
@@ -105,13 +114,24 @@ def render(template: str, prompt: Prompt) -> str:
             lacks = f"{found!r:.40} in that column, which is no text or number"
         columns = ", ".join(["prompt", "answer", *map(str, prompt.record)])
         raise UserError(
-            f"{_KEY} has {{{name}}}, and {prompt.prompt_id} has {lacks}; places are {columns}"
+            f"{key} has {{{name}}}, and {prompt.prompt_id} has {lacks}; places are {columns}"
         )
 
     return _PLACE.sub(value, template)
 
 
-def _check_lengths(prompts: list[Prompt], max_response_tokens: int, positions: int | None) -> None:
+def _check_answer(template: str, prompt: Prompt) -> None:
+    """Without one the two prompts differ by nothing that could tell of success."""
+    if "{answer}" in template and not prompt.answer:
+        raise UserError(
+            f"algorithm.oppo.template has {{answer}}, and {prompt.prompt_id} has none: leave the "
+            "row out, or put another column into the template that tells the answer"
+        )
+
+
+def _check_lengths(
+    prompts: list[Prompt], max_response_tokens: int, positions: int | None, key: str
+) -> None:
     """It is never truncated: the answer is at its end."""
     if positions is None:
         return
@@ -119,8 +139,8 @@ def _check_lengths(prompts: list[Prompt], max_response_tokens: int, positions: i
         length = len(prompt.critic_prompt_ids or ())
         if length + max_response_tokens > positions:
             raise UserError(
-                f"{_KEY}: {prompt.prompt_id} has a critic's prompt of {length} tokens, and with a "
-                f"response of {max_response_tokens} it does not fit the critic's {positions} "
+                f"{key}: {prompt.prompt_id} becomes a prompt of {length} tokens, and with a "
+                f"response of {max_response_tokens} it does not fit the network's {positions} "
                 "positions: shorten the template, leave the row out, or lower "
                 "rollouts.max_response_tokens"
             )

@@ -104,7 +104,8 @@ def _response_flops(
 ) -> dict[str, float]:
     """FLOPs that one response costs each network in an iteration, and the actor's states alone.
 
-    Forward passes: the actor's log-probs where they are read, or its states where a probe reads
+    Forward passes: the actor's log-probs where they are read, once more where OPPO tells it the
+    answer, or its states where a probe reads
     these (without the output layer, and without the layers after those that it reads), a
     reference's, each critic's values.
     Updates: three forwards, four where activations are computed again; of several critics one is
@@ -131,6 +132,7 @@ def _response_flops(
     on_base = config.critic.kind == "adapters"
     reads_old = reads_old_logprobs(config)
     of_actor = int(reads_old) + int(config.algorithm.kl.coef > 0)
+    of_actor += int(config.algorithm.reads_answers)
     plain: dict[str, Any] = {"path": "", "dtype": "float32", "attn_implementation": "auto"}
     costs = {"actor": 0.0, "critic": 0.0, "states": 0.0}
     for name, model, options, num_forwards, num_passes in (

@@ -220,7 +220,9 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    has_own = has_critic_prompts(batch) or batch.critic_members is not None
+    # OPPO's prompts with the answer are no critic's
+    has_own = batch.answer_logprobs is None and has_critic_prompts(batch)
+    has_own |= batch.critic_members is not None
     has_own |= batch.actor_states is not None
     cut = partial(cut_microbatches, batch, max_tokens=max_tokens, pad_id=pad_id, layout=layout)
     return [

@@ -187,6 +187,8 @@ class VapoModule(L.LightningModule):
             wants_logprobs=wants_old,
             layers=estimator_layers(algorithm, self.actor.model.config) if reads_layers else (),
             num_states=None if poise is None else poise.num_states,
+            wants_collisions=wants_policy and algorithm.reads_collisions,
+            wants_answers=wants_policy and algorithm.reads_answers,
         )
         with_entropy |= poise is not None
         with self.trainer.precision_plugin.forward_context():

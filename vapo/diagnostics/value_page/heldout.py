@@ -106,6 +106,8 @@ def load_forward_networks(
         layers=()
         if config.algorithm.advantage_estimator == "poise"
         else estimator_layers(config.algorithm, model.config),
+        wants_collisions=config.algorithm.reads_collisions,
+        wants_answers=config.algorithm.reads_answers,
     )
 
 
