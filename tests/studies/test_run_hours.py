@@ -107,6 +107,13 @@ def test_a_shared_prompt_is_computed_once_in_each_pass() -> None:
     assert (each - shared) * 3600 == pytest.approx(seconds)
 
 
+def test_oppo_reads_each_response_once_more() -> None:
+    """Both have the pass for old log-probs and an update, which is three."""
+    otb, oppo = (hours(system_config(name))["policy"] for name in ("otb", "oppo"))
+    assert oppo.networks / otb.networks == pytest.approx(5 / 4)
+    assert oppo.sampling == otb.sampling
+
+
 def test_remax_samples_one_more_response_to_each_prompt() -> None:
     config = system_config("remax")
     numbers = resolve(config)

@@ -51,7 +51,7 @@ def token_logprobs(
         rounding: see `output_logits`.
         wants_entropy: without it the entropies are nan, which spares three passes over the logits.
         collisions: filled with the chance that two tokens drawn there are the same, which has no
-            gradient; None: not computed, which spares two passes.
+            gradient; None: not computed, which spares three passes.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
