@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from tests.systems import estimated, system_config
 from tests.tiny_model import save_tiny_folder, tiny_model, tiny_tokenizer
 from vapo.config.hyperparameters import reads_old_logprobs, resolve
 from vapo.diagnostics.iteration_metrics import iteration_metrics
+from vapo.diagnostics.value_page.heldout import evaluated_heldout, load_forward_networks
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.forward_passes import add_logprobs_and_values
@@ -74,7 +76,8 @@ def test_columns_are_those_of_each_whole_sequence(layout: Layout) -> None:
 def evaluated(correct: list[bool], **columns: list[list[float]]) -> EvaluatedBatch:
     """Responses of two tokens each, in pairs."""
     batch = batch_of(system_config("oppo", PAIRS), correct, [[0.0, 0.0]] * len(correct))
-    return replace(batch, old_values=None, **{n: torch.tensor(x) for n, x in columns.items()})
+    made: dict[str, Any] = {name: torch.tensor(x) for name, x in columns.items()}
+    return replace(batch, old_values=None, **made)
 
 
 def oppo_batch() -> EvaluatedBatch:
@@ -145,6 +148,19 @@ def test_no_microbatches_of_a_critic_are_cut_for_the_answers_prompts() -> None:
     for micro in minibatch.of("actor"):
         lengths = {len(r.prompt.prompt_ids) + len(r.response_ids) for r in micro.rows.rollouts}
         assert micro.inputs.input_ids.shape[1] <= max(lengths), "the policy is not told the answer"
+
+
+@pytest.mark.parametrize("system", ["otb", "oppo"])
+def test_a_page_of_heldout_prompts_has_them(system: str) -> None:
+    """As `vapo validate --value_page` evaluates responses, in which no run is trained."""
+    config = system_config(system, PAIRS)
+    tokenizer, device = tiny_tokenizer(), torch.device("cpu")
+    found = load_forward_networks(config, tiny_model(), tokenizer, None, device)
+    batch, _ = evaluated_heldout(config, told_batch(), found)
+    assert (batch.old_collisions is not None) == (system == "otb")
+    assert (batch.answer_logprobs is not None) == (system == "oppo")
+    assert batch.raw_advantages is not None
+    assert batch.raw_advantages[batch.response_mask].unique().numel() > 3, "not rewards alone"
 
 
 @pytest.mark.slow

@@ -58,7 +58,7 @@ def told(system: str, rank: int, world_size: int) -> dict[str, Any]:
     """The advantages and the metrics of all pairs, of which each process has its share."""
     whole = told_batch()
     share = slice(rank * 4 // world_size, (rank + 1) * 4 // world_size)
-    parts = {
+    parts: dict[str, Any] = {
         name: value[share] if isinstance(value, (list, torch.Tensor)) else value
         for name, value in vars(whole).items()
     }
