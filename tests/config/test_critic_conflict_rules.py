@@ -93,6 +93,33 @@ def test_a_probe_starts_from_no_reward_model_and_reads_some_layer(tmp_path: Path
         assert "must name one layer of the actor or more, each once" in problem(tmp_path, *options)
 
 
+RIDGE = ("critic.ridge.penalty=0.1", "critic.init=policy")
+PROBE = ("critic.kind=probe",)
+COLUMNS = ("critic.sampled_logprobs={}",)
+NOT_FITTED = {
+    (*PROBE, "critic.head.kind=bounded"): "set critic.head.kind=scalar, or critic.ridge=null",
+    (*COLUMNS, "critic.head.kind=categorical"): "critic.head.kind=scalar, or critic.ridge=null",
+    (*COLUMNS, "critic.dtype=bfloat16"): "set critic.dtype=float32, or critic.ridge=null",
+    (*PROBE, "critic.probe.hidden_size=8"): "critic.probe.hidden_size=null, or critic.ridge=null",
+    (*PROBE, "critic.epochs=2"): "fits a probe without optimizer steps; set critic.epochs=1",
+    (*PROBE, "critic.num_minibatches=2"): "optimizer steps; set critic.num_minibatches=null",
+    (*PROBE, "critic.value_clip=0.5"): "optimizer steps; set critic.value_clip=null",
+    (): "set critic.sampled_logprobs={}, critic.kind=probe, or critic.ridge=null",
+    (*COLUMNS, "critic.frozen=[score]"): "score.bias): leave it out, or set critic.ridge=null",
+}
+
+
+@pytest.mark.parametrize("options", NOT_FITTED)
+def test_a_regression_fits_linear_weights_alone(tmp_path: Path, options: tuple[str, ...]) -> None:
+    assert problem(tmp_path, *RIDGE, *options).endswith(NOT_FITTED[options])
+
+
+def test_a_regression_goes_with_these(tmp_path: Path) -> None:
+    for options in (PROBE, (*PROBE, *COLUMNS), COLUMNS, (*COLUMNS, "critic.frozen=[self_attn.]")):
+        fit_config(tmp_path, *RIDGE, *options)
+    fit_config(tmp_path, *RIDGE, *COLUMNS, "critic.epochs=2", "critic.value_clip=0.5")
+
+
 ADAPTERS = ("critic.kind=adapters", "critic.lora.rank=4", "actor.lora.rank=2")
 BESIDE_A_BASE = {
     "critic.layers=2": "set critic.layers=null, or critic.kind=network",

@@ -104,6 +104,21 @@ class SampledLogprobs:
 
 
 @dataclass
+class RidgeConfig:
+    """A linear head's weights in closed form, from the last batches' states and value targets."""
+
+    penalty: float = option(
+        1e-3,
+        "shrinks the weights: added to the diagonal of the correlations between what the head "
+        "reads, so it depends neither on scales nor on the number of tokens",
+        ge=1e-8,
+    )
+    window_batches: int = option(
+        4, "rollout batches that the regression is on, the newest among them", ge=1
+    )
+
+
+@dataclass
 class ProbeConfig:
     layers: list[int] = option(
         [-1],
@@ -175,6 +190,12 @@ class CriticConfig:
         None,
         "the head reads how likely the response's earlier tokens were when they were sampled, too "
         "(docs/critic_options.md); null: off",
+    )
+    ridge: RidgeConfig | None = option(
+        None,
+        "a probe's head, or beside a network the weights of critic.sampled_logprobs and the "
+        "head's bias, are a ridge regression that is refitted once an iteration, in place of "
+        "optimizer steps (docs/critic_options.md); null: off",
     )
     loss: Literal["squared_error", "cross_entropy"] = option(
         "squared_error",

@@ -24,9 +24,9 @@ _OF_A_NETWORK = (  # gradient_checkpointing is in conf/scale, for any critic
 _NOT_BESIDE_A_BASE = ("layers", "head_function", "attn_implementation", "dtype")
 
 # What a config of any method may say: where a critic starts, how large and fast it is, how many
-# steps it takes, and whether it reads log-probs.
+# steps it takes, whether it reads log-probs, and whether a regression fits its linear weights.
 NOT_A_METHOD = {
-    "sampled_logprobs",
+    *("sampled_logprobs", "ridge"),
     *("init", "layers", "reward_model_path", "optimizer", "dtype", "gradient_checkpointing"),
     *("attn_implementation", "head_function_folder", "epochs", "minibatch_size"),
 }

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from vapo.config.critic import CriticConfig
+from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import resolve
-from vapo.config.rules import Problem, Problems, Rule, changed
+from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
 from vapo.config.schema import FitConfig
 
 _ESTIMATOR = "algorithm.advantage_estimator"
@@ -125,6 +125,48 @@ def critics_can_be_trained(config: FitConfig) -> Problems:
         )
 
 
+_OF_STEPS = ("value_clip", "epochs", "minibatch_size", "num_minibatches")
+
+
+def ridge_fits_linear_weights(config: FitConfig) -> Problems:
+    """A regression in closed form needs a value that is linear in what the head reads."""
+    critic, key = config.critic, "critic.ridge"
+    if critic.ridge is None or not config.algorithm.has_critic:
+        return
+    if critic.head.kind != "scalar":
+        yield Problem(
+            f"{key} solves for the weights of a linear value, and critic.head.kind "
+            f"{critic.head.kind} has none: set critic.head.kind=scalar, or {key}=null"
+        )
+    if critic.dtype != "float32":
+        yield Problem(
+            f"critic.dtype {critic.dtype} rounds the weights that {key} solves for: set "
+            f"critic.dtype=float32, or {key}=null"
+        )
+    if isinstance(critic, ProbeCritic):
+        if critic.probe.hidden_size is not None:
+            yield Problem(
+                f"{key} fits a linear head, and critic.probe.hidden_size {critic.probe.hidden_size}"
+                f" is a layer before it: set critic.probe.hidden_size=null, or {key}=null"
+            )
+        keys = [f"critic.{name}" for name in _OF_STEPS]
+        yield from without_effect(config, keys, f"{key} fits a probe without optimizer steps")
+    elif critic.sampled_logprobs is None:
+        yield Problem(
+            f"{key} fits a probe's head, or beside a {critic.kind} critic the weights of "
+            "critic.sampled_logprobs, which is null: set critic.sampled_logprobs={}, "
+            f"critic.kind=probe, or {key}=null",
+            (key, f"{key}.penalty", f"{key}.window_batches", "critic.kind"),
+        )
+    for text in critic.frozen:
+        if text in "logprob_score.weight" or text in "score.bias":
+            yield Problem(
+                f"critic.frozen {text!r} keeps weights as they are that {key} fits "
+                f"(logprob_score.weight, score.bias): leave it out, or set {key}=null",
+                ("critic.frozen", key),
+            )
+
+
 def stored_rollouts_are_read(config: FitConfig) -> Problems:
     """What is said of stored rollouts is read only where there are some."""
     settings = config.components.value_pretraining
@@ -192,6 +234,7 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     noise_weights_know_the_noise,
     anchors_and_k_are_used,
     critics_can_be_trained,
+    ridge_fits_linear_weights,
     stored_rollouts_are_read,
     truth_is_of_the_same_returns,
 )

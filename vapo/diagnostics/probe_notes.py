@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vapo.config import FitConfig, resolve
+from vapo.config.critic import ProbeConfig, ProbeCritic, SampledLogprobs
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import read_model_config
 from vapo.prompts.fingerprint import fingerprint
@@ -19,7 +20,10 @@ def probe_notes(config: FitConfig) -> Iterator[str]:
     """What its user should know: a rate that a probe does not read, and a folder of perhaps another
     actor's."""
     kind = config.critic.kind
-    if not config.algorithm.has_critic or kind == "network":
+    if not config.algorithm.has_critic:
+        return
+    yield from ridge_notes(config)
+    if kind == "network":
         return
     if (
         kind == "probe"
@@ -35,3 +39,17 @@ def probe_notes(config: FitConfig) -> Iterator[str]:
         if read is None or read != own:
             which = f"{read}, and actor.path's is {own}" if read else "not in its folder"
             yield (f"critic.init {path}: {_FITS[kind]} trained on, whose fingerprint is {which}")
+
+
+def ridge_notes(config: FitConfig) -> Iterator[str]:
+    """Which learning rates that are set `critic.ridge` leaves unread."""
+    critic = config.critic
+    if critic.ridge is None:
+        return
+    unread = []
+    if critic.sampled_logprobs is not None and critic.sampled_logprobs != SampledLogprobs():
+        unread.append("critic.sampled_logprobs.lr")
+    if isinstance(critic, ProbeCritic) and critic.probe.lr != ProbeConfig.lr:
+        unread.append("critic.probe.lr")
+    if unread:
+        yield f"critic.ridge fits weights without a learning rate: {' and '.join(unread)} not read"

@@ -5,12 +5,16 @@ Nothing here is differentiated.
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 _NO_VARIANCE = 1e-12  # a direction with this share of the largest one's variance is rounding
 _COLLINEAR = 1e-9  # less than this share of a feature's square, beside other features, is rounding
+_ROWS_AT_ONCE = 4096  # of a Gram matrix: more would need much memory in float64
 
 
 @torch.no_grad()
@@ -63,6 +67,71 @@ def ridge_predictions(
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     weights = torch.linalg.solve(gram, x.T @ (targets - center))
     return (center + (rows - mean) / scale @ weights).clamp(targets.min(), targets.max())
+
+
+@torch.no_grad()
+def weighted_gram(
+    features: Float[Tensor, "N F"], targets: Float[Tensor, " N"], weights: Float[Tensor, " N"]
+) -> Float[Tensor, "F+2 F+2"]:
+    """Sum w z z^T over rows, where z is a row's features, its target and a 1; in float64.
+
+    The sum of the matrices of two parts is that of the whole, so a regression on many rows needs
+    none of them again (`ridge_of_gram`).
+
+    >>> weighted_gram(torch.tensor([[2.0]]), torch.tensor([3.0]), torch.tensor([0.5]))
+    tensor([[2.0000, 3.0000, 1.0000],
+            [3.0000, 4.5000, 1.5000],
+            [1.0000, 1.5000, 0.5000]], dtype=torch.float64)
+    """
+    size = features.shape[1] + 2
+    gram = torch.zeros(size, size, dtype=torch.float64, device=features.device)
+    parts = (x.split(_ROWS_AT_ONCE) for x in (features, targets, weights))
+    for some, of_target, weight in zip(*parts, strict=True):
+        rows = torch.cat([some, of_target[:, None], torch.ones_like(of_target)[:, None]], dim=1)
+        rows = rows.double()
+        gram += rows.T @ (rows * weight.double()[:, None])
+    return gram
+
+
+class RidgeSolution(NamedTuple):
+    """A prediction is `intercept` + features @ `weights`. `explained`: the share of the targets'
+    variance that it explains on the rows that it is fitted to; nan where they are all equal."""
+
+    weights: Float[Tensor, " F"]
+    intercept: Float[Tensor, ""]
+    explained: float
+
+
+@torch.no_grad()
+def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolution:
+    """Solve a ridge regression of J - 2 features, whose `weighted_gram` has a positive weight.
+
+        minimize  mean (y - b - x w)^2 + penalty * sum_j var(x_j) w_j^2
+
+    where the means and variances are the weighted ones. So neither the scale of a feature nor the
+    number of rows changes a prediction, and the intercept b is not shrunk: the mean prediction is
+    the mean target. Features that do not vary have the weight 0.
+
+    >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
+    >>> ridge_of_gram(weighted_gram(x, y, torch.ones(2)), penalty=1.0)[:2]
+    (tensor([0.2500], dtype=torch.float64), tensor(0.2500, dtype=torch.float64))
+    """
+    mean = gram[:-1, -1] / gram[-1, -1]
+    squares = gram[:-1, :-1] / gram[-1, -1]
+    covariance = squares - mean[:, None] * mean
+    variances = covariance.diagonal()
+    varies = variances[:-1] > _NO_VARIANCE * squares.diagonal()[:-1]
+    std = torch.where(varies, variances[:-1], 1.0).sqrt()
+    correlation = torch.where(varies[:, None] & varies, covariance[:-1, :-1], 0.0)
+    correlation = correlation / (std[:, None] * std)
+    of_target = torch.where(varies, covariance[:-1, -1], 0.0)
+    shrunk = correlation + penalty * torch.eye(len(std), dtype=std.dtype, device=std.device)
+    scaled = torch.linalg.solve(shrunk, of_target / std)
+    weights = scaled / std
+    unexplained = variances[-1] - 2 * scaled @ (of_target / std) + scaled @ correlation @ scaled
+    is_constant = variances[-1] <= _NO_VARIANCE * squares[-1, -1]
+    explained = math.nan if is_constant else float(1 - unexplained / variances[-1])
+    return RidgeSolution(weights, mean[-1] - mean[:-1] @ weights, explained)
 
 
 def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:

@@ -238,17 +238,19 @@ class Critic(nn.Module):
         states = last_hidden_states(self.model, inputs)
         return states[inputs.state_rows, inputs.state_columns]
 
+    def columns(self, inputs: TokenInputs) -> Float[Tensor, "n C"]:
+        """What the head reads of the log-probs before each response token."""
+        if inputs.sampled_logprobs is None:
+            raise ValueError("the value head reads log-probs, and these tokens were not sampled")
+        columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
+        return columns[inputs.response_mask]
+
     def forward(self, inputs: TokenInputs) -> CriticOutput:
         """V(s_t) for every response token t, flattened; s_t is the state before the token."""
         outputs = _in_float32(self.model.get_submodule("score"), self.states(inputs))
         if self.head.num_logprob_columns is not None:
-            if inputs.sampled_logprobs is None:
-                raise ValueError(
-                    "the value head reads log-probs, and these tokens were not sampled"
-                )
-            columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
             layer = self.model.get_submodule(LOGPROB_SCORE)
-            outputs = outputs + _in_float32(layer, columns[inputs.response_mask])
+            outputs = outputs + _in_float32(layer, self.columns(inputs))
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
         logits = outputs.clone()  # a view would warn under FSDP2

@@ -18,6 +18,7 @@ from vapo.networks.adapters import AdapterModelConfig, accept_adapters, checkpoi
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.critics_on_actors import AdapterCritic, critic_of
 from vapo.networks.experts import say_experts
+from vapo.networks.fitted_weights import fitted_parameters
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
@@ -234,6 +235,9 @@ def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
         add_adapters(model, options.lora, seed=seed, key="critic.lora")
     if options.frozen:
         freeze(model, options.frozen)
+    if options.ridge is not None:
+        for parameter in fitted_parameters(model).values():
+            parameter.requires_grad_(False)
 
 
 def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:

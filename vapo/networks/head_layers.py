@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -49,14 +50,15 @@ def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
     score = model.get_submodule("score")
     for name, values in start_values(score, plan.head, plan.mean_reward).items():
         score.get_parameter(name).copy_(values)
-    begin_logprob_score(model)
+    if hasattr(model, LOGPROB_SCORE):
+        begin_at_zero(model, [f"{LOGPROB_SCORE}.weight"])
 
 
 @torch.no_grad()
-def begin_logprob_score(model: PreTrainedModel) -> None:
-    """Weights of 0 for what the head reads of log-probs, if it reads them."""
-    if hasattr(model, LOGPROB_SCORE):
-        model.get_submodule(LOGPROB_SCORE).get_parameter("weight").zero_()
+def begin_at_zero(model: PreTrainedModel, names: Iterable[str]) -> None:
+    """Set the parameters of these names to 0."""
+    for name in names:
+        model.get_parameter(name).zero_()
 
 
 def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:

@@ -23,7 +23,7 @@ from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, new_adapters
 from vapo.networks.attention_windows import attention_options
 from vapo.networks.generation_files import read_generation_config
-from vapo.networks.head_layers import begin_head, begin_logprob_score, class_with_head
+from vapo.networks.head_layers import begin_at_zero, begin_head, class_with_head
 from vapo.networks.model_configs import (
     check_supported,
     quiet,
@@ -160,12 +160,13 @@ def load_value_model(
     if not isinstance(score, nn.Linear):
         raise UserError(f"{path}: {type(model).__name__} has no linear head named `score`")
     head = {f"score.{name}" for name, _ in score.named_parameters()}
-    of_logprobs = {name for name in missing if name.startswith(f"{LOGPROB_SCORE}.")}
-    _check_complete(path, missing - of_logprobs - (set() if plan.keeps_weights else head))
-    if not plan.keeps_weights:
+    added = {name for name in missing if name.startswith(f"{LOGPROB_SCORE}.")}
+    added |= missing & ({"score.bias"} if plan.adds_bias else set())
+    _check_complete(path, missing - added - (set() if plan.keeps_weights else head))
+    if plan.keeps_weights:
+        begin_at_zero(model, added)
+    else:
         begin_head(model, plan)
-    elif of_logprobs:
-        begin_logprob_score(model)
     remove_dropout(model)
     unbound_time_steps(model)
     return model

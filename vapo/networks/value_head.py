@@ -126,18 +126,21 @@ class ValueHead:
 class HeadPlan:
     """The head of a critic, and whether its weights are those of the folder that it starts from.
 
-    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0). Where the head of
-    the folder reads no log-probs and this one does, their weights alone start at 0.
+    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0). What the folder's
+    head lacks of this one starts at 0: the weights of log-probs, or the bias (`adds_bias`).
     """
 
     head: ValueHead
     keeps_weights: bool
     mean_reward: float | None = None
+    adds_bias: bool = False
 
 
 def head_of(critic: CriticConfig) -> ValueHead:
-    """The head that a config asks for. With a given start it needs a bias, whatever it is."""
-    options, has_bias = critic.head, critic.head.start != "as_loaded"
+    """The head that a config asks for. With a given start it needs a bias, whatever it is, and so
+    does a regression."""
+    options = critic.head
+    has_bias = critic.head.start != "as_loaded" or critic.ridge is not None
     reads: dict[str, Any] = {
         "num_logprob_columns": None if critic.sampled_logprobs is None else NUM_LOGPROB_COLUMNS,
         "layers": tuple(critic.probe.layers) if isinstance(critic, ProbeCritic) else None,
@@ -190,7 +193,8 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             "alone, with a head of weight 0: name the folder as critic.reward_model_path (with "
             "critic.init=reward_model), and set critic.head.start=first_batch or mean_reward"
         )
-    return HeadPlan(saved, True)
+    adds_bias = critic is not None and critic.ridge is not None and not saved.has_bias
+    return HeadPlan(replace(saved, has_bias=saved.has_bias or adds_bias), True, adds_bias=adds_bias)
 
 
 def has_classifier(model: PreTrainedConfig) -> bool:

@@ -22,6 +22,7 @@ from vapo.config.critic import CriticConfig
 from vapo.config.estimators import PoiseOptions
 from vapo.config.networks import ActorConfig
 from vapo.config.written import to_yaml
+from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic, FrozenBase, forward_of_rows, members_of
 from vapo.networks.build import make_actor, make_critic, make_reference
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
@@ -33,7 +34,7 @@ from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, 
 from vapo.system.stage_times import timed
 from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
 from vapo.training.microbatching import Measurement, MicrobatchChoice
-from vapo.training.minibatches import Microbatch, Minibatch
+from vapo.training.minibatches import Microbatch, Minibatch, passes
 from vapo.training.objective import Totals, has_loss, policy_objective, value_objective
 from vapo.training.optimizers import (
     clip_gradient,
@@ -45,10 +46,11 @@ from vapo.training.optimizers import (
     stepper,
     take_options,
 )
+from vapo.training.ridge_fit import RidgeFit
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)
-_WITH_STATE = ("lineage", "baseline", "microbatching")
+_WITH_STATE = ("lineage", "baseline", "microbatching", "ridge")
 LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
 
 
@@ -89,6 +91,8 @@ class VapoModule(L.LightningModule):
         self.lineage = Lineage()
         self.baseline = baseline_of(config.algorithm)
         self.microbatching = MicrobatchChoice(config)
+        fits = self.has_critic and config.critic.ridge is not None
+        self.ridge = RidgeFit(config.critic) if fits else None
         self.faults = Faults(config.watch.max_bad_updates, config.watch.max_saved_rollouts)
 
     @property
@@ -231,9 +235,16 @@ class VapoModule(L.LightningModule):
             with timed(self.update_seconds, f"{name}_update"):
                 loss = self._accumulate(getattr(self, name), loss_share, minibatch, totals)
                 metrics |= self._update(name, loss, minibatch, counted=index == 0)
+        if self.ridge is not None and self.critic is not None and self._ends_critic_passes():
+            metrics |= self.ridge.refit(self.critic)
         self.minibatch_metrics.append(totals.reduce() | metrics)
         self.lineage.trained(self.minibatch_metrics[-1], actor="actor/grad_norm" in metrics)
         return self.minibatch_metrics[-1]
+
+    def _ends_critic_passes(self) -> bool:
+        """Whether the iteration has none of the critic's minibatches left."""
+        of_critic = [p for p in passes(self.config, self.start.phase) if "critic" in p.networks]
+        return self.num_minibatches["critic"] == sum(p.num_minibatches for p in of_critic)
 
     def _accumulate(
         self, network: Actor | Critic, loss_share: LossShare, minibatch: Minibatch, totals: Totals
@@ -247,7 +258,8 @@ class VapoModule(L.LightningModule):
             loss = loss_share(microbatch.to(self.device), minibatch, totals)
             is_last = index == len(microbatches) - 1
             set_gradient_sync(network, is_last or self.config.trainer.reduce_every_microbatch)
-            self.manual_backward(loss * world_size())  # data parallelism averages over ranks
+            if loss.requires_grad:  # that of a fitted probe does not
+                self.manual_backward(loss * world_size())  # data parallelism averages over ranks
             self.update_flops += network.forward_flops.count_update(microbatch.inputs)
             total += loss.detach()
         return total
@@ -262,6 +274,8 @@ class VapoModule(L.LightningModule):
 
     def _value_loss(self, micro: Microbatch, minibatch: Minibatch, totals: Totals) -> Tensor:
         output = self._value_forward(micro)
+        if self.ridge is not None and self.critic is not None:
+            self.ridge.add(self.critic, micro, output["values"].detach())
         return value_objective(output, micro.rows, minibatch, self.config, totals)
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
@@ -303,6 +317,10 @@ class VapoModule(L.LightningModule):
             self.faults.stepped(name)
         else:
             self._skip(name, minibatch, loss, norm)
+        if self.ridge is not None and name == "critic":
+            self.ridge.keep() if is_finite else self.ridge.drop()
+            if not optimizer.param_groups[0]["params"]:
+                return {}  # no gradient, and no rate
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
@@ -333,12 +351,23 @@ class VapoModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["config"] = self._written_config
-        for name in _WITH_STATE:
+        for name in self._parts_with_state():
             checkpoint[name] = getattr(self, name).state_dict()
         if self.device_mesh is None:
             states = checkpoint["optimizer_states"]
             number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        for name in checkpoint.keys() & {*_WITH_STATE}:  # earlier versions lack some
-            getattr(self, name).load_state_dict(checkpoint[name])
+        """Raises: UserError: of this run and the checkpoint's one alone has `critic.ridge`."""
+        if ("ridge" in checkpoint) != (self.ridge is not None):
+            had, value = ("has", "{}") if self.ridge is None else ("has no", "null")
+            raise UserError(
+                f"the checkpoint's run {had} critic.ridge, so other weights of the critic have an "
+                f"optimizer's state: set critic.ridge={value}, as it had it"
+            )
+        for name in self._parts_with_state():
+            if name in checkpoint:  # earlier versions lack some
+                getattr(self, name).load_state_dict(checkpoint[name])
+
+    def _parts_with_state(self) -> list[str]:
+        return [name for name in _WITH_STATE if getattr(self, name) is not None]

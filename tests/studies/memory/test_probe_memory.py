@@ -54,6 +54,20 @@ def test_it_has_a_head_and_no_network(folder: Path) -> None:
     assert "actor's states" not in network.host
 
 
+def test_a_fitted_head_has_gram_matrices_and_no_optimizer(folder: Path) -> None:
+    """Of two layers' channels, ten columns, the target and a 1, for each batch of the window."""
+    options = (*PROBE, "critic.sampled_logprobs={}")
+    stepped = estimate(folder, *options)
+    fitted = estimate(folder, *options, "critic.ridge.window_batches=3")
+    hidden = stepped.parameters["critic"]
+    grams = 3 * 8 * (hidden + 12) ** 2
+    assert fitted.parameters["critic"] == hidden + 1, "the bias"
+    assert fitted.host == stepped.host | {"Gram matrices of critic.ridge": grams}
+    before, after = (one.stages["actor update"]["optimizer states"] for one in (stepped, fitted))
+    assert before - after == 2 * 4 * hidden
+    assert fitted.checkpoint - stepped.checkpoint == grams + 4 - 2 * 4 * hidden
+
+
 @pytest.mark.slow
 def test_a_files_states_are_all_kept(folder: Path, tmp_path: Path) -> None:
     """They are in the actor's dtype, whatever the probe's is."""

@@ -28,7 +28,7 @@ from vapo.studies.memory.sizes import (
     num_processes,
     worst_microbatch,
 )
-from vapo.studies.memory.states import read_layers, states_bytes
+from vapo.studies.memory.states import gram_bytes, read_layers, states_bytes
 
 GIB = 2**30
 _SPARE_COLUMNS = 64  # room that the sampler's cache grows by
@@ -85,6 +85,8 @@ def estimate_memory(
         host["actor's states"] = states_bytes(
             len(layers), actor, config, item_bytes=networks[0].compute_bytes
         )
+    if grams := gram_bytes(actor, config):
+        host["Gram matrices of critic.ridge"] = grams
     if isinstance(config.rollouts, VllmEngine):
         options = config.rollouts.vllm
         sampling = _vllm(networks[0], options, config)
@@ -113,7 +115,7 @@ def estimate_memory(
     active = {n.name: n.copies * n.parameters.active for n in networks}
     shares = shares_prompts([n.passes for n in networks], config)
     num_shards = num_processes(config) if config.trainer.strategy == "fsdp" else 1
-    checkpoint = num_shards * _written(networks)
+    checkpoint = num_shards * _written(networks) + grams
     count = num_processes(config)
     return MemoryEstimate(stages, parameters, count, host, shares, checkpoint, active)
 

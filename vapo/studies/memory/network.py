@@ -67,6 +67,7 @@ class NetworkBytes:
         self.parameters = count
         trained, adapters = count.total, 0
         is_part = options.lora is not None or bool(getattr(options, "frozen", ()))
+        is_part |= getattr(options, "ridge", None) is not None
         if is_part and base is None:
             trained, adapters = _trained_parameters(self.name, model, config)
         # several critics: a pass is of one at a time

@@ -10,6 +10,7 @@ from transformers import PreTrainedConfig
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import ProbeCritic
 from vapo.config.estimators import PoiseOptions
+from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS
 from vapo.studies.memory.sizes import local_rollouts
 
 
@@ -33,3 +34,14 @@ def states_bytes(
         tokens = rows * (1 + config.algorithm.poise.num_states)
     channels = num_layers * int(actor.get_text_config(decoder=True).hidden_size)
     return float(tokens * channels * item_bytes)
+
+
+def gram_bytes(actor: PreTrainedConfig, config: FitConfig) -> float:
+    """The Gram matrices to which `critic.ridge` fits, one for each batch of its window."""
+    critic = config.critic
+    if critic.ridge is None or not config.algorithm.has_critic:
+        return 0.0
+    size = 2 + (NUM_LOGPROB_COLUMNS if critic.sampled_logprobs is not None else 0)
+    if isinstance(critic, ProbeCritic):
+        size += len(critic.probe.layers) * int(actor.get_text_config(decoder=True).hidden_size)
+    return float(critic.ridge.window_batches * critic.count * size**2 * 8)

@@ -62,8 +62,9 @@ def simulate(config: FitConfig) -> Simulation:
     """
     watch_propagation()
     num_ranks = config.trainer.num_ranks
-    # as in the arithmetic: these columns are nothing beside the hidden states
-    config = replace(config, critic=replace(config.critic, sampled_logprobs=None))
+    # as in the arithmetic: these columns are nothing beside the hidden states, and a regression
+    # cannot be solved without numbers
+    config = replace(config, critic=replace(config.critic, sampled_logprobs=None, ridge=None))
     module = _SimulatedModule(config)
     sharded = config.trainer.strategy == "fsdp"
     if sharded:

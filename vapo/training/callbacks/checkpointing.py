@@ -118,6 +118,8 @@ class Checkpointing(Checkpoint):
         """Check, before anything is sampled, that the disk has room for all that is kept on it."""
         assert isinstance(pl_module, VapoModule)
         self._num_bytes = expected_bytes(pl_module)
+        if pl_module.ridge is not None and pl_module.critic is not None:
+            self._num_bytes += pl_module.ridge.num_bytes(pl_module.critic)
         about_waiting = self._choose_background(on_gpu=pl_module.device.type == "cuda")
         if self.in_background:
             self._saves = BackgroundSaves()

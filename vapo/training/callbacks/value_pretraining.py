@@ -215,10 +215,10 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
 class BestCritic:
     """The held-out explained variance after each pass, the best weights, and when to stop.
 
-    With the weights the optimizer's moments are kept: those of later passes would push the best
-    weights on towards the ones that were given up. So the critic is as if training had ended
-    with its best pass. The state is part of the checkpoint, so that a resumed run ends in the same
-    weights.
+    With the weights the optimizer's moments are kept, and the window of `critic.ridge`: those of
+    later passes would push the best weights on towards the ones that were given up. So the critic
+    is as if training had ended with its best pass. The state is part of the checkpoint, so that a
+    resumed run ends in the same weights.
     """
 
     settings: components.ValuePretraining
@@ -227,6 +227,7 @@ class BestCritic:
     best_pass: int = 0
     weights: dict[str, Tensor] = field(default_factory=dict)
     moments: list[dict[str, Tensor]] = field(default_factory=list)
+    ridge: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
 
     def begin(self, stored: StoredRollouts) -> None:
@@ -259,6 +260,7 @@ class BestCritic:
             state = module.get_submodule("critic").state_dict()
             self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
             self.moments = copy_of_moments(optimizer)
+            self.ridge = {} if module.ridge is None else module.ridge.state_dict()
         return found
 
     def is_over(self) -> bool:
@@ -273,7 +275,9 @@ class BestCritic:
         module.get_submodule("critic").load_state_dict(self.weights)
         if self.moments:  # a checkpoint of an earlier version has none
             put_moments(optimizer, self.moments)
-        self.weights, self.moments = {}, []
+        if self.ridge and module.ridge is not None:
+            module.ridge.load_state_dict(self.ridge)
+        self.weights, self.moments, self.ridge = {}, [], {}
 
     def state_dict(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "settings"}

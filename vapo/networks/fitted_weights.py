@@ -1,0 +1,69 @@
+"""The weights of a critic that a regression fits, in place of an optimizer (`critic.ridge`)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
+
+from vapo.functional.regression import RidgeSolution
+from vapo.networks.actor_critic import Critic
+from vapo.networks.probe import ProbeForSequenceClassification
+from vapo.networks.token_inputs import TokenInputs
+from vapo.networks.value_head import LOGPROB_SCORE
+from vapo.system.distributed import reshard
+
+_BIAS, _ON_STATES, _ON_LOGPROBS = "score.bias", "score.weight", f"{LOGPROB_SCORE}.weight"
+
+
+def fitted_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
+    """The parameters that a regression fits, by name: the weights in the order of what they read,
+    then the bias.
+
+    A probe's states do not depend on its weights, so all of its head is fitted. A network's states
+    change with each of its steps, so its own score is trained by these, and the regression fits
+    what the score leaves.
+    """
+    is_probe = isinstance(model, ProbeForSequenceClassification)
+    names = (*((_ON_STATES,) if is_probe else ()), _ON_LOGPROBS, _BIAS)
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name] for name in names if name in parameters}
+
+
+def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
+    """What the fitted weights read of the state before each response token."""
+    parts = []
+    if isinstance(critic.model, ProbeForSequenceClassification):
+        parts.append(critic.states(inputs).float())
+    if critic.head.num_logprob_columns is not None:
+        parts.append(critic.columns(inputs))
+    return torch.cat(parts, dim=1)
+
+
+@torch.no_grad()
+def fitted_now(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
+    """The fitted weights and the bias as they are, whole; every rank must call this."""
+    *weights, bias = (_whole(p)[0] for p in fitted_parameters(critic.model).values())
+    return torch.cat(weights), bias
+
+
+def _whole(parameter: Tensor) -> Tensor:
+    tensor: Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+    return tensor.detach().clone()
+
+
+@torch.no_grad()
+def put_fitted(critic: Critic, solution: RidgeSolution) -> None:
+    """Give a critic the solution of the regression. In place, maybe sharded: every rank must call
+    it."""
+    reshard(critic)  # a whole copy of an earlier forward would stay as it was
+    *names, bias = fitted_parameters(critic.model)
+    sizes = [critic.model.get_parameter(name).shape[1] for name in names]
+    parts = solution.weights.float().split(sizes)
+    state = {f"model.{name}": part[None] for name, part in zip(names, parts, strict=True)}
+    state[f"model.{bias}"] = solution.intercept.float()[None]
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    set_model_state_dict(critic, state, options=options)

@@ -1,0 +1,121 @@
+"""A critic's linear weights as a ridge regression on the last rollout batches (`critic.ridge`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from vapo.config.critic import CriticConfig, RidgeConfig
+from vapo.functional.regression import ridge_of_gram, weighted_gram
+from vapo.networks.actor_critic import Critic, members_of
+from vapo.networks.fitted_weights import (
+    fitted_inputs,
+    fitted_now,
+    fitted_parameters,
+    put_fitted,
+)
+from vapo.networks.probe import ProbeForSequenceClassification
+from vapo.system.distributed import sum_over_ranks
+from vapo.training.minibatches import Microbatch
+
+
+class RidgeFit:
+    """Collects what an iteration's value loss is on, and refits the weights at its end.
+
+        add (each micro-batch) -> keep or drop (each minibatch) -> refit (after the last)
+
+    So the values of a rollout batch are those of weights that were fitted before it was sampled.
+    Of each batch its Gram matrix alone is kept, [M, F+2, F+2] for M critics: a token counts as it
+    does in the value loss. `grams` are those of the last batches, oldest first, summed over all
+    ranks. A checkpoint has them, so that a resumed run fits the same.
+
+    Beside a network the targets are less what the network itself says of the state at the time. A
+    batch keeps what it said then, though it moves on: the fit lags behind it by up to the window.
+    """
+
+    def __init__(self, config: CriticConfig) -> None:
+        assert config.ridge is not None
+        self.options: RidgeConfig = config.ridge
+        self.num_critics = config.count
+        self.grams: list[Tensor] = []
+        self._of_batch: Tensor | None = None  # of this rank
+        self._of_minibatch: Tensor | None = None
+        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # fitted weights, by critic
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"grams": list(self.grams)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.grams = list(state["grams"])
+
+    def num_bytes(self, critic: Critic) -> int:
+        """The size of a full window of Gram matrices."""
+        model = members_of(critic)[0].model
+        weights = [p for name, p in fitted_parameters(model).items() if name.endswith("weight")]
+        size = sum(weight.shape[1] for weight in weights) + 2
+        return self.options.window_batches * self.num_critics * size**2 * 8
+
+    @torch.no_grad()
+    def add(self, critic: Critic, micro: Microbatch, values: Float[Tensor, "b T"]) -> None:
+        """Add the tokens of a micro-batch that carry value loss, with the critic's values of them.
+
+        Every rank must call this equally often.
+        """
+        rows, members = micro.rows, micro.rows.critic_members
+        index = 0 if members is None else int(members[0])
+        member, sampled = members_of(critic)[index], micro.inputs.response_mask
+        features = fitted_inputs(member, micro.inputs)
+        assert rows.value_targets is not None, "the estimator trains a critic"
+        targets = rows.value_targets[sampled]
+        if not isinstance(member.model, ProbeForSequenceClassification):
+            if index not in self._before:
+                self._before[index] = fitted_now(member)
+            weights, bias = self._before[index]
+            targets = targets - (values[sampled] - features @ weights - bias)
+        counted = rows.value_mask[sampled]
+        token_weights = (rows.value_weights[:, None] * rows.value_draws)[sampled]
+        gram = weighted_gram(features[counted], targets[counted], token_weights[counted])
+        if self._of_minibatch is None:
+            self._of_minibatch = gram.new_zeros(self.num_critics, *gram.shape)
+        self._of_minibatch[index] += gram
+
+    def keep(self) -> None:
+        """The minibatch that has been added has finite numbers."""
+        if self._of_minibatch is not None:
+            batch = self._of_batch
+            self._of_batch = self._of_minibatch if batch is None else batch + self._of_minibatch
+        self._of_minibatch = None
+
+    def drop(self) -> None:
+        """The minibatch that has been added has numbers that are not finite."""
+        self._of_minibatch = None
+
+    def refit(self, critic: Critic) -> dict[str, float]:
+        """Fit the weights to the window that ends with this iteration, and return its metrics.
+
+        Every rank must call this. Weights stay as they are where an iteration, or a window, has
+        trained on nothing of theirs.
+        """
+        batch, self._of_batch = self._of_batch, None
+        self._before = {}
+        if batch is None:
+            return {}
+        self.grams.append(sum_over_ranks(batch).cpu())
+        self.grams = self.grams[-self.options.window_batches :]
+        total, explained = torch.stack(self.grams).sum(dim=0), []
+        for member, gram in zip(members_of(critic), total, strict=True):
+            if float(gram[-1, -1]) > 0:
+                solution = ridge_of_gram(gram, penalty=self.options.penalty)
+                put_fitted(member, solution)
+                explained.append(solution.explained)
+        return {
+            "critic/ridge_num_tokens": float(total[:, -1, -1].sum()),
+            "critic/ridge_explained_variance": (
+                math.fsum(explained) / len(explained) if explained else math.nan
+            ),
+        }
