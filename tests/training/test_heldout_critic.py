@@ -16,6 +16,7 @@ from tests.config.fits import fit_config
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import resolve
 from vapo.config.components import ValuePretraining as Settings
+from vapo.config.critic import CriticConfig, RidgeConfig
 from vapo.config.networks import OptimizerConfig
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
@@ -25,6 +26,7 @@ from vapo.training.callbacks import value_pretraining as heldout_critic
 from vapo.training.callbacks.value_pretraining import BestCritic
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import make_optimizer
+from vapo.training.ridge_fit import RidgeFit
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Turn
 
 
@@ -73,6 +75,25 @@ def test_patience_and_the_best_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = {float(x) for state in states for t in state.values() for x in t.flatten()}
     assert numbers == {2.0}, "step and both moments are those of the best pass, too"
     assert (again.weights, again.moments) == ({}, [])
+
+
+def test_the_best_pass_brings_back_the_window_that_it_was_fitted_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    best, module = BestCritic(Settings(data="f", patience=2)), make_module()
+    module.ridge = ridge = RidgeFit(CriticConfig(ridge=RidgeConfig()))
+    measure = best.measure
+
+    def measured(*args: Any) -> float | None:
+        ridge.grams.append(torch.full((1, 3, 3), float(args[3])))
+        return measure(*args)
+
+    monkeypatch.setattr(best, "measure", measured)
+    _, optimizer = follow(best, module, monkeypatch, [0.1, 0.3, 0.3, 0.2])
+    assert len(ridge.grams) == 4
+    best.restore(module, optimizer)
+    assert [float(gram.mean()) for gram in ridge.grams] == [2.0, 4.0]
+    assert best.ridge == {}
 
 
 def test_a_number_that_is_none_is_not_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -194,7 +194,7 @@ class CriticConfig:
     ridge: RidgeConfig | None = option(
         None,
         "a probe's head, or beside a network the weights of critic.sampled_logprobs and the "
-        "head's bias, are a ridge regression that is refitted once an iteration, in place of "
+        "head's bias, are a ridge regression that is refitted in each iteration, in place of "
         "optimizer steps (docs/critic_options.md); null: off",
     )
     loss: Literal["squared_error", "cross_entropy"] = option(
