@@ -64,7 +64,12 @@ def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
     """
     means = prompt_means.double()
     sums = torch.stack([means.sum(), means.square().sum(), torch.ones_like(means).sum()])
-    total, total_squares, num = sum_over_ranks(sums).unbind()
+    return mean_of_sums(sum_over_ranks(sums))
+
+
+def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
+    """`clustered_mean` of the prompts' means whose sum, sum of squares and number are known."""
+    total, total_squares, num = sums.unbind()
     mean = total / num
     variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
     if num >= _MIN_PROMPTS and mean in (0, 1):

@@ -209,6 +209,14 @@ class Rollout:
         return sum(turn.num_sampled for turn in self.turns)
 
 
+class PromptScore(NamedTuple):
+    """How many of the responses to a prompt are correct; `prompt` is a digest of the prompt."""
+
+    prompt: str
+    num_correct: int
+    num_responses: int
+
+
 @dataclass(frozen=True)
 class RolloutBatch:
     """All judged rollouts of one iteration with their rewards, response-aligned.
@@ -229,7 +237,9 @@ class RolloutBatch:
     first token after such a prefix, and `measured_draws` how many of them count for the row; 0
     elsewhere. `actor_states` are what a critic without a network reads, or the advantage estimator:
     of each row [num sampled tokens, L, H], the actor's states before these tokens, without padding;
-    for POISE the first of them and a few last ones.
+    for POISE the first of them and a few last ones. `sampled_groups` has the score of each group
+    that was sampled for the batch, those included that dynamic sampling has dropped; stored rollouts
+    have none.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
@@ -256,6 +266,7 @@ class RolloutBatch:
     measured_values: Float[Tensor, "B T"] | None = None
     measured_draws: Float[Tensor, "B T"] | None = None
     actor_states: list[Tensor] | None = None
+    sampled_groups: tuple[PromptScore, ...] = ()
 
     def __len__(self) -> int:
         return len(self.rollouts)

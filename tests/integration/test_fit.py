@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -41,6 +42,7 @@ from vapo.commands.report import open_reader
 from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.runs.manifests import checkpoint_name
+from vapo.runs.prompt_scores import SCORES_NAME, history_of
 from vapo.sweep.identity import code_version
 from vapo.sweep.report.rows import facts_of
 
@@ -142,6 +144,42 @@ def test_last_checkpoint_is_the_last(run: Path) -> None:
 def test_evaluations(history: dict[str, list[tuple[int, float]]]) -> None:
     """Before the first step, every second policy iteration, after the last."""
     assert [step for step, _ in history["eval/avg_at_k"]] == [0, 8, 10]
+
+
+def test_scores_of_single_prompts_are_recorded(
+    run: Path, history: dict[str, list[tuple[int, float]]]
+) -> None:
+    """Three batches of the policy, of which the last one counts as the last half; three
+    evaluations, whose prompts are the same."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
+    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    artifact = Path(recorded.info.artifact_uri.removeprefix("file://")) / SCORES_NAME
+    text = (run / SCORES_NAME).read_text()
+    assert artifact.read_text() == text
+    found = history_of(text)
+    batches, evaluations = (list(found.of_kind[kind].values()) for kind in ("batch", "evaluation"))
+    assert [one.policy_iterations for one in batches] == [0, 1, 2]
+    assert [one.policy_steps for one in batches] == [0, 2, 4]
+    accuracies = [value for _, value in history["rollout/accuracy"]][2:]
+    assert [fmean(one.means.values()) for one in batches] == pytest.approx(accuracies)
+    assert {one.num_responses for batch in batches for one in batch.scores} == {4}
+    assert all(all(batch.is_new) for batch in batches)
+    assert [one.policy_steps for one in evaluations] == [0, 4, 6]
+    scores = [value for _, value in history["eval/avg_at_k"]]
+    assert [fmean(one.means.values()) for one in evaluations] == pytest.approx(scores)
+    assert [value for _, value in history["eval/num_recent_policies"]] == [1, 2]
+    assert history["eval/recent_avg_at_k"][-1][1] == pytest.approx(fmean(scores[1:]))
+    assert [step for step, _ in history["fresh/accuracy"]] == [6, 8, 10]
+    contents = summary(run)
+    assert contents["fresh"] == {
+        key: values[-1][1] for key, values in history.items() if key.startswith("fresh/")
+    }
+    assert contents["fresh_accuracy"] == pytest.approx(accuracies[-1])
+    assert contents["fresh"]["fresh/num_prompts"] == 8
+    assert contents["fresh"]["fresh/num_responses"] == 32
+    assert contents["score_recent"] == history["eval/recent_avg_at_k"][-1][1]
 
 
 def test_logged_metrics_are_the_documented_ones(

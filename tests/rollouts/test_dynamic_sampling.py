@@ -21,7 +21,7 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import collection as collection_module
-from vapo.rollouts.batch import make_rollout_batch
+from vapo.rollouts.batch import make_rollout_batch, prompt_digest
 from vapo.rollouts.collection import Filling, Group, RolloutCollection, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
@@ -186,6 +186,24 @@ def test_the_batch_is_full_of_prompts_with_contrast() -> None:
         assert metrics["rollout/dynamic_sampling_attempts"] == len(sampler.calls)
         assert metrics["rollout/filler_groups"] == 0
         assert bool(batch.loss_mask.any(dim=1).all())
+
+
+def test_the_score_of_every_sampled_group_comes_with_the_batch() -> None:
+    """Before dynamic sampling drops any: their mean is the accuracy of all that was sampled."""
+    made, sampler = collection("dapo", "algorithm.dynamic_sampling_attempts=50")
+    batch, metrics = sample(made, 0)
+    asked = [int(prompt_id) for ids, *_ in sampler.calls for prompt_id in ids]
+    right = [1 if number % 2 == 0 else G * (number % 3 == 0) for number in asked]
+    scores = batch.sampled_groups
+    assert [score.num_correct for score in scores] == right
+    assert len(scores) > NUM_PROMPTS
+    assert {score.num_responses for score in scores} == {G}
+    assert sum(right) / (G * len(asked)) == metrics["rollout/sampled_accuracy"]
+    names = dict(zip(asked, [score.prompt for score in scores], strict=True))
+    assert len(set(names.values())) == len(set(asked))
+    again = prompt_digest(Prompt("elsewhere", "4 in a template", (3,), "1", problem="4"))
+    assert prompt_digest(Prompt("4", "4", (2,), "1")) == again, "place and template do not matter"
+    assert again not in (prompt_digest(Prompt("4", "4", (2,), "2")), "")
 
 
 def test_a_resumed_run_samples_the_same() -> None:

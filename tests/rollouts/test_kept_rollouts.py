@@ -20,7 +20,7 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts, most_bytes
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
-from vapo.types import FinishReason, IterationStart, Phase, Prompt, Rollout, Turn
+from vapo.types import FinishReason, IterationStart, Phase, Prompt, PromptScore, Rollout, Turn
 
 ORIGIN = Origin(3, rank=0, world_size=1, identity="abc", weights="123")
 PROMPTS = [
@@ -44,6 +44,7 @@ def sampled() -> SampledRollouts:
         baseline_rewards=torch.tensor([0.1, float("nan")]),
         step_starts=torch.tensor([[True, False, True], [True, False, False]]),
         step_values=torch.tensor([[0.1, 0.1, 1 / 3], [-0.7, 0.0, 0.0]]),
+        sampled_groups=(PromptScore("0f3a", 1, 1), PromptScore("77b0", 0, 1)),
     )
     metrics = {"rollout/x": 0.1 + 0.2, "rollout/y": float("nan")}
     return SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, metrics)

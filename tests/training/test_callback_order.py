@@ -30,6 +30,7 @@ from vapo.training.trainer import RunCallbacks
         ("ValuePretraining", "ValuePages", "the last iteration of a phase gets a page"),
         ("ValuePretraining", "DiagnosticTables", "and a table by position"),
         ("WeightSync", "Evaluation", "the score is of the new weights, on an engine that is free"),
+        ("PromptScores", "Evaluation", "the file is there before the first evaluation"),
         ("Evaluation", "Recording", "the time of the evaluation is among the iteration's"),
         ("ValuePages", "Recording", "and so is that of a page"),
         ("Recording", "Watch", "a run that stops itself has its metrics"),

@@ -242,6 +242,7 @@ def write_fit_summary(
     summary = RunSummary(
         evaluation_before=dict(callbacks.evaluation.first),
         evaluation_after=dict(callbacks.evaluation.latest),
+        fresh=dict(callbacks.prompt_scores.fresh),
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,

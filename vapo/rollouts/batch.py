@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import torch
@@ -14,7 +16,7 @@ from vapo.config.schema import RewardConfig
 from vapo.prompts.training_set import TrainingSet
 from vapo.rewards.overlong import soft_overlong_punishment
 from vapo.system.distributed import gather_over_ranks, max_over_ranks, sum_over_ranks
-from vapo.types import FinishReason, Rollout, RolloutBatch
+from vapo.types import FinishReason, Prompt, PromptScore, Rollout, RolloutBatch
 
 
 def make_rollout_batch(
@@ -73,6 +75,30 @@ def make_rollout_batch(
         turn_rewards=turns["turn_rewards"],
         turn_starts=turns["turn_starts"],
     )
+
+
+def prompt_scores(groups: Iterable[Sequence[Rollout]]) -> tuple[PromptScore, ...]:
+    """The score of each group of judged responses to one prompt.
+
+    A response without a verdict counts as wrong, and so does an episode whose environment failed.
+    """
+    return tuple(
+        PromptScore(
+            prompt_digest(group[0].prompt),
+            sum(bool(rollout.is_correct) for rollout in group),
+            len(group),
+        )
+        for group in groups
+    )
+
+
+def prompt_digest(prompt: Prompt) -> str:
+    """Twelve hexadecimal digits by which two runs know that a prompt is the same problem.
+
+    They are of the row itself, before any template, and of the reference answer.
+    """
+    problem = json.dumps([prompt.columns, prompt.answer], default=str)
+    return hashlib.blake2b(problem.encode("utf-8", "replace"), digest_size=6).hexdigest()
 
 
 def _on_tokens(

@@ -15,7 +15,12 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rewards.scorer import with_shuffled_verdicts
-from vapo.rollouts.batch import make_rollout_batch, source_metrics, verifier_metrics
+from vapo.rollouts.batch import (
+    make_rollout_batch,
+    prompt_scores,
+    source_metrics,
+    verifier_metrics,
+)
 from vapo.rollouts.continuations import Continuer, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
@@ -151,6 +156,7 @@ class RolloutCollection:
             [rollout for group in filling.groups for rollout in group],
             group_size=self.hyperparameters.group_size,
         )
+        batch = replace(batch, sampled_groups=prompt_scores(filling.sampled))
         metrics = filling.metrics()
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
         metrics |= verifier_metrics(batch, self.config.rewards)

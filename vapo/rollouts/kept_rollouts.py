@@ -20,10 +20,10 @@ from torch import Tensor
 
 from vapo.system.distributed import rank, world_size
 from vapo.system.files import write_whole
-from vapo.types import FinishReason, Phase, Prompt, Rollout, RolloutBatch, Turn
+from vapo.types import FinishReason, Phase, Prompt, PromptScore, Rollout, RolloutBatch, Turn
 
 _FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")
-_FORMAT = 7  # of the file; rollouts in another one are sampled again
+_FORMAT = 8  # of the file; rollouts in another one are sampled again
 # of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
 _TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
 # of a rollout, as JSON has them
@@ -153,6 +153,7 @@ class KeptRollouts:
             rollouts=rollouts,
             group_size=contents["group_size"],
             max_response_tokens=contents["max_response_tokens"],
+            sampled_groups=tuple(PromptScore(*score) for score in contents["sampled_groups"]),
             **columns,
         )
         return SampledRollouts(Phase(contents["phase"]), batch, contents["metrics"])
@@ -175,6 +176,7 @@ def _to_json(sampled: SampledRollouts) -> bytes:
         "group_size": batch.group_size,
         "max_response_tokens": batch.max_response_tokens,
         "prompts": _prompts_digest([rollout.prompt for rollout in batch.rollouts]),
+        "sampled_groups": batch.sampled_groups,
         "rollouts": [
             {
                 "prompt_id": rollout.prompt.prompt_id,

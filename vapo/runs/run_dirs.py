@@ -6,6 +6,7 @@
                           in the order of their numbers, whatever clocks and time zones say
     checkpoints/          iteration_000004, iteration_000005; last.ckpt, best.ckpt point to them
     rollouts/             of the iteration in progress
+    prompt_scores.jsonl   which prompts each batch's and each evaluation's policy solved
     logs/vllm.log         what vLLM wrote, where it samples in the run's process
     pretrained_critic/    Hugging Face folder, after value pretraining
     summary.json          at the end

@@ -22,7 +22,8 @@ from vapo.tracking.records import SCORE_START
 CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
 _COLUMNS = 80
-_SCORE = "eval/avg_at_k"
+_SCORE, _RECENT = "eval/avg_at_k", "eval/recent_avg_at_k"
+_FRESH = "fresh/accuracy"
 FAILED_EPISODES = "failed_episodes_left_out"
 """The key in `RunSummary.faults` of rollouts that were not trained on, but have no bad number."""
 
@@ -34,9 +35,11 @@ class RunSummary:
     `score_best` is the one of `best.ckpt`, which iteration `best_iteration` wrote; None where no
     checkpoint's policy was evaluated.
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
-    last evaluation. `stopped` says why a run ended itself, `warnings` what its watchers said,
-    `faults` how many updates were skipped and rollouts left out. Credentials in `tracking_uri` are
-    left out.
+    last evaluation; `score_recent` is the mean over the last four evaluated policies, and
+    `fresh_accuracy` that of the last training batches on prompts that were new to the policy, of
+    which `fresh` has all metrics. `stopped` says why a run ended itself, `warnings` what its
+    watchers said, `faults` how many updates were skipped and rollouts left out. Credentials in
+    `tracking_uri` are left out.
     """
 
     score_before: float | None = field(init=False)
@@ -62,12 +65,20 @@ class RunSummary:
     versions: dict[str, str] = field(default_factory=versions)
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
+    fresh: dict[str, float] = field(default_factory=dict)
+    fresh_accuracy: float | None = field(init=False)
+    fresh_accuracy_ci: tuple[float, float] | None = field(init=False)
+    score_recent: float | None = field(init=False)
+    score_recent_ci: tuple[float, float] | None = field(init=False)
 
     def __post_init__(self) -> None:
         before, after = self.evaluation_before, self.evaluation_after
         self.tracking_uri = without_credentials(self.tracking_uri)
         self.score_before, self.score_before_ci = before.get(_SCORE), interval_of(before)
         self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
+        self.score_recent, self.score_recent_ci = after.get(_RECENT), interval_of(after, _RECENT)
+        self.fresh_accuracy = self.fresh.get(_FRESH)
+        self.fresh_accuracy_ci = interval_of(self.fresh, _FRESH)
 
 
 def unjudged(evaluation: Mapping[str, float]) -> list[str]:
@@ -167,6 +178,11 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     rows = [("score before", before), ("score after", after)]
     if (best := _best(summary)) is not None:
         rows.append(("score best", best))
+    if summary.fresh_accuracy is not None:
+        share = f"{100 * summary.fresh_accuracy:.1f} %{_shown(summary.fresh_accuracy_ci, '  ')}"
+        prompts, batches = (int(summary.fresh[f"fresh/num_{n}"]) for n in ("prompts", "batches"))
+        of = f"{prompts} new prompts of the last {batches} batches"
+        rows.append(("fresh prompts", f"{share}  ({of})"))
     return rows
 
 
@@ -190,8 +206,8 @@ def _faults(faults: Mapping[str, int]) -> str:
     return "; ".join(parts)
 
 
-def interval_of(metrics: Mapping[str, float]) -> tuple[float, float] | None:
-    low, high = metrics.get("eval/avg_at_k_ci_low"), metrics.get("eval/avg_at_k_ci_high")
+def interval_of(metrics: Mapping[str, float], key: str = _SCORE) -> tuple[float, float] | None:
+    low, high = metrics.get(f"{key}_ci_low"), metrics.get(f"{key}_ci_high")
     return None if low is None or high is None else (low, high)
 
 

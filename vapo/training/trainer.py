@@ -23,6 +23,7 @@ from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
 from vapo.training.callbacks.own_states import OwnStates
+from vapo.training.callbacks.prompt_scores import PromptScores
 from vapo.training.callbacks.recording import Recording, Watch
 from vapo.training.datamodule import StopAtSafePoints
 from vapo.training.parts import TrainingParts
@@ -43,7 +44,8 @@ class RunCallbacks:
     ) -> None:
         config = parts.module.config
         self.peers = Peers()
-        self.evaluation = Evaluation(logger, progress)
+        self.prompt_scores = PromptScores(run_dir, logger, progress)
+        self.evaluation = Evaluation(logger, progress, self.prompt_scores)
         self.recording = Recording(logger, progress)
         self.watch = Watch(config.watch, parts.module.faults, run_dir, logger, progress)
         self.checkpointing = Checkpointing(
@@ -61,6 +63,7 @@ class RunCallbacks:
         self.in_order: list[Callback] = [
             StopAtSafePoints(stopping, self.peers),
             *parts.callbacks,
+            self.prompt_scores,
             self.evaluation,
             ValuePages(logger, tokenizer, progress, parts.truths),
             self.recording,

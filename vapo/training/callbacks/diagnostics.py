@@ -34,6 +34,7 @@ from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import NOTE_TAG
+from vapo.training.callbacks.prompt_scores import PromptScores
 from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.iteration import Iteration, is_due
 from vapo.training.module import VapoModule
@@ -44,10 +45,11 @@ from vapo.types import Phase
 @dataclass(eq=False)
 class Evaluation(Callback):
     """Keeps the first and the latest result, and after how many of the actor's updates the latest
-    was measured; `best.ckpt` is chosen by `score_of`."""
+    was measured; `best.ckpt` is chosen by `score_of`. `scores` records those of single prompts."""
 
     logger: RunLogger
     progress: Progress
+    scores: PromptScores | None = None
     first: dict[str, float] = field(default_factory=dict, init=False)
     latest: dict[str, float] = field(default_factory=dict, init=False)
     policy_steps: int = field(default=-1, init=False)
@@ -66,8 +68,9 @@ class Evaluation(Callback):
         return self.latest["eval/avg_at_k"] if is_current else -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
         if not self.first:
-            self.first = self.run(trainer, pl_module)
+            self.first = self.run(trainer, pl_module, int(pl_module.policy_iterations))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -75,13 +78,15 @@ class Evaluation(Callback):
         if start.phase is Phase.POLICY_OPTIMIZATION:
             finished, config = start.policy_iterations + 1, pl_module.config
             if finished in evaluated_iterations(config):
-                self.run(trainer, pl_module)
+                self.run(trainer, pl_module, finished)
         # for callbacks of the user's own, as Lightning's EarlyStopping
         pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
 
-    def run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, float]:
-        """Evaluate the current policy; log its metrics and a table of sample responses."""
-        assert isinstance(pl_module, VapoModule)
+    def run(
+        self, trainer: L.Trainer, pl_module: VapoModule, policy_iterations: int
+    ) -> dict[str, float]:
+        """Evaluate the policy after so many iterations; log its metrics and a table of sample
+        responses."""
         config, source = pl_module.config, datamodule_of(trainer).source
         with source.engine_free():
             result = evaluate(
@@ -92,11 +97,14 @@ class Evaluation(Callback):
                 progress=self.progress,
             )
         self.latest, self.policy_steps = result.metrics, int(pl_module.policy_steps)
-        self.logger.log_metrics(result.metrics, step=trainer.global_step)
+        if self.scores is not None:
+            done = policy_iterations, self.policy_steps
+            self.latest |= self.scores.evaluated("evaluation", result, *done)
+        self.logger.log_metrics(self.latest, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
         self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
-        return result.metrics
+        return self.latest
 
 
 @dataclass(eq=False)
