@@ -17,7 +17,7 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.sweep import grid as grid_module
 from vapo.sweep.grid import choose_rows, read_grid
-from vapo.sweep.plan import Plan, differences, set_key
+from vapo.sweep.plan import Plan, differences, make_plan, set_key
 
 SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
 
@@ -36,8 +36,43 @@ def test_ablation_is_the_papers_table(tmp_path: Path) -> None:
         "without positive_example_lm_loss": 54,
         "without group_sampling": 55,
         "without decoupled_gae, both lambdas 1": None,
+        "VAPO without a critic": None,
+        "VAPO without a critic, lambda by length": None,
         "VAPO": 60,
     }
+
+
+@pytest.mark.parametrize(
+    ("grid_file", "config"),
+    [
+        ("conf/sweep/ablation.yaml", "conf/vapo.yaml"),
+        ("conf/sweep/ablation_missed_checks.yaml", "conf/missed_checks/vapo.yaml"),
+        ("experiments/smollm2/grid.yaml", "conf/worked_sums/vapo.yaml"),
+        ("conf/sweep/tug_of_war.yaml", "conf/tug_of_war/vapo.yaml"),
+    ],
+)
+def test_vapo_without_a_critic_is_vapo_but_for_its_values(grid_file: str, config: str) -> None:
+    """The same numbers in the loss; lambda 1, and with values of nothing that is trained VAPO's."""
+    rows = choose_rows(read_grid(ROOT / grid_file), ["VAPO"])
+    without = [row for row in read_grid(ROOT / grid_file).rows if row.system == "without_critic"]
+    planned = make_plan(replace(rows, rows=(*rows.rows, *without)), [ROOT / config], [], [0])
+    full = planned.row_configs["VAPO"]
+    for row in without:
+        found, is_by_length = planned.row_configs[row.name], "by length" in row.name
+        assert not found.algorithm.has_critic
+        ours, theirs = resolve(found), resolve(full)
+        same = ("loss_reduction", "eps_low", "eps_high", "mu", "gamma", "num_prompts", "group_size")
+        assert all(getattr(ours, key) == getattr(theirs, key) for key in same)
+        assert (ours.alpha, ours.value_pretraining_iterations) == (
+            theirs.alpha if is_by_length else None,
+            0,
+        )
+        estimator = "milestones" if is_by_length else "leave_one_out"
+        assert found.algorithm.advantage_estimator == estimator
+        assert found.algorithm.whiten_advantages is full.algorithm.whiten_advantages
+        assert found.rewards == full.rewards
+    num = 1 if "tug_of_war" in grid_file else 2
+    assert len(without) == num, "the numbers in a response are no milestones of an episode"
 
 
 def test_every_component_has_its_row(tmp_path: Path) -> None:
@@ -58,7 +93,7 @@ def test_an_eighth_component_is_in_every_ablation(
     monkeypatch.setattr(grid_module, "Components", eighth)
     found = ablation(tmp_path)
     assert "without ring_buffer" in [row.name for row in found.rows]
-    assert len(found.rows) == 13
+    assert len(found.rows) == 15
 
 
 @pytest.fixture(scope="module")
