@@ -21,7 +21,7 @@ from pathlib import Path
 
 from scipy.stats import chi2, t
 
-from vapo.sweep.report.table import COLLAPSE_SPREAD
+from vapo.sweep.report.estimates import COLLAPSE_SPREAD
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any
 from mlflow import MlflowClient
 
 from vapo import open_run
-from vapo.sweep.report.table import quantile
+from vapo.sweep.report.crossed import quantile
 
 
 def main(folder: Path) -> None:

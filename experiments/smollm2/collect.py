@@ -21,7 +21,7 @@ from scipy.stats import t as students_t
 
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.sweep.report.table import COLLAPSE_SPREAD
+from vapo.sweep.report.estimates import COLLAPSE_SPREAD
 
 OUTPUT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs/language_model.md"

@@ -77,7 +77,7 @@ def of_systems(collection: Collection) -> Iterator[Drawing]:
 @pytest.mark.timeout(600)
 @pytest.mark.night
 def test_smoke_sweep_of_the_ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_sweep(GRID, tmp_path, monkeypatch, num_rows=12, num_pretrainings=2)
+    check_sweep(GRID, tmp_path, monkeypatch, num_rows=14, num_pretrainings=2)
 
 
 def check_sweep(

@@ -62,29 +62,6 @@ def plan(grid: Grid, *overrides: str, seeds: Sequence[int] = (0,)) -> Plan:
     return make_plan(grid, STATE_TRACKING, overrides, seeds)
 
 
-def ablation(folder: Path) -> Grid:
-    """The shipped ablation, beside stand-ins for overlays that are not there."""
-    (folder / "sweep").mkdir()
-    (folder / "algorithm").mkdir()
-    critic_free = """\
-algorithm: {advantage_estimator: group_relative}
-components:
-  value_pretraining: {enabled: false}
-  decoupled_gae: {enabled: false}
-  length_adaptive_gae: {enabled: false}
-"""
-    grpo = critic_free + "  clip_higher: {enabled: false}\n"
-    all_off = "components:\n" + "".join(
-        f"  {name}: {{enabled: false}}\n"
-        for name in (
-            "value_pretraining", "decoupled_gae", "length_adaptive_gae", "token_level_loss",
-            "clip_higher", "positive_example_lm_loss", "group_sampling",
-        )
-    )  # fmt: skip
-    for name, text in (("ppo", all_off), ("grpo", grpo), ("dapo", critic_free)):
-        shipped = ROOT / f"conf/algorithm/{name}.yaml"
-        text = shipped.read_text() if shipped.exists() else text
-        (folder / f"algorithm/{name}.yaml").write_text(text)
-    copy = folder / "sweep/ablation.yaml"
-    copy.write_text((ROOT / "conf/sweep/ablation.yaml").read_text())
-    return read_grid(copy)
+def ablation() -> Grid:
+    """The shipped ablation."""
+    return read_grid(ROOT / "conf/sweep/ablation.yaml")

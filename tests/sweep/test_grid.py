@@ -22,8 +22,8 @@ from vapo.sweep.plan import Plan, differences, make_plan, set_key
 SHIPPED = sorted((ROOT / "conf/sweep").glob("*.yaml"))
 
 
-def test_ablation_is_the_papers_table(tmp_path: Path) -> None:
-    rows = {row.name: row.paper_score for row in ablation(tmp_path).rows}
+def test_ablation_is_the_papers_table() -> None:
+    rows = {row.name: row.paper_score for row in ablation().rows}
     assert rows == {
         "Vanilla PPO": 5,
         "GRPO": 47,
@@ -84,23 +84,21 @@ def test_every_component_has_its_row(tmp_path: Path) -> None:
     ]
 
 
-def test_an_eighth_component_is_in_every_ablation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_eighth_component_is_in_every_ablation(monkeypatch: pytest.MonkeyPatch) -> None:
     eighth = dataclasses.make_dataclass(
         "Eight", [("ring_buffer", int, 0)], bases=(Components,), frozen=True
     )
     monkeypatch.setattr(grid_module, "Components", eighth)
-    found = ablation(tmp_path)
+    found = ablation()
     assert "without ring_buffer" in [row.name for row in found.rows]
     assert len(found.rows) == 15
 
 
 @pytest.fixture(scope="module")
-def of_ablation(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def of_ablation() -> Plan:
     """The shipped ablation's, with two seeds."""
     with chdir(ROOT):
-        return plan(ablation(tmp_path_factory.mktemp("ablation")), seeds=[0, 1])
+        return plan(ablation(), seeds=[0, 1])
 
 
 def test_each_row_switches_its_own_numbers_only(of_ablation: Plan) -> None:

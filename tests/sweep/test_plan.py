@@ -30,10 +30,10 @@ VAPO = "{full_system: VAPO, rows: [{row: VAPO}]}"
 
 
 @pytest.fixture(scope="module")
-def of_ablation(tmp_path_factory: pytest.TempPathFactory) -> Plan:
+def of_ablation() -> Plan:
     """The shipped ablation's, with two seeds."""
     with chdir(ROOT):
-        return plan(ablation(tmp_path_factory.mktemp("ablation")), seeds=[0, 1])
+        return plan(ablation(), seeds=[0, 1])
 
 
 def task(planned: Plan, row: str, seed: int = 0) -> Task:
@@ -49,9 +49,10 @@ def test_ablation_pretrains_once_for_group_sampling_and_once_without(of_ablation
         "value pretraining of VAPO/1",
         "value pretraining of without group_sampling/1",
     ]
-    assert len(planned.tasks) == 4 + 2 * 12
+    assert len(planned.tasks) == 4 + 2 * 14
     needs = {row.name: task(planned, row.name).needs for row in planned.grid.rows}
     without = {"Vanilla PPO", "GRPO", "DAPO", "without value_pretraining"}
+    without |= {row.name for row in planned.grid.rows if row.system == "without_critic"}
     assert {row for row, needed in needs.items() if needed is None} == without
     assert needs["without group_sampling"] == first[1].identity
     sharing = {row for row, needed in needs.items() if needed == first[0].identity}

@@ -8,7 +8,8 @@ from typing import Any
 
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import SCORE
-from vapo.sweep.report.runs import Collection, RunRecord
+from vapo.sweep.report.run_records import RunRecord
+from vapo.sweep.report.runs import Collection
 
 ROWS = (
     GridRow("Vanilla PPO", "ppo", "", 5),

@@ -28,7 +28,8 @@ from vapo.sweep.report.figures import (
     row_groups,
 )
 from vapo.sweep.report.rows import SCORE
-from vapo.sweep.report.runs import Collection, RunRecord
+from vapo.sweep.report.run_records import RunRecord
+from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.style import line_styles
 
 ROOT = Path(__file__).parents[3]

@@ -10,17 +10,12 @@ import pytest
 
 from tests.sweep.report.synthetic import ablation
 from vapo.sweep.grid import GridRow
+from vapo.sweep.report.estimates import MeanOfSeeds, compare, estimate
 from vapo.sweep.report.render import as_csv, columns, markdown, page
 from vapo.sweep.report.rows import SCORE
-from vapo.sweep.report.runs import Collection, RunRecord
-from vapo.sweep.report.table import (
-    MeanOfSeeds,
-    agreement,
-    compare,
-    conclusion,
-    estimate,
-    make_table,
-)
+from vapo.sweep.report.run_records import RunRecord
+from vapo.sweep.report.runs import Collection
+from vapo.sweep.report.table import agreement, conclusion, make_table
 
 
 def collection(
@@ -221,7 +216,7 @@ def test_a_difference_of_exactly_0_is_no_effect() -> None:
     table = make_table(found)
     rows = {row.name: row for row in table}
     assert [row.sign for row in table] == ["no effect"] * 5 + ["agrees", ""]
-    assert rows["the same"].difference == MeanOfSeeds(0.0, (0.0, 0.0))
+    assert rows["the same"].difference == MeanOfSeeds(0.0, (0.0, 0.0), over="seeds")
     assert rows["one seed"].difference == MeanOfSeeds(0.0, None)
     text = markdown(found, table)
     assert "| the same | 2 | 51.0 [38.3, 63.7] | +0.0 [+0.0, +0.0] | 11 | -49 | no effect |" in text
@@ -250,7 +245,7 @@ def test_an_interval_that_holds_0_shows_no_difference() -> None:
         {"agrees": 11, "differs": 12, "one seed": 13, "clear": 14, "all": 60},
     )
     table = make_table(found)
-    signs = [columns(found)["sign"](row) for row in table]
+    signs = [columns(found, table)["sign"](row) for row in table]
     assert signs == [
         "agrees, no difference shown",
         "differs, no difference shown",

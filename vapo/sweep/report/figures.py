@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import SCORE
-from vapo.sweep.report.runs import PANELS, Collection, RunRecord
+from vapo.sweep.report.run_records import PANELS, RunRecord
+from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.style import house_style, line_styles
 
 Points = Mapping[float, float]

@@ -9,8 +9,10 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from vapo.sweep.report.estimates import MeanOfSeeds
+from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT
 from vapo.sweep.report.runs import Collection
-from vapo.sweep.report.table import MeanOfSeeds, RowResult, conclusion
+from vapo.sweep.report.table import RowResult, conclusion, shown_scores
 from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
 
 _STYLE = """
@@ -27,11 +29,18 @@ figure { margin: 2em 0; break-inside: avoid; }
 _CSV_COLUMNS = (
     "row", "num_runs", "score", "score_low", "score_high", "score_seeds", "difference",
     "difference_low", "difference_high", "difference_seeds", "difference_p", "how", "common_seeds",
-    "paper_score", "paper_difference", "sign", "beyond_interval",
+    "paper_score", "paper_difference", "sign", "beyond_interval", "score_over", "difference_over",
+    *(f"{name}{part}" for name in ("fresh", "recent", "average") for part in (
+        "_score", "_low", "_high", "_seeds", "_over", "_difference", "_difference_low",
+        "_difference_high", "_difference_seeds", "_difference_over",
+    )),
 )  # fmt: skip
+_TITLES = {FRESH: "fresh prompts, %", RECENT: "last policies, %", AVERAGE: "averaged, %"}
 
 
-def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
+def columns(
+    collection: Collection, table: Sequence[RowResult]
+) -> dict[str, Callable[[RowResult], str]]:
     """Title -> the text of a row's cell."""
     shown: dict[str, Callable[[RowResult], str]] = {
         "row": lambda row: row.name,
@@ -41,6 +50,10 @@ def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
     full = collection.full_system
     if full:
         shown[f"difference to {full}"] = lambda row: _difference(row)
+    for key in shown_scores(table):
+        shown[_TITLES[key]] = _other(key, is_difference=False)
+        if full and key == FRESH:
+            shown["difference, fresh"] = _other(key, is_difference=True)
     if any(row.paper_score is not None for row in collection.rows):
         shown["paper"] = lambda row: _number(row.paper_score)
         if full:
@@ -50,7 +63,7 @@ def columns(collection: Collection) -> dict[str, Callable[[RowResult], str]]:
 
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
-    shown = columns(collection)
+    shown = columns(collection, table)
     lines = [_markdown_row(map(markdown_cell, shown)), "|---|" + "---:|" * (len(shown) - 1)]
     for row in table:
         texts = [markdown_cell(cell(row)) for cell in shown.values()]
@@ -75,7 +88,9 @@ def as_csv(table: Sequence[RowResult]) -> str:
         writer.writerow(
             [csv_cell(row.name), row.num_runs, *_numbers(row.score), *_numbers(row.difference),
              row.difference and row.difference.p, row.how, row.common_seeds,
-             row.paper_score, row.paper_difference, row.sign, str(clear).lower()]
+             row.paper_score, row.paper_difference, row.sign, str(clear).lower(),
+             row.score and row.score.over, row.difference and row.difference.over,
+             *(cell for key in (FRESH, RECENT, AVERAGE) for cell in _other_numbers(row, key))]
         )  # fmt: skip
     return stream.getvalue()
 
@@ -84,7 +99,7 @@ def page(
     collection: Collection, table: Sequence[RowResult], figures: Mapping[str, tuple[str, Path]]
 ) -> str:
     """One file that holds everything. `figures`: name -> (caption, PNG)."""
-    shown = columns(collection)
+    shown = columns(collection, table)
     head = "".join(f"<th>{html.escape(title)}</th>" for title in shown)
     body = ""
     for row in table:
@@ -122,6 +137,23 @@ def _estimate(value: MeanOfSeeds | None, *, signed: bool = False) -> str:
 def _difference(row: RowResult) -> str:
     text, common = _estimate(row.difference, signed=True), row.common_seeds
     return text if common is None else f"{text} ({common} common seed{'s' * (common > 1)})"
+
+
+def _other(key: str, *, is_difference: bool) -> Callable[[RowResult], str]:
+    def cell(row: RowResult) -> str:
+        found = row.others.get(key)
+        if found is None:
+            return ""
+        value = found.difference if is_difference else found.score
+        return _estimate(value, signed=is_difference)
+
+    return cell
+
+
+def _other_numbers(row: RowResult, key: str) -> list[float | str | None]:
+    found = row.others.get(key)
+    both = (None, None) if found is None else (found.score, found.difference)
+    return [cell for one in both for cell in (*_numbers(one), None if one is None else one.over)]
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:

@@ -7,16 +7,16 @@ import os
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.runs.prompt_scores import SCORES_NAME, PromptHistory, history_of
 from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import (
     CRITIC_INIT,
-    SCORE,
     Recorded,
     as_recorded,
     facts_of,
@@ -24,45 +24,13 @@ from vapo.sweep.report.rows import (
     separate_rows,
     usable,
 )
+from vapo.sweep.report.run_records import HISTORIES, RunRecord
 from vapo.tracking.metric_names import stored_names
 from vapo.tracking.stores import Store
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 
-PANELS = {
-    SCORE: "score (avg@k), %",
-    "rollout/response_length_mean": "response length, tokens",
-    "rollout/reward_mean": "mean reward",
-    "actor/entropy": "entropy, nats",
-    "critic/explained_variance": "explained variance",
-    "actor/clip_fraction_high": "upper clip fraction",
-}
-"""What is drawn against the policy's steps, and its title."""
-_HISTORIES = (*PANELS, "critic/value_loss", "progress/phase", "progress/policy_steps")
 _PAGE = 1000
-
-
-@dataclass(frozen=True)
-class RunRecord:
-    """One run.
-
-    `history`: metric -> step -> value; `positions`: the position diagnostics; `heldout`:
-    names the prompts that it was scored on, None where it recorded none.
-    """
-
-    run_id: str
-    row: str
-    seed: int
-    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    positions: Sequence[Mapping[str, Any]] = ()
-    heldout: str | None = None
-
-    def score(self, within: int | None = None) -> float | None:
-        """avg@k of the last evaluation, or of the last within so many policy steps."""
-        steps = self.history.get("progress/policy_steps", {})
-        scores = self.history.get(SCORE, {})
-        known = [at for at in scores if within is None or steps.get(at, 0) <= within]
-        return scores[max(known)] if known else None
 
 
 @dataclass(frozen=True)
@@ -223,7 +191,7 @@ class Reader:
                 for stored in names
                 for one in self.client.get_metric_history(run_id, stored)
             }
-            for key in _HISTORIES
+            for key in HISTORIES
             if (names := stored_names(metrics, key))
         }
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
@@ -232,7 +200,16 @@ class Reader:
         heldout = prompts_of(one.run).get("evaluation")
         if heldout is not None:  # of which an evaluation may take the first
             heldout += f" {metrics.get('eval/num_prompts', '')}"
-        return RunRecord(run_id, row, seed, history, positions, heldout)
+        return RunRecord(run_id, row, seed, history, positions, heldout, self._prompts(run_id))
+
+    def _prompts(self, run_id: str) -> PromptHistory:
+        """The scores of single prompts; none of a run that is older, or has not ended."""
+        if SCORES_NAME not in {file.path for file in self.client.list_artifacts(run_id)}:
+            return PromptHistory()
+        try:
+            return history_of(self._artifact(run_id, SCORES_NAME))
+        except (LookupError, ValueError):  # it cannot be fetched, or is no text
+            return PromptHistory()
 
     def _find(self, run_id: str) -> Any | None:
         from mlflow.exceptions import MlflowException

@@ -1,59 +1,45 @@
-"""The table: mean and interval over seeds, difference to the full system, the paper beside it.
+"""The table: each row's scores with intervals, differences to the full system, the paper's beside.
 
-Scores are in per cent. Intervals are 95 % t-intervals over seeds: they say how much training
-runs differ, not how much a held-out set of another make would change the score. Where some seeds
-collapse and others do not, no such interval holds, and every seed is shown instead.
+Scores are in per cent. An interval is over seeds and prompts together where the runs recorded what
+they made of each prompt, and else over seeds alone: then it says how much training runs differ, not
+how much other prompts would change the score. Where some seeds collapse and others do not, no such
+interval holds, and every seed is shown instead.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import fmean, stdev, variance
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Literal
 
-import numpy as np
-from scipy.stats import permutation_test
-from scipy.stats import t as students_t
-
+from vapo.sweep.report.crossed import PromptMeans
+from vapo.sweep.report.estimates import ROUNDING, MeanOfSeeds, compare, estimate
+from vapo.sweep.report.rows import SCORE
+from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT, SCORES
 from vapo.sweep.report.runs import Collection
 
 Sign = Literal["agrees", "differs", "no effect", ""]
-_ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
-COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
 
 
 @dataclass(frozen=True)
-class MeanOfSeeds:
-    """A mean; `interval` None where one run, or none that can be paired, gives no spread.
+class Compared:
+    """A row's score of one kind, and its difference to the full system's.
 
-    Where seeds collapse it is None too: `seeds` has each one's number then, and a difference the
-    `p` of a permutation test. With one seed in five collapsed, t-intervals of five cover the mean
-    in 67 % of the cases, not in 95.
+    `common_seeds`: how many the difference is over, where that is not all of both rows'.
     """
 
-    mean: float
-    interval: tuple[float, float] | None = None
-    seeds: tuple[float, ...] = ()
-    p: float | None = None
-
-    @property
-    def is_clear(self) -> bool | None:
-        """Whether the interval leaves zero out, by more than what float arithmetic may add; of
-        seeds that collapse, whether p is below 5 %. None where nothing is known of the spread."""
-        if self.p is not None:
-            return self.p < 0.05
-        if self.interval is None:
-            return None
-        return self.interval[0] > _ROUNDING or self.interval[1] < -_ROUNDING
+    score: MeanOfSeeds | None
+    difference: MeanOfSeeds | None = None
+    how: str = ""
+    common_seeds: int | None = None
 
 
 @dataclass(frozen=True)
 class RowResult:
     """One line. `sign`: that of the mean difference against the paper's; see `agreement`.
 
-    `common_seeds`: how many the difference is over, where that is not all of both rows'.
+    `common_seeds`: how many the difference is over, where that is not all of both rows'. `others`
+    are the scores beside the last evaluation's, by their metrics, as far as they were recorded.
     """
 
     name: str
@@ -65,67 +51,12 @@ class RowResult:
     paper_difference: float | None
     sign: Sign
     common_seeds: int | None = None
+    others: Mapping[str, Compared] = field(default_factory=dict)
 
     @property
     def is_shown(self) -> bool | None:
         """Whether the difference is clear; None where nothing is known of its spread."""
         return None if self.difference is None else self.difference.is_clear
-
-
-def estimate(values: Sequence[float]) -> MeanOfSeeds:
-    """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse."""
-    mean = fmean(values)
-    if len(values) < 2:
-        return MeanOfSeeds(mean)
-    if stdev(values) > COLLAPSE_SPREAD:
-        return MeanOfSeeds(mean, seeds=tuple(values))
-    half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
-    return MeanOfSeeds(mean, (mean - half, mean + half))
-
-
-def compare(scores: Mapping[int, float], full: Mapping[int, float]) -> tuple[MeanOfSeeds, str]:
-    """Row minus full system: paired where the seeds are common, else Welch's interval.
-
-    Seeds fix prompts, evaluation and value pretraining, so pairing takes their part of the
-    spread out. Where seeds collapse the p value is of a permutation test: the signs of paired
-    differences, or the rows of unpaired runs, are as likely as any other if the rows are alike.
-    """
-    common = sorted(scores.keys() & full.keys())
-    if len(common) >= 2 or (common and min(len(scores), len(full)) < 2):
-        differences = [scores[seed] - full[seed] for seed in common]
-        found = estimate(differences)
-        if found.seeds:
-            found = replace(found, p=_permutation_p([differences], "samples"))
-        return found, "paired"
-    both = [list(values.values()) for values in (scores, full)]
-    mean = fmean(both[0]) - fmean(both[1])
-    if min(map(len, both)) < 2:
-        return MeanOfSeeds(mean), "unpaired"
-    if max(map(stdev, both)) > COLLAPSE_SPREAD:
-        return MeanOfSeeds(mean, p=_permutation_p(both, "independent")), "unpaired"
-    parts = [variance(values) / len(values) for values in both]
-    if sum(parts) == 0:
-        return MeanOfSeeds(mean, (mean, mean)), "unpaired"
-    degrees = sum(parts) ** 2 / sum(
-        part**2 / (len(values) - 1) for part, values in zip(parts, both, strict=True)
-    )
-    half = quantile(degrees) * math.sqrt(sum(parts))
-    return MeanOfSeeds(mean, (mean - half, mean + half)), "unpaired"
-
-
-def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
-    def difference(*samples: np.ndarray, axis: int) -> Any:
-        means = [np.mean(values, axis=axis) for values in samples]
-        return means[0] - sum(means[1:])
-
-    found = permutation_test(
-        samples, difference, permutation_type=kind, vectorized=True, rng=np.random.default_rng(0)
-    )
-    return float(found.pvalue)
-
-
-def quantile(degrees: float) -> float:
-    return float(students_t.ppf(0.975, degrees))
 
 
 def elsewhere(collection: Collection) -> list[str]:
@@ -144,37 +75,56 @@ def elsewhere(collection: Collection) -> list[str]:
 
 def make_table(collection: Collection) -> list[RowResult]:
     """Every row of the collection, in its order, whether it has runs or not."""
-    scores = {row.name: _scores(collection, row.name) for row in collection.rows}
     paper = {row.name: row.paper_score for row in collection.rows}
-    full = scores.get(collection.full_system or "", {})
-    # a sweep's rows are of one grid, which may change how the same problems are put
-    apart = [] if collection.parent_run_id else elsewhere(collection)
     full_paper = paper.get(collection.full_system or "")
+    compared = {key: compare_rows(collection, key) for key in SCORES}
     results = []
-    for name, mine in scores.items():
-        difference, how, paper_difference, common_seeds = None, "", None, None
-        if name != collection.full_system:
-            if mine and full and name not in apart:
-                difference, how = compare(mine, full)
-            common = len(mine.keys() & full.keys())
-            if how == "paired" and common < max(len(mine), len(full)):
-                common_seeds = common
-            if (score := paper[name]) is not None and full_paper is not None:
-                paper_difference = score - full_paper
+    for name, paper_score in paper.items():
+        main, paper_difference = compared[SCORE][name], None
+        is_full = name == collection.full_system
+        if not is_full and paper_score is not None and full_paper is not None:
+            paper_difference = paper_score - full_paper
+        others = {key: rows[name] for key, rows in compared.items() if key != SCORE}
         results.append(
             RowResult(
                 name,
-                len(mine),
-                estimate(list(mine.values())) if mine else None,
-                difference,
-                how,
-                paper[name],
+                len(_scores(collection, name, SCORE)),
+                main.score,
+                main.difference,
+                main.how,
+                paper_score,
                 paper_difference,
-                agreement(difference, paper_difference),
-                common_seeds,
+                agreement(main.difference, paper_difference),
+                main.common_seeds,
+                {key: other for key, other in others.items() if other.score is not None},
             )
         )
     return results
+
+
+def compare_rows(collection: Collection, key: str) -> dict[str, Compared]:
+    """Each row's score of this kind, and its difference to the full system's."""
+    full_system = collection.full_system or ""
+    scores = {row.name: _scores(collection, row.name, key) for row in collection.rows}
+    prompts = {row.name: _prompts(collection, row.name, key) for row in collection.rows}
+    full = scores.get(full_system, {})
+    # a sweep's rows are of one grid, which may change how the same problems are put
+    is_apart = key != FRESH and not collection.parent_run_id
+    apart = elsewhere(collection) if is_apart else []
+    found = {}
+    for name, mine in scores.items():
+        if not mine:
+            found[name] = Compared(None)
+            continue
+        score = estimate(list(mine.values()), [prompts[name][seed] for seed in mine])
+        if name == full_system or not full or name in apart:
+            found[name] = Compared(score)
+            continue
+        difference, how = compare(mine, full, (prompts[name], prompts[full_system]))
+        common = len(mine.keys() & full.keys())
+        is_part = how == "paired" and common < max(len(mine), len(full))
+        found[name] = Compared(score, difference, how, common if is_part else None)
+    return found
 
 
 def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) -> Sign:
@@ -185,7 +135,7 @@ def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) ->
     """
     if difference is None or not paper_difference:
         return ""
-    if abs(difference.mean) <= _ROUNDING:
+    if abs(difference.mean) <= ROUNDING:
         return "no effect"
     return "agrees" if difference.mean * paper_difference > 0 else "differs"
 
@@ -200,14 +150,18 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     estimates = [e for row in table for e in (row.score, row.difference) if e is not None]
     if any(one.interval for one in estimates):
         paired = f"; differences {' or '.join(sorted(how))} by seed" if how else ""
-        scores.append(f"Intervals: 95 %, Student's t over seeds{paired}.")
+        scores.append(f"Intervals: 95 %, {_over(table)}{paired}.")
     if any(one.seeds or one.p is not None for one in estimates):
         scores.append(
             "Where the seeds differ by more than 10 points (standard deviation), because some "
             "collapse, each is shown in place of an interval; p: sign flips of the paired "
             "differences, or permutations of unpaired runs."
         )
-    lines.append(" ".join([*scores, "A single seed has no interval."]))
+    if any(one.over == "prompts" for one in estimates):
+        scores.append("A single seed says nothing of other training runs.")
+    else:
+        scores.append("A single seed has no interval.")
+    lines += [" ".join(scores), *_beside(table)]
     if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
         lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
     if others := elsewhere(collection):
@@ -219,6 +173,45 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
                 f"No difference to {full}, since the held-out prompts are others: {names}."
             )
     return [*lines, *collection.notes]
+
+
+def _over(table: Sequence[RowResult]) -> str:
+    """What the intervals of scores and differences are over, with the rows where that differs."""
+    rows: dict[str, dict[str, None]] = {}
+    for row in table:
+        for one in (row.score, row.difference):
+            if one is not None and one.over:
+                rows.setdefault(one.over, {})[row.name] = None
+    said = {
+        "seeds and prompts": "over seeds and prompts together",
+        "seeds": "Student's t over seeds",
+        "prompts": "Student's t over the prompts of a single seed",
+    }
+    if len(rows) == 1:
+        return said[next(iter(rows))]
+    said["seeds"] += ", for these very prompts"
+    return ", ".join(f"{text} ({', '.join(rows[o])})" for o, text in said.items() if o in rows)
+
+
+def _beside(table: Sequence[RowResult]) -> list[str]:
+    """A sentence on each other score that the table shows."""
+    sentences = {
+        FRESH: "Fresh prompts: the accuracy of the policy's last training batches, each scored "
+        "before it was trained on. Every seed has prompts of its own, so an interval over seeds "
+        "is one over prompts, too.",
+        RECENT: "Last policies: the mean over up to four evaluated policies.",
+        AVERAGE: "Averaged: the policy with the mean of the last policies' weights.",
+    }
+    return [text for key, text in sentences.items() if key in shown_scores(table)]
+
+
+def shown_scores(table: Sequence[RowResult]) -> list[str]:
+    """The scores beside the last evaluation's that any row has, and that say something else."""
+    return [
+        key
+        for key in SCORES[1:]
+        if any(key in row.others and row.others[key].score != row.score for row in table)
+    ]
 
 
 def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
@@ -247,11 +240,17 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
     return [text]
 
 
-def _scores(collection: Collection, row: str) -> dict[int, float]:
+def _scores(collection: Collection, row: str, key: str) -> dict[int, float]:
     """Seed -> score in per cent."""
     runs = [run for run in collection.runs if run.row == row]
     for run in runs:
         if sum(other.seed == run.seed for other in runs) > 1:
             raise ValueError(f"two runs of row {row} and seed {run.seed}")
-    scores = {run.seed: run.score(collection.within) for run in runs}
+    scores = {run.seed: run.score(collection.within, key) for run in runs}
     return {seed: 100 * score for seed, score in scores.items() if score is not None}
+
+
+def _prompts(collection: Collection, row: str, key: str) -> dict[int, PromptMeans]:
+    """Seed -> what its policy made of each prompt; nothing where the run has not recorded it."""
+    runs = (run for run in collection.runs if run.row == row)
+    return {run.seed: run.prompt_means(key, collection.within) for run in runs}
