@@ -243,6 +243,7 @@ def write_fit_summary(
         evaluation_before=dict(callbacks.evaluation.first),
         evaluation_after=dict(callbacks.evaluation.latest),
         fresh=dict(callbacks.prompt_scores.fresh),
+        average_policy=dict(callbacks.average.latest),
         k=config.evaluation.k,
         num_iterations=int(module.iteration),
         stage_seconds=recording.progress.stage_seconds,

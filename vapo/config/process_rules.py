@@ -6,7 +6,7 @@ from typing import Any
 
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.config.hyperparameters import resolve
-from vapo.config.rules import Problem, Problems, Rule, value_at
+from vapo.config.rules import Problem, Problems, Rule, value_at, without_effect
 from vapo.config.schema import FitConfig, RewardModelConfig, SftConfig
 
 _RANKS = ("trainer.devices", "trainer.num_nodes")
@@ -86,6 +86,23 @@ def one_process(config: SftConfig | RewardModelConfig) -> Problems:
         )
 
 
+def an_average_is_made_in_one_process(config: FitConfig) -> Problems:
+    key = "evaluation.average_policies"
+    if config.evaluation.average_policies is None:
+        why = f"{key} is null, so that no weights are averaged"
+        yield from without_effect(config, ["evaluation.export_average"], why)
+    elif not config.trainer.is_one_process:
+        yield Problem(
+            f"{key} adds up whole weights in one process: set {key}=null, or trainer.devices=1, "
+            "trainer.num_nodes=1 and trainer.strategy=auto"
+        )
+
+
+def one_model_is_evaluated(config: SftConfig) -> Problems:
+    keys = ["evaluation.average_policies", "evaluation.export_average"]
+    yield from without_effect(config, keys, "this command scores the model that it has trained")
+
+
 def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
     """A thread samples: what it uses is not the trainer's, and none of it is a collective."""
     if config.training.max_staleness == 0:
@@ -150,4 +167,5 @@ BATCH_RULES: tuple[Rule, ...] = (
     sharding_options_have_shards,
     ranks_share_evenly,
     sampling_beside_training_has_an_engine,
+    an_average_is_made_in_one_process,
 )

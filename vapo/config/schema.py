@@ -131,6 +131,15 @@ class EvaluationConfig:
     max_response_tokens: int | None = option(None, "null: rollouts.max_response_tokens", ge=1)
     num_table_rows: int = option(32, "sample rollouts written to the MLflow table", ge=0)
     seed: int = option(1234, "the same evaluation seeds in every run", ge=0)
+    average_policies: int | None = option(
+        None,
+        "after the last iteration also score the policy whose weights are the mean of the last so "
+        "many iterations' policies, adapters merged; null: none. In one process",
+        ge=2,
+    )
+    export_average: bool = option(
+        False, "write that policy into the run's folder, as averaged_policy"
+    )
 
 
 @dataclass

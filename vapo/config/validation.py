@@ -19,6 +19,7 @@ from vapo.config.functions import functions_are_import_paths
 from vapo.config.process_rules import (
     BATCH_RULES,
     engines_can_be_used,
+    one_model_is_evaluated,
     one_process,
     sharding_options_have_shards,
 )
@@ -40,6 +41,7 @@ RULES: dict[type, tuple[Rule, ...]] = {
     ),
     SftConfig: (
         one_process,
+        one_model_is_evaluated,
         sharding_options_have_shards,
         one_training_source,
         no_curriculum,

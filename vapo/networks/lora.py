@@ -6,7 +6,7 @@ The layers are peft's. Nothing outside the live module depends on them: engines,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
@@ -176,3 +176,39 @@ def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrained
             copy.set_submodule(name, module.get_submodule("base_layer"))
     copy.load_state_dict(state)
     return copy.requires_grad_(False)
+
+
+def changing_names(model: PreTrainedModel) -> set[str]:
+    """The plain model's names of the weights that training changes, adapters merged."""
+    names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    adapted = {f"{name.removesuffix(_B)}.weight" for name in names if name.endswith(_B)}
+    return adapted or names
+
+
+@contextmanager
+def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside the block a network in one piece has these weights, and bit for bit its own after it.
+
+    The names are the plain model's. The base of a module with an adapter has its weight, and the
+    adapter adds nothing: so any weights can be set, which no product of the adapter's two matrices
+    need be.
+    """
+    live = dict(model.named_parameters())
+    changed = {n: live[n] if n in live else live[_base_name(n)] for n in weights}
+    adapters = {name: tensor for name, tensor in live.items() if name.endswith(_B)}
+    kept = {name: tensor.detach().clone() for name, tensor in {**changed, **adapters}.items()}
+    with torch.no_grad():
+        try:
+            for tensor in adapters.values():
+                tensor.zero_()
+            for name, tensor in changed.items():
+                tensor.copy_(weights[name])
+            yield
+        finally:
+            for name, tensor in {**changed, **adapters}.items():
+                tensor.copy_(kept[name])
+
+
+def _base_name(name: str) -> str:
+    """Where a module with an adapter has its own weight."""
+    return f"{name.removesuffix('.weight')}{_WEIGHT}"

@@ -7,6 +7,7 @@
     checkpoints/          iteration_000004, iteration_000005; last.ckpt, best.ckpt point to them
     rollouts/             of the iteration in progress
     prompt_scores.jsonl   which prompts each batch's and each evaluation's policy solved
+    averaged_policy/      Hugging Face folder, with evaluation.export_average
     logs/vllm.log         what vLLM wrote, where it samples in the run's process
     pretrained_critic/    Hugging Face folder, after value pretraining
     summary.json          at the end
@@ -192,7 +193,8 @@ def _check_own_places(run_dir: Path) -> None:
 
     Raises: UserError naming the link.
     """
-    for name in (".lock", "tracking", "rollouts", "pretrained_critic", "logs", "csv", "wandb"):
+    folders = ("tracking", "rollouts", "pretrained_critic", "averaged_policy", "logs")
+    for name in (".lock", *folders, "csv", "wandb"):
         path = run_dir / name
         if path.is_symlink() or (name == ".lock" and path.exists() and not path.is_file()):
             raise UserError(

@@ -23,7 +23,7 @@ CONFIG_NAME = "config.yaml"
 SUMMARY_NAME = "summary.json"
 _COLUMNS = 80
 _SCORE, _RECENT = "eval/avg_at_k", "eval/recent_avg_at_k"
-_FRESH = "fresh/accuracy"
+_FRESH, _AVERAGE = "fresh/accuracy", "average_policy"
 FAILED_EPISODES = "failed_episodes_left_out"
 """The key in `RunSummary.faults` of rollouts that were not trained on, but have no bad number."""
 
@@ -37,9 +37,9 @@ class RunSummary:
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation; `score_recent` is the mean over the last four evaluated policies, and
     `fresh_accuracy` that of the last training batches on prompts that were new to the policy, of
-    which `fresh` has all metrics. `stopped` says why a run ended itself, `warnings` what its
-    watchers said, `faults` how many updates were skipped and rollouts left out. Credentials in
-    `tracking_uri` are left out.
+    which `fresh` has all metrics; `average_policy` has those of the averaged weights. `stopped`
+    says why a run ended itself, `warnings` what its watchers said, `faults` how many updates were
+    skipped and rollouts left out. Credentials in `tracking_uri` are left out.
     """
 
     score_before: float | None = field(init=False)
@@ -66,6 +66,7 @@ class RunSummary:
     evaluation_before: dict[str, float] = field(default_factory=dict)
     evaluation_after: dict[str, float] = field(default_factory=dict)
     fresh: dict[str, float] = field(default_factory=dict)
+    average_policy: dict[str, float] = field(default_factory=dict)
     fresh_accuracy: float | None = field(init=False)
     fresh_accuracy_ci: tuple[float, float] | None = field(init=False)
     score_recent: float | None = field(init=False)
@@ -178,6 +179,11 @@ def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     rows = [("score before", before), ("score after", after)]
     if (best := _best(summary)) is not None:
         rows.append(("score best", best))
+    if (score := summary.average_policy.get(f"{_AVERAGE}/avg_at_k")) is not None:
+        interval = interval_of(summary.average_policy, f"{_AVERAGE}/avg_at_k")
+        count = int(summary.average_policy[f"{_AVERAGE}/num_policies"])
+        of = f"mean weights of the last {count} policies"
+        rows.append(("averaged", f"{100 * score:.1f} %{_shown(interval, '  ')}  ({of})"))
     if summary.fresh_accuracy is not None:
         share = f"{100 * summary.fresh_accuracy:.1f} %{_shown(summary.fresh_accuracy_ci, '  ')}"
         prompts, batches = (int(summary.fresh[f"fresh/num_{n}"]) for n in ("prompts", "batches"))

@@ -20,6 +20,7 @@ from vapo.system.distributed import rank
 from vapo.system.private_attributes import leave_signals_alone
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
+from vapo.training.callbacks.averaging import WeightAverage
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
 from vapo.training.callbacks.own_states import OwnStates
@@ -46,6 +47,7 @@ class RunCallbacks:
         self.peers = Peers()
         self.prompt_scores = PromptScores(run_dir, logger, progress)
         self.evaluation = Evaluation(logger, progress, self.prompt_scores)
+        self.average = WeightAverage(run_dir, logger, progress, self.prompt_scores)
         self.recording = Recording(logger, progress)
         self.watch = Watch(config.watch, parts.module.faults, run_dir, logger, progress)
         self.checkpointing = Checkpointing(
@@ -65,6 +67,7 @@ class RunCallbacks:
             *parts.callbacks,
             self.prompt_scores,
             self.evaluation,
+            *([self.average] if config.evaluation.average_policies is not None else []),
             ValuePages(logger, tokenizer, progress, parts.truths),
             self.recording,
             self.watch,
