@@ -66,16 +66,17 @@ def checked_at_first(decorated: Any = None, *, typechecker: Any) -> Any:
             return decorated
         _nested[decorated.__code__] = _test
     if decorated.__module__.startswith("vapo.config."):  # no tensors: no names of sizes to note
-        return _ending(decorated, lambda: checked(decorated))
+        return _ending(decorated, lambda: checked(decorated), has_shapes=False)
     return _ending(decorated, lambda: CHECK_ALL(decorated, typechecker=typechecker))
 
 
 def _ending(
-    plain: Callable[..., Any], made: Callable[[], Callable[..., Any]]
+    plain: Callable[..., Any], made: Callable[[], Callable[..., Any]], *, has_shapes: bool = True
 ) -> Callable[..., Any]:
     """The checking function for the first calls of each test, `plain` for the others.
 
-    It is `made` at the first call: that takes milliseconds, and most functions are never called.
+    It is `made` at the first call that it checks: that takes milliseconds, and most functions are
+    never called, or only where jaxtyping's checks of shapes are switched off.
     """
     checking: Callable[..., Any] | None = None
     test, calls = -1, 0
@@ -84,6 +85,8 @@ def _ending(
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal checking, test, calls
         __tracebackhide__ = True
+        if has_shapes and jaxtyping.config.jaxtyping_disable:
+            return plain(*args, **kwargs)
         if test != _test:
             test, calls = _test, 0
         if calls == CALLS_CHECKED:

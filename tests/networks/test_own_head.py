@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
-from tests.integration.commands import ROOT, fit, vapo
+from tests.integration.commands import ROOT, SHORTEST, fit, vapo
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
@@ -118,13 +118,6 @@ def test_it_is_looked_for_before_a_model_is_loaded(write: Write) -> None:
 
 
 OWN = ["critic.init=policy", f"critic.head_function={MODULE}:make_head"]
-TINY = [
-    "components.value_pretraining.num_iterations=1",
-    "components.value_pretraining.min_iterations=1",
-    "evaluation.k=1",
-    "data.train.num_examples=128",
-    "data.heldout.num_examples=4",
-]
 
 
 def head(run: Path) -> dict[str, torch.Tensor]:
@@ -139,12 +132,14 @@ def head(run: Path) -> dict[str, torch.Tensor]:
 def test_a_resumed_run_has_the_same_weights(write: Write, tmp_path: Path) -> None:
     """A run of three iterations has those of one of two that is resumed."""
     write(TWO_LAYERS)
-    whole = fit(tmp_path, *OWN, *TINY, "training.num_iterations=2")
+    whole = fit(tmp_path, *OWN, "training.num_iterations=2", small=SHORTEST)
     assert not (whole / "pretrained_critic").exists()
-    part = fit(tmp_path, *OWN, *TINY, "training.num_iterations=1", "tracking.run_name=part")
+    part = fit(
+        tmp_path, *OWN, "training.num_iterations=1", "tracking.run_name=part", small=SHORTEST
+    )
     last = str(part / "checkpoints" / "last.ckpt")
     more = ("training.num_iterations=2", "tracking.run_name=part", "--ckpt_path", last)
-    resumed = fit(tmp_path, *OWN, *TINY, *more)
+    resumed = fit(tmp_path, *OWN, *more, small=SHORTEST)
     ends = [head(run) for run in (whole, resumed)]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
@@ -152,7 +147,7 @@ def test_a_resumed_run_has_the_same_weights(write: Write, tmp_path: Path) -> Non
 @pytest.mark.slow
 def test_trained_saved_and_not_exported(write: Write, tmp_path: Path) -> None:
     write(TWO_LAYERS)
-    run = fit(tmp_path, *OWN, *TINY, "training.num_iterations=1")
+    run = fit(tmp_path, *OWN, "training.num_iterations=1", small=SHORTEST)
     assert not (run / "pretrained_critic").exists()
     last, end = str(run / "checkpoints" / "last.ckpt"), head(run)
     start = make_own_head(config(), end["score.0.weight"].shape[1])
@@ -166,7 +161,7 @@ def test_trained_saved_and_not_exported(write: Write, tmp_path: Path) -> None:
 
     page = tmp_path / "page.html"
     shown = ["--ckpt_path", last, "--value_page", str(page)]
-    result = vapo("validate", *ON_STATE_TRACKING, *OWN, *TINY, *shown)
+    result = vapo("validate", *ON_STATE_TRACKING, *OWN, *SHORTEST, *shown)
     assert result.returncode == 0, result.stderr
     assert page.exists()
 
@@ -174,6 +169,6 @@ def test_trained_saved_and_not_exported(write: Write, tmp_path: Path) -> None:
     assert result.returncode == 2
     assert "set critic.head_function=null" in result.stderr
 
-    result = vapo("fit", *ON_STATE_TRACKING, *TINY, "critic.init=policy", "--ckpt_path", last)
+    result = vapo("fit", *ON_STATE_TRACKING, *SHORTEST, "critic.init=policy", "--ckpt_path", last)
     assert result.returncode == 2
     assert "score.0.weight is not in the model" in result.stderr

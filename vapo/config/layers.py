@@ -107,7 +107,7 @@ def text_of(path: Path, *, option: str) -> str:
         raise UserError(f"{option} {path}: cannot be read ({error.strerror})") from None
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def read_text(text: str, name: str) -> Layer:
     """A layer from YAML text; `name` stands for the file in errors.
 
