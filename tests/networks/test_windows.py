@@ -191,6 +191,13 @@ REFUSED: list[tuple[PreTrainedConfig, dict[str, Any], str]] = [
     ),
     (CONFIGS["gemma3"](**SMALL), {"layer_types": KINDS[:1]}, r"num_hidden_layers.*\(2\).*\(1\)"),
     (CONFIGS["gemma3"](**SMALL), {"layer_types": ["wide", *KINDS[:1]]}, r"layer_types.*wide"),
+    (
+        Qwen2Config(**SMALL),
+        {"layer_types": ["conv", "full_attention"]},
+        r"json: layer_types has conv, and Qwen2ForCausalLM .* of full_attention and sliding_atten",
+    ),
+    (GptOssConfig(**SMALL), {"layer_types": ["mamba", "hybrid"]}, "has hybrid, linear_attention, "),
+    (CONFIGS["gemma3"](**SMALL), {"layer_types": ["moe", *KINDS[:1]]}, "layer_types has moe, and"),
     (CONFIGS["gemma3"](**SMALL), {"use_bidirectional_attention": True}, "use_bidirectional_at"),
     (CONFIGS["gemma2"](**SMALL), {"attn_logit_softcapping": float("nan")}, "ing is nan: give"),
     (CONFIGS["gemma2"](**SMALL), {"final_logit_softcapping": float("inf")}, "softcapping is inf;"),

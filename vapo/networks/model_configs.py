@@ -26,7 +26,12 @@ from vapo.networks.experts import turn_off_router_loss
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.model_folders import folder_with_config, local_folder
 from vapo.networks.probe import ProbeModelConfig, of_the_probe
-from vapo.networks.recurrent_layers import cache_layers, check_recurrent, is_recurrent
+from vapo.networks.recurrent_layers import (
+    cache_layers,
+    check_layer_kinds,
+    check_recurrent,
+    is_recurrent,
+)
 from vapo.networks.value_head import has_classifier
 from vapo.system.private_attributes import causal_lm_class
 
@@ -55,6 +60,7 @@ def read_model_config(path: str) -> PreTrainedConfig:
         )
     config = _part_for_text(config)
     check_windows(path, config.get_text_config(decoder=True))
+    check_layer_kinds(path, config.get_text_config(decoder=True))
     _remove_configured_dropout(path, config)
     turn_off_router_loss(config)
     config.return_dict = True  # what a model returns is read by field

@@ -8,10 +8,13 @@ the prompt's state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, PreTrainedConfig
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedConfig
 from transformers.cache_utils import (
     DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
@@ -21,6 +24,9 @@ from transformers.cache_utils import (
 from vapo.errors import UserError
 from vapo.system.private_attributes import causal_lm_class
 
+_ATTENTION_KINDS = ("full_attention", "sliding_attention")
+_KINDS = (*_ATTENTION_KINDS, "linear_attention", "conv", "hybrid")
+"""The entries of `layer_types` whose layers the sampler supports."""
 _CURE = "take a mixture of attention and recurrent layers, as Qwen3.5 or LFM2"
 
 
@@ -73,6 +79,42 @@ def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object
         )
     if not any(map(has_keys, layers)):
         raise UserError(f"{path}: {name} has no layer with attention: {_CURE}")
+
+
+def check_layer_kinds(path: str, config: PreTrainedConfig) -> None:
+    """Check that an architecture has the kinds of layers that `layer_types` of its config names.
+
+    Transformers checks that some architecture has them. So a model is made whose first forward pass
+    would raise KeyError.
+
+    Raises: UserError: it has not; names the key of config.json and the kinds that it has.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()).difference(_ATTENTION_KINDS)
+    name, is_stateful = causal_lm_class(config)
+    if is_stateful or not name:
+        return
+    if unknown := sorted(kind for kind in kinds if not _has_kind(config, kind)):
+        known = [kind for kind in _KINDS if kind not in unknown and _has_kind(config, kind)]
+        raise UserError(
+            f"{path}/config.json: layer_types has {', '.join(unknown)}, and {name} has only layers "
+            f"of {' and '.join(known)}: correct the file, or copy it again from where the model "
+            "comes from"
+        )
+
+
+def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
+    """Whether a layer of this kind can be computed, by a forward pass of one without weights."""
+    trial: Any = deepcopy(config)
+    trial.num_hidden_layers, trial.layer_types = 1, [kind]
+    # whatever else goes wrong is not about kinds, and the model itself will say it
+    with suppress(Exception), torch.device("meta"):
+        try:
+            model = AutoModelForCausalLM.from_config(trial, attn_implementation="eager")
+            mask = torch.ones(1, 1, 1, 1)  # a whole one: others are looked at, and have no content
+            model(torch.zeros(1, 1, dtype=torch.long), attention_mask=mask, use_cache=False)
+        except KeyError as error:
+            return error.args != (kind,)
+    return True
 
 
 def unbound_time_steps(model: nn.Module) -> None:
