@@ -93,6 +93,8 @@ def run_all(
             continue
         ended = call(name, piece, left)
         rows.append(f"{name}: {ended.status}, {ended.seconds / 60:.1f} minutes")
+        if not ended.is_done:  # its last line says what of it was not done
+            rows[-1] += "".join(f"; {last}" for last in ended.tail(1))
         print(rows[-1], *ended.tail(30), sep="\n", flush=True)
     return rows
 

@@ -277,6 +277,16 @@ def measure(name: str, options: argparse.Namespace, end: float) -> Result:
     return result
 
 
+def not_done(case: str, result: Result) -> list[str]:
+    """Name every side of a case that was not measured to its end, and why."""
+    return [
+        f"{case}, {side}: {part['status']}"
+        for side, parts in result.contents["parts"].items()
+        for part in parts
+        if part["status"] != "done"
+    ]
+
+
 def line(case: str, side: str, found: dict[str, Any]) -> str:
     seconds = [round(one["seconds"], 2) for one in found["iterations"]]
     if not seconds:
@@ -305,8 +315,9 @@ def main(arguments: list[str] | None = None) -> None:
     if not options.toy and not has_gpu():
         parser.error("there is no GPU here: --toy tries the script on a CPU")
     end = time.monotonic() + 60 * options.minutes
-    for name in options.case:
-        measure(name, options, end)
+    results = {name: measure(name, options, end) for name in options.case}
+    if missing := [text for name, result in results.items() for text in not_done(name, result)]:
+        parser.exit(1, f"not done: {'; '.join(missing)}\n")
 
 
 if __name__ == "__main__":

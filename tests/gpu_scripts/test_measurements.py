@@ -228,6 +228,35 @@ def test_sides_run_in_processes_and_every_one_is_in_the_file(
     assert "equal: GRPO's tokens/s to TRL GRPO's: 1.56" in capsys.readouterr().out
 
 
+def test_a_side_that_fails_is_named_and_the_others_figures_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The script's last line and status say so, and with them the row of `all.py`."""
+    everything, record, iterations = script("all"), script("gpu_record"), script("iterations")
+    figures = {"seconds": 4.0, "tokens": 80, "stages": {}, "gap": None}
+    done = {"status": "done", "iterations": [figures]}
+    failed = {"status": "failed with status 1", "iterations": []}
+    made = record.Ended("done", 1.0, None, tmp_path / "log")
+    monkeypatch.setattr(iterations, "run_process", lambda *_, **__: made)
+    monkeypatch.setattr(iterations, "run_ours", lambda *_: done)
+    monkeypatch.setattr(iterations, "run_trl", lambda *_: failed)
+    words = ["--toy", "--case", "equal", "--sides", "GRPO", "TRL GRPO", "--out", str(tmp_path)]
+    with pytest.raises(SystemExit) as ended:
+        iterations.main(words)
+    assert ended.value.code == 1
+    said = "not done: equal, TRL GRPO: failed with status 1"
+    assert capsys.readouterr().err.splitlines() == [said]
+    (path,) = tmp_path.glob("*.json")
+    (part,) = json.loads(path.read_text())["parts"]["GRPO"]
+    assert part["iterations"] == [figures]
+
+    made.log.write_text(f"figures\n{said}\n")
+    ends = iter([record.Ended("failed with status 1", 60.0, None, made.log), made])
+    pieces = {name: everything.Piece(("x",), 1, 9) for name in ("a", "b")}
+    rows = everything.run_all(pieces, 9, lambda *_: next(ends))
+    assert rows == [f"a: failed with status 1, 1.0 minutes; {said}", "b: done, 0.0 minutes"]
+
+
 def overrides_and_files(words: list[str]) -> tuple[list[Path], list[str]]:
     files = [Path(words[i + 1]) for i, word in enumerate(words) if word == "--config"]
     return files, [word for word in words if "=" in word and not word.startswith("--")]
