@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import tempfile
 import time
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.commands import vapo, vapo_process
+from tests.rewards.processes import ends
 from vapo.commands import doctor, engine_trial
 from vapo.errors import UserError
 
@@ -116,3 +119,34 @@ def test_an_engine_that_hangs_or_crashes_is_ended(
         with pytest.raises(UserError, match=f"cannot start: {said}; the whole output is in "):
             engine_trial.try_engine(time_limit_s=limit_s)
         assert time.monotonic() - began < 20
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["crashed", "Ctrl-C"])
+def test_what_an_engine_started_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_interrupted: bool
+) -> None:
+    """Whether the engine's process has crashed by itself, or the command is interrupted."""
+    started = tmp_path / "pid"
+    last = "time.sleep(60)" if is_interrupted else "os._exit(9)"
+    program = f"""import os, pathlib, subprocess, time
+child = subprocess.Popen(["sleep", "60"])
+pathlib.Path({str(tmp_path / "new")!r}).write_text(str(child.pid))
+os.rename({str(tmp_path / "new")!r}, {str(started)!r})
+{last}"""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(
+        engine_trial, "python_command", lambda *_: [sys.executable, "-S", "-c", program]
+    )
+    wait = subprocess.Popen.wait
+
+    def interrupted(process: Any, timeout: float | None = None) -> int:
+        if timeout is None or not is_interrupted:
+            return wait(process, timeout)
+        while not started.exists():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt if is_interrupted else UserError):
+        engine_trial.try_engine(time_limit_s=60)
+    assert ends(int(started.read_text()))

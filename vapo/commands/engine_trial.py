@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.errors.redactor import redacted
 from vapo.system.python_child import python_command, python_environment
 from vapo.system.shown_text import say
-from vapo.system.supervision import kill_with_group
 
 TIME_LIMIT_S = 600.0  # on a GPU vLLM's first start compiles for more than a minute
 _LOG, _RESULT = "doctor.log", "result.json"
@@ -50,10 +51,10 @@ def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
             ended = f"its process ended with code {process.returncode}"
         except subprocess.TimeoutExpired:
             ended = f"it has not sampled within {time_limit_s:g} s"
-        finally:
-            if process.poll() is None:
-                kill_with_group(process.pid)
-                process.wait()
+        finally:  # it may have ended, and what it started may not
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     try:
         result = json.loads((folder / _RESULT).read_text())
     except (OSError, ValueError):
