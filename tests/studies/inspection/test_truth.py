@@ -11,9 +11,11 @@ from tests.config.fits import ROOT
 from tests.studies.inspection import made_up
 from vapo.config.values import PatternSegments, TokenSegments
 from vapo.errors import UserError
+from vapo.networks.loading import load_tokenizer
 from vapo.studies.inspection.findings import find
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
+from vapo.studies.inspection.truth import _rollout
 from vapo.studies.inspection.truth_request import TruthRequest, verifier_overrides
 
 POLICY = str(ROOT / "models/checked_steps/policy")
@@ -55,6 +57,16 @@ def test_the_config_has_the_file_s_rewards_lengths_and_steps() -> None:
     assert segments.pattern == "[+-]"
     lines = [replace(r, response="a\nb\n\nc\nd") for r in responses]
     assert isinstance(request.config(find(lines)).value_truth.segments, PatternSegments)
+
+
+@pytest.mark.parametrize("keeps_special", [True, False])
+def test_a_verifier_reads_special_tokens_as_the_rewards_key_says(keeps_special: bool) -> None:
+    tokenizer = load_tokenizer(POLICY)
+    findings = find(made_up.sound(4))
+    start, end = tokenizer.convert_tokens_to_ids(["a"])[0], tokenizer.eos_token_id
+    response = replace(findings.responses[0], response_ids=(start, end, start, end), logprobs=None)
+    rollout = _rollout(response, findings, tokenizer, {end}, keeps_special=keeps_special)
+    assert rollout.response_text == (f"a{tokenizer.eos_token}a" if keeps_special else "aa")
 
 
 def test_without_ids_nothing_can_be_continued() -> None:

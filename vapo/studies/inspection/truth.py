@@ -115,7 +115,11 @@ def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTrut
             "needed, all tokens must be the policy's, and no reward may come before the last"
         )
     ends = folder_end_tokens(config.actor.path, tokenizer)
-    rollouts = [_rollout(responses[i], findings, tokenizer, ends.ids) for i in rows]
+    keeps_special = config.rewards.keep_special_tokens
+    rollouts = [
+        _rollout(responses[i], findings, tokenizer, ends.ids, keeps_special=keeps_special)
+        for i in rows
+    ]
     with Progress() as progress, VerifierScorer(config) as scorer:
         judged = scorer.score(rollouts[: 4 * request.num_responses])
         points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
@@ -174,6 +178,8 @@ def _rollout(
     findings: Findings,
     tokenizer: PreTrainedTokenizerBase,
     end_ids: Set[int],
+    *,
+    keeps_special: bool,
 ) -> Rollout:
     ids = tuple(response.response_ids or ())
     is_cut = response.is_truncated
@@ -187,7 +193,7 @@ def _rollout(
             answer=response.answer or "",
         ),
         response_ids=ids,
-        response_text=sampled_text(ids, tokenizer, end_ids),
+        response_text=sampled_text(ids, tokenizer, end_ids, keeps_special=keeps_special),
         rollout_logprobs=response.logprobs or (0.0,) * len(ids),
         finish_reason=FinishReason.LENGTH if is_cut else FinishReason.STOP,
         turns=(Turn(0, len(ids), response.reward),),
