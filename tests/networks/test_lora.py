@@ -20,6 +20,7 @@ from tests.tiny_model import (
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
+from vapo.networks import build
 from vapo.networks.actor_critic import Actor
 from vapo.networks.build import make_actor, make_reference
 from vapo.networks.export import save_folder
@@ -95,6 +96,20 @@ def test_unknown_modules(tmp_path: Path, name: str) -> None:
     config = lora_config(tmp_path, f"actor.lora.target_modules='{name}'")
     with pytest.raises(UserError, match=r"actor\.lora\.target_modules: Qwen2ForCausalLM has no"):
         make_actor(config, None)
+
+
+@pytest.mark.parametrize(("chosen", "most"), [("all", 16), ("q_proj", 32)])
+def test_a_rank_above_a_dimension_of_a_matrix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, most: int
+) -> None:
+    """It is refused before weights are loaded. Keys and values are 2 heads of 8, queries 4."""
+    names = f"actor.lora.target_modules={chosen}"
+    make_actor(lora_config(tmp_path, f"actor.lora.rank={most}", names), None)
+    monkeypatch.setattr(build, "load_causal_lm", lambda *_, **__: pytest.fail("loaded"))
+    problem = rf"^actor\.lora\.rank is {most + 1}, above {most}, a dimension of model\.layers\.0"
+    with pytest.raises(UserError, match=problem) as error:
+        make_actor(lora_config(tmp_path, f"actor.lora.rank={most + 1}", names), None)
+    assert f"set actor.lora.rank to at most {most}, or" in str(error.value)
 
 
 def test_merged_hand_value() -> None:

@@ -20,7 +20,7 @@ from vapo.networks.critics_on_actors import AdapterCritic, critic_of
 from vapo.networks.experts import say_experts
 from vapo.networks.fitted_weights import fitted_parameters
 from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_model
-from vapo.networks.lora import add_adapters
+from vapo.networks.lora import add_adapters, target_names
 from vapo.networks.meta_device import empty_model, empty_value_model, fill_with_fakes
 from vapo.networks.model_configs import as_critic, read_model_config, read_value_config
 from vapo.networks.own_head import check_own_head, put_own_head
@@ -148,10 +148,13 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
             add_adapters(model, options.lora, seed=derive_seed(config.seed, "lora") % 2**32)
         return Actor(model, rounds=may_round_products(config))
 
+    empty = partial(empty_model, "causal_lm", options.path, **kernels)
+
     def load() -> Actor:
+        if trained and options.lora is not None:  # an error of it comes before the weights
+            target_names(empty(), options.lora, "actor.lora")
         return prepared(load_causal_lm(options.path, **kernels))
 
-    empty = partial(empty_model, "causal_lm", options.path, **kernels)
     actor = _made(load, lambda: prepared(empty()), mesh)
     if trained:
         say_experts(options.path, actor.model)
