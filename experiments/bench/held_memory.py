@@ -29,8 +29,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers import sampler as engine
 from vapo.rollouts.engines.transformers.detached import DetachedTransformersSampler
-
-MIB, GIB = 2**20, 2**30
+from vapo.system.host_memory import GIB, MIB
 
 
 class Allocator:

@@ -26,9 +26,9 @@ from vapo.networks.value_head import ValueHead, write_head
 from vapo.studies.memory.passes import FakeNetwork
 from vapo.studies.memory.shapes import NetworkShape
 from vapo.studies.memory.tracking import MemoryTracker
+from vapo.system.host_memory import GIB
 
 SHAPES = Path(__file__).parents[2] / "models/shapes"
-GIB = 2**30
 
 
 class Counting(TorchDispatchMode):

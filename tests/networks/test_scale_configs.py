@@ -16,8 +16,8 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.meta_device import empty_model
-from vapo.studies.memory.estimate import GIB
 from vapo.system.distributed import shard
+from vapo.system.host_memory import GIB
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ROOT / "models/shapes"

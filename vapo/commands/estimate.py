@@ -22,8 +22,9 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.runs.checkpoint_saving import num_kept, shown_size
-from vapo.studies.memory.estimate import GIB, MemoryEstimate, estimate_memory
+from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
 from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
+from vapo.system.host_memory import GIB
 from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
 

@@ -142,7 +142,7 @@ def _chosen(
     import torch
 
     from vapo.networks.loading import load_tokenizer
-    from vapo.studies.memory.estimate import GIB
+    from vapo.system.host_memory import GIB
 
     if gpu_gib is None and torch.cuda.is_available():
         gpu_gib = torch.cuda.mem_get_info()[1] / GIB
@@ -253,7 +253,7 @@ def _what_fits_the_gpu(
     overrides say anything is left as it is.
     """
     from vapo.commands.estimate import estimated
-    from vapo.studies.memory.estimate import GIB
+    from vapo.system.host_memory import GIB
 
     def needed(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])

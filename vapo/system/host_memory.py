@@ -1,4 +1,4 @@
-"""How much memory the host has left for this process."""
+"""How much memory the host has left for this process, and the units of memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import psutil
 
+MIB, GIB = 2**20, 2**30
 _GROUPS = Path("/sys/fs/cgroup")
 # The limit, what is used, and the statistics of a container: of version 2 and of version 1.
 _FILES = (

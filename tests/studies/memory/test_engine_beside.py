@@ -14,7 +14,8 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, engine_arguments
 from vapo.studies.memory.engine_beside import chosen_sleep, with_sleep_level
-from vapo.studies.memory.estimate import GIB, MemoryEstimate
+from vapo.studies.memory.estimate import MemoryEstimate
+from vapo.system.host_memory import GIB
 
 VLLM = ("rollouts.engine=vllm",)
 

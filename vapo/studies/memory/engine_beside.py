@@ -16,7 +16,8 @@ import torch
 from vapo.config import FitConfig
 from vapo.config.engines import ColocatedVllm, VllmEngine
 from vapo.errors import UserError
-from vapo.studies.memory.estimate import GIB, MemoryEstimate
+from vapo.studies.memory.estimate import MemoryEstimate
+from vapo.system.host_memory import GIB
 
 _CONTEXT = 1.5 * GIB  # what CUDA and its libraries take before the first tensor
 _GRAPHS = 2.0 * GIB  # what CUDA graphs and activations of an engine take beside its KV cache

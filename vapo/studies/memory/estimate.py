@@ -30,7 +30,6 @@ from vapo.studies.memory.sizes import (
 )
 from vapo.studies.memory.states import gram_bytes, read_layers, states_bytes
 
-GIB = 2**30
 _SPARE_COLUMNS = 64  # room that the sampler's cache grows by
 _PREFILL_TOKENS = 16_384  # of one prefill forward of the sampler
 

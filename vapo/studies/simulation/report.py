@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vapo.studies.memory.estimate import GIB, MemoryEstimate
+from vapo.studies.memory.estimate import MemoryEstimate
 from vapo.studies.simulation.counting import KINDS, StepWork
 from vapo.studies.simulation.step import Simulation
+from vapo.system.host_memory import GIB
 from vapo.types import Phase
 
 # rows of the table, and the parts of the arithmetic that belong to each; the rest is no training

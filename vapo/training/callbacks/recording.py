@@ -28,6 +28,7 @@ from vapo.system.distributed import (
     sum_over_ranks,
     world_size,
 )
+from vapo.system.host_memory import GIB
 from vapo.system.progress import Progress
 from vapo.system.stage_times import StageTimes
 from vapo.tracking.logger import RunLogger
@@ -36,7 +37,6 @@ from vapo.training.faults import Faults
 from vapo.training.module import PHASES, VapoModule
 from vapo.types import Phase
 
-GIB = 1024**3
 # Dense bfloat16 peaks of NVIDIA's data sheets, in TFLOP/s, by a part of torch's device name.
 # The first that fits is taken.
 BF16_PEAKS = {
