@@ -13,9 +13,10 @@ from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
 from vapo.commands.report import publish
 from vapo.sweep.folders import Outcome
-from vapo.sweep.plan import Task
+from vapo.sweep.plan import Task, describe_plan
 from vapo.sweep.recording import Parent, metric_keys
 from vapo.sweep.report.runs import Reader
+from vapo.tracking.records import NOTE_TAG
 from vapo.tracking.stores import locate_store
 
 ROWS = "rows: [{row: VAPO}, {row: 'a/b, c', overrides: {algorithm.eps_low: 0.1}}]"
@@ -107,6 +108,8 @@ def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
         "a_b_2": "sweep/a_b_2",
         "c": "sweep/c",
     }
+    dots = {"..": "sweep/_/1", ".": "sweep/_/2", "": "sweep/_/3", "a..b": "sweep/a..b"}
+    assert metric_keys([*dots]) == dots, "MLflow takes no name that leads to another folder"
     rows = (
         "rows: [{row: a+b}, {row: 'a(b', overrides: {algorithm.eps_low: 0.1}}, "
         "{row: best_score, overrides: {algorithm.eps_low: 0.15}}]"
@@ -165,3 +168,16 @@ def test_a_sweeps_description_begins_with_its_table(tmp_path: Path) -> None:
         assert note.startswith(f"{table}\n\n## Plan\n\nOur plan.")
     assert "first" not in note
     assert note.count("## Plan") == 1
+
+
+def test_a_row_s_name_is_one_line_of_plain_text_in_the_notes(tmp_path: Path) -> None:
+    """Its other names are in the tests of folders, metrics and reports."""
+    uri = f"tracking.uri={ready_store(tmp_path / 'mlruns')}"
+    name = "a|b\n\n# <img src=x> [c](javascript:d)"
+    planned = plan(grid(tmp_path, f"rows: [{{row: {json.dumps(name)}}}]"), uri, seeds=[0])
+    shown = r"**a|b # \<img src=x> [c\](javascript:d)**"
+    assert f"- {shown}\n" in describe_plan(planned, "vapo sweep")
+    parent = Parent(planned, tmp_path, "vapo sweep")
+    task = next(task for task in planned.tasks if not task.is_pretraining)
+    assert parent.child_tags(task)[NOTE_TAG].startswith(f"{shown}, seed 0\n")
+    assert parent.child_tags(task)["row"] == name

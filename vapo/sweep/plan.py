@@ -36,6 +36,7 @@ from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, GridRow, as_text
 from vapo.sweep.identity import code_version, task_identity
+from vapo.system.table_text import markdown_text
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (
@@ -248,7 +249,10 @@ def describe_plan(plan: Plan, command: str) -> str:
         f"- actor `{reference.actor.path}`, critic from `{reference.critic.init}`",
         f"- code {code_version()}",
         f"- command: `{command}`",
-        *(f"- value pretraining shared by: {', '.join(rows)}" for rows in shares.values()),
+        *(
+            f"- value pretraining shared by: {markdown_text(', '.join(rows))}"
+            for rows in shares.values()
+        ),
         *(f"- other budget: {line}" for line in budget_differences(plan)),
         "",
         "Rows, and what each changes in the base config:",
@@ -257,5 +261,8 @@ def describe_plan(plan: Plan, command: str) -> str:
     for row in plan.grid.rows:
         changes = [*map(str, differences(plan.row_configs[row.name], plan.base))]
         mark = " (full system)" if row.name == plan.grid.full_system else ""
-        lines += [f"- **{row.name}**{mark}", *(f"    - {line}" for line in changes or ["nothing"])]
+        lines += [
+            f"- **{markdown_text(row.name)}**{mark}",
+            *(f"    - {line}" for line in changes or ["nothing"]),
+        ]
     return "\n".join(lines)

@@ -20,6 +20,7 @@ from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task, describe_plan, differences
 from vapo.system.files import write_text
+from vapo.system.table_text import markdown_text
 from vapo.tracking.delivery import one_line
 from vapo.tracking.links import curves_page, how_to_open
 from vapo.tracking.opening import open_store
@@ -115,14 +116,14 @@ class Parent:
         }
         if task.is_pretraining:
             shared = self.plan.shares(task.seed).get(task.identity, [row.name])
-            return {**tags, NOTE_TAG: f"Value pretraining for: {', '.join(shared)}"}
+            return {**tags, NOTE_TAG: f"Value pretraining for: {markdown_text(', '.join(shared))}"}
         differs = [*map(str, differences(self.plan.row_configs[row.name], self.plan.base))]
         listed = "\n".join(f"- {line}" for line in differs or ["the base config"])
         tags |= {
             "row": row.name,
             "component_off": row.component_off or "none",
             "differs": "; ".join(differs) or "nothing: the base config",
-            NOTE_TAG: f"**{row.name}**, seed {task.seed}\n\n{listed}",
+            NOTE_TAG: f"**{markdown_text(row.name)}**, seed {task.seed}\n\n{listed}",
         }
         if row.paper_score is not None:
             tags["paper_score"] = f"{row.paper_score:g}"
@@ -249,7 +250,7 @@ def metric_keys(rows: Sequence[str]) -> dict[str, str]:
     Where that would be another row's, or `sweep/best_score`, its number in the grid follows:
     `sweep/a_b/2`.
     """
-    safe = [re.sub(r"[^\w. :-]", "_", row) for row in rows]
+    safe = [re.sub(r"[^\w. :-]|^\.*$", "_", row) for row in rows]  # dots alone are no name
     return {
         row: f"sweep/{name}" + f"/{i}" * ([*safe, "best_score"].count(name) > 1)
         for i, (row, name) in enumerate(zip(rows, safe, strict=True), start=1)
