@@ -109,7 +109,9 @@ def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
     # whatever else goes wrong is not about kinds, and the model itself will say it
     with suppress(Exception), torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(trial, attn_implementation="eager")
+            model = AutoModelForCausalLM.from_config(
+                trial, attn_implementation="eager", trust_remote_code=False
+            )
             mask = torch.ones(1, 1, 1, 1)  # a whole one: others are looked at, and have no content
             model(torch.zeros(1, 1, dtype=torch.long), attention_mask=mask, use_cache=False)
         except KeyError as error:
