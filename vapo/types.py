@@ -238,8 +238,8 @@ class RolloutBatch:
     elsewhere. `actor_states` are what a critic without a network reads, or the advantage estimator:
     of each row [num sampled tokens, L, H], the actor's states before these tokens, without padding;
     for POISE the first of them and a few last ones. `sampled_groups` has the score of each group
-    that was sampled for the batch, those included that dynamic sampling has dropped; stored rollouts
-    have none.
+    that was sampled for the batch, those included that dynamic sampling has dropped. Stored
+    rollouts have none.
 
     Each later stage returns a batch of its own type, which has what it adds. A new column is a
     field of the type whose stage computes it: rows and micro-batches are cut from all fields.
