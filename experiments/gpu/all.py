@@ -22,6 +22,7 @@ from gpu_record import RESULTS, SCRATCH, Ended, device_slug, run_process  # besi
 from recipe import RECIPES
 
 HERE = Path(__file__).parent
+COMPARE = HERE.parent / "smollm2/compare.py"  # its rows go into a file beside it
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,12 @@ PIECES = {
     "make gpu": Piece((*PYTEST, "-m", "gpu", "--durations=15", *GPU_TESTS), 2, 6),
     "drawn, VAPO": Piece(iterations("drawn", "VAPO", "VAPO, probe"), 2, 5),
     **{f"recipe {name}": Piece(script("recipe.py", name), 2.5, 6) for name in RECIPES},
-    "SmolLM2": Piece(("bash", str(HERE / "smollm2.sh")), 5, 15),
+    "SmolLM2": Piece(
+        (sys.executable, str(COMPARE), "--jobs", "16", "--seeds", "0,1,2,3,4,5,6,7"), 5, 15
+    ),
 }
-MINUTES_OF = {"iterations.py", "recipe.py"}  # they take a limit, and end their own processes by it
+# they take a limit, and end their own processes by it
+MINUTES_OF = {"iterations.py", "recipe.py", "compare.py"}
 PROFILES = {"training_steps.py": "--toy", "decoding_steps.py": "--tiny"}  # what only tries them
 
 

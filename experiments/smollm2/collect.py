@@ -141,7 +141,7 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     policy, so the same place of two runs' lists is the same batch.)
     """
     end = min(len(row["accuracy"]) for row in rows)
-    start = end - FRESH_BATCHES
+    start = max(end - FRESH_BATCHES, 0)
     after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
     gains = {(r["system"], r["seed"]): 100 * (r["after"] - r["before"]) for r in rows}
     fresh = {
@@ -201,6 +201,28 @@ def mark(name: str) -> str:
     return f"<!-- {name}: experiments/smollm2/collect.py writes this table -->\n"
 
 
+def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
+    """Write a row in each line; a reader of the file never sees half of it."""
+    lines = ",\n".join(map(json.dumps, rows))
+    output.parent.mkdir(parents=True, exist_ok=True)
+    partial = output.with_suffix(".partial")
+    partial.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    partial.replace(output)
+
+
+def show_on_pages(
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    page: Path = PAGE,
+    page_of_runs: Path = PAGE_OF_RUNS,
+) -> None:
+    """Put means and runs in the places of the file of this name, if the pages have one for it."""
+    for path, lines in ((page, means(rows)), (page_of_runs, table(rows))):
+        text = path.read_text(encoding="utf-8")
+        if mark(name) in text:
+            path.write_text(with_table(text, lines, name=name), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, nargs="?", help="none: print what the file has")
@@ -215,14 +237,8 @@ def main() -> None:
     new = [row_of(*run) for run in finished(options.sweep)] if options.sweep else []
     found = {(row["system"], row["seed"]): row for row in new}
     rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
-    name, written = options.output.stem, {}
-    for page, lines in ((options.page, means(rows)), (options.page_of_runs, table(rows))):
-        text = page.read_text(encoding="utf-8")
-        if mark(name) in text:  # else the file has no place there, and is printed alone
-            written[page] = with_table(text, lines, name=name)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    for file, text in {options.output: f"[\n{lines}\n]\n", **written}.items():
-        file.write_text(text, encoding="utf-8")
+    write_rows(rows, options.output)
+    show_on_pages(rows, options.output.stem, options.page, options.page_of_runs)
     print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
     print(means(rows))
     print(table(rows), end="")

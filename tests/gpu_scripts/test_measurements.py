@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import subprocess
 import sys
 import time
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -403,32 +403,23 @@ def test_profiles_are_written_beside_the_results(monkeypatch: pytest.MonkeyPatch
     ]
 
 
-def test_smollm2s_commands_are_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With stand-ins for `vapo` and for what collects its runs."""
-    words = tmp_path / "words"
-    stub = tmp_path / "vapo"
-    stub.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" >> {words}\n')
-    stub.chmod(0o755)
-    copy = tmp_path / "root"
-    (copy / "experiments/gpu").mkdir(parents=True)
-    (copy / "experiments/gpu/smollm2.sh").write_text((SCRIPTS / "smollm2.sh").read_text())
-    command = ["bash", str(copy / "experiments/gpu/smollm2.sh"), "seed=1"]
-    variables = {"VAPO": str(stub), "PYTHON": str(stub), "PATH": "/usr/bin:/bin"}
-    missing = subprocess.run(command, env=variables, capture_output=True, text=True)
-    assert missing.returncode == 2
-    assert "make smollm2" in missing.stderr
-    (copy / "models/smollm2_135m").mkdir(parents=True)
-    (copy / "models/smollm2_135m/config.json").write_text("{}")
-    subprocess.run(command, env=variables, check=True)
-    asked = words.read_text().splitlines()
-    sweep = asked[asked.index("sweep") : asked.index("experiments/smollm2/collect.py")]
-    assert asked[0] == "sft"
-    assert sweep[sweep.index("--rows") + 1] == "VAPO,GRPO"
-    monkeypatch.chdir(ROOT)
-    config = load_config(FitConfig, *overrides_and_files(sweep))
-    assert (config.seed, config.rollouts.engine) == (1, "vllm")
-    assert config.trainer.accelerator == "gpu"
-    assert asked[-1] == "experiments/gpu/results/smollm2_vllm.json"
+def test_smollm2s_piece_is_the_comparison_within_its_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own options, and those that every such piece gets."""
+    everything = script("all")
+    commands: list[list[str]] = []
+    monkeypatch.setattr(
+        everything, "run_process", lambda command, *_, **__: commands.append(command)
+    )
+    options = argparse.Namespace(toy=True, peer_python=None)
+    everything.run("SmolLM2", everything.PIECES["SmolLM2"], 6.5, options)
+    ((_, path, *arguments),) = commands
+    monkeypatch.syspath_prepend(str(Path(path).parent))
+    read = import_module("compare").parsed(arguments)
+    assert (read.jobs, read.minutes, read.toy) == (16, 6.5, True)
+    assert read.grid.name == "comparison.yaml"
+    assert read.seeds == "0,1,2,3,4,5,6,7"
 
 
 # ---- tables ---------------------------------------------------------------------------------
