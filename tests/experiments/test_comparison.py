@@ -128,12 +128,13 @@ def test_the_best_settings_are_those_of_the_mean_over_seeds(compare: ModuleType)
 
 
 class InstantJobs:
-    """Each run ends at once, but those in `fails`."""
+    """Each run ends at the next look, and those in `fails` fail."""
 
     def __init__(self, number: int, fails: tuple[str, ...] = ()) -> None:
         self.number, self.fails = number, fails
         self.running: list[Task] = []
         self.begun: list[str] = []
+        self.folders: dict[str, Path] = {}
         self.most = 0
 
     @property
@@ -144,18 +145,15 @@ class InstantJobs:
         self.begun.append(task.name)
         self.running.append(task)
         self.most = max(self.most, len(self.running))
-        if task.name not in self.fails:
-            run = config.parent / "run"
-            run.mkdir()
-            (run / "summary.json").write_text("{}")
+        self.folders[task.name] = config.parent / "run"
 
     def ended(self, wait_s: float) -> Iterator[tuple[Task, Any]]:
         task = self.running.pop(0)
-        run = self.folder(task)
+        run = None if task.name in self.fails else self.folders[task.name]
+        if run is not None:
+            run.mkdir()
+            (run / "summary.json").write_text("{}")
         yield task, SimpleNamespace(run=run, seconds=1.0, reason="out of memory", log="a.log")
-
-    def folder(self, task: Task) -> Path | None:
-        return None if task.name in self.fails else Path("run")
 
     def end(self) -> None:
         self.running.clear()
@@ -179,7 +177,7 @@ def comparison(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_run_waits_for_its_critic_and_is_recorded_once(
     compare: ModuleType, comparison: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    jobs = InstantJobs(2)
+    jobs = InstantJobs(3)
     assert compare.run_all(comparison, jobs, minutes=1) == []
     assert jobs.begun == ["value pretraining of VAPO/4", "GRPO/4", "VAPO/4"]
     assert jobs.most == 2
