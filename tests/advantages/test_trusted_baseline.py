@@ -52,7 +52,7 @@ def trained_on(
 def test_full_trust_is_vapo_bit_for_bit(whitened: str) -> None:
     options = (f"algorithm.whiten_advantages={whitened}",)
     plain = trained_on(config_of(*options))
-    full = trained_on(config_of(*options, TRUSTED), trust=Trust(1.0, 1.0))
+    full = trained_on(config_of(*options, TRUSTED), trust=Trust(1.0, 1.0, end=1.0))
     for name in ("advantages", "raw_advantages", "value_targets", "policy_lambdas"):
         assert torch.equal(getattr(full, name), getattr(plain, name)), name
     assert torch.equal(full.baseline_values, full.values * full.response_mask)
@@ -86,10 +86,33 @@ def test_in_between_by_hand() -> None:
     options = ("algorithm.whiten_advantages=false", "algorithm.lambda_policy=0.5")
     config = config_of(*options, "components.length_adaptive_gae.enabled=false", TRUSTED)
     batch = batch_of(config, [True, False], [[0.6, 0.8], [0.2]])
-    made = trained_on(config, trust=Trust(0.5, 0.5), batch=batch)
+    made = trained_on(config, trust=Trust(0.5, 0.5, end=1.0), batch=batch)
     torch.testing.assert_close(made.raw_advantages, torch.tensor([[0.925, 1.1], [-1.6, 0.0]]))
     torch.testing.assert_close(made.baseline_values, torch.tensor([[-0.2, -0.1], [0.6, 0.0]]))
     assert made.policy_lambdas.tolist() == [0.75, 0.75]
+
+
+def test_the_final_surprise_reaches_every_token_as_far_as_it_is_unknown_by_hand() -> None:
+    """As above, with an end of 0.25: of the surprises 1.1 and -1.6 three quarters reach all tokens.
+
+    The first token has .1 + .75 * 1.1 / 4 + 1.1 * 3 / 4 = 1.13125; the last ones as before.
+    """
+    options = ("algorithm.whiten_advantages=false", "algorithm.lambda_policy=0.5")
+    config = config_of(*options, "components.length_adaptive_gae.enabled=false", TRUSTED)
+    batch = batch_of(config, [True, False], [[0.6, 0.8], [0.2]])
+    made = trained_on(config, trust=Trust(0.5, 0.5, end=0.25), batch=batch)
+    torch.testing.assert_close(made.raw_advantages, torch.tensor([[1.13125, 1.1], [-1.6, 0.0]]))
+
+
+@pytest.mark.parametrize("lambda_", [0.0, 0.5])
+def test_a_mixture_that_never_changes_is_the_loss_without_a_critic(lambda_: float) -> None:
+    """Whatever lambda is: all of the reward is a surprise at the end."""
+    options = ("algorithm.whiten_advantages=false", f"algorithm.lambda_policy={lambda_}")
+    config = config_of(*options, "components.length_adaptive_gae.enabled=false", TRUSTED)
+    batch = batch_of(config, [True, False], [[0.3, 0.3, 0.3], [0.3, 0.3]])
+    made = trained_on(config, trust=Trust(0.0, 1.0), batch=batch)
+    expected = torch.tensor([[2.0, 2.0, 2.0], [-2.0, -2.0, 0.0]])
+    torch.testing.assert_close(made.raw_advantages, expected)
 
 
 def test_one_response_per_prompt_stands_beside_the_batchs_others() -> None:
@@ -144,5 +167,5 @@ def test_overlong_punishment_is_in_the_others_and_not_in_the_critics_rewards() -
         "rollouts.max_response_tokens=8",
     )
     plain = trained_on(config_of(*options))
-    full = trained_on(config_of(*options, TRUSTED), trust=Trust(1.0, 1.0))
+    full = trained_on(config_of(*options, TRUSTED), trust=Trust(1.0, 1.0, end=1.0))
     assert torch.equal(full.advantages, plain.advantages)

@@ -17,6 +17,7 @@ from vapo.functional.trusted_baseline import (
     Trust,
     earned_trust,
     evidence_of,
+    final_surprise,
     later_evidence,
     no_evidence,
     trusted_lambda,
@@ -102,13 +103,21 @@ def rollouts(kind: str, *, group_size: int = 8, seed: int = 0) -> dict[str, Tens
     }
 
 
+def evidence(
+    columns: dict[str, Tensor], *, group_size: int, trust: Trust | None = None
+) -> Evidence:
+    names = ("values", "others", "received", "mask")
+    mixed = trusted_values(*(columns[name] for name in names), trust=trust or Trust())
+    return evidence_of(**columns, trusted=mixed, group_size=group_size)
+
+
 def trust_after(kind: str, *, group_size: int = 8, batches: int = 4) -> Trust:
-    evidence = no_evidence()
+    seen = no_evidence()
     for seed in range(batches):
         columns = rollouts(kind, group_size=group_size, seed=seed)
-        batch = evidence_of(**columns, group_size=group_size)
-        evidence = later_evidence(evidence, batch, decay=0.5)
-    return earned_trust(evidence)
+        batch = evidence(columns, group_size=group_size, trust=earned_trust(seen))
+        seen = later_evidence(seen, batch, decay=0.5)
+    return earned_trust(seen)
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 8])
@@ -181,7 +190,7 @@ def test_the_fit_is_that_of_a_second_computation(kind: str) -> None:
     columns["mask"] = torch.arange(30) < lengths
     columns["mask"][:, 1] = False
     columns["values"] = torch.where(columns["mask"], columns["values"], NAN)
-    trust = earned_trust(evidence_of(**columns, group_size=4))
+    trust = earned_trust(evidence(columns, group_size=4))
     weights, _ = second_computation(columns, 4)
     assert list(trust[:2]) == pytest.approx(weights, abs=1e-6)
 
@@ -191,15 +200,14 @@ def test_levels_by_hand() -> None:
     mask = torch.tensor([[True, False], [True, False], [True, True], [True, False]])
     errors = torch.tensor([[0.4, NAN], [0.6, NAN], [0.8, 0.8], [1.0, NAN]])
     rewards = torch.tensor([1.0, -1.0, 1.0, -1.0])
-    evidence = evidence_of(
-        errors + rewards[:, None],
-        rewards,
-        mean_of_batch_others(rewards),
-        torch.zeros(4, 2),
-        mask,
-        group_size=1,
-    )
-    trust = earned_trust(evidence)
+    columns = {
+        "values": errors + rewards[:, None],
+        "rewards": rewards,
+        "others": mean_of_batch_others(rewards),
+        "received": torch.zeros(4, 2),
+        "mask": mask,
+    }
+    trust = earned_trust(evidence(columns, group_size=1))
     # mean .72: squares of the sums of V - R - .72 over prompts .1024, .0144, .0256, .0784
     variance = (0.1024 + 0.0144 + 0.0256 + 0.0784) / 5**2 * 4 / 2
     level = 0.72 * (1 - variance / 0.72**2)
@@ -208,17 +216,52 @@ def test_levels_by_hand() -> None:
     assert trust.first_level == pytest.approx(0.7 * (1 - variance / 0.7**2))
 
 
+def test_the_final_surprise_by_hand() -> None:
+    """Rewards of .3 on the way and .7 at the end; .6 is expected after the .3, so .1 is new."""
+    values = torch.tensor([[0.2, 0.6, NAN], [NAN, NAN, NAN]])
+    received = torch.tensor([[0.0, 0.3, NAN], [NAN, NAN, NAN]])
+    mask = torch.tensor([[True, True, False], [False, False, False]])
+    found = final_surprise(values, torch.tensor([1.0, 5.0]), received, mask)
+    torch.testing.assert_close(found, torch.tensor([0.1, 0.0]))
+
+
+def test_what_is_known_at_the_end_by_hand() -> None:
+    """Four prompts, U .5 first; R - U: .5, -.5 (squares 1), at the end .1, -.3 (squares .2)."""
+    rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
+    mixed = torch.tensor([[0.5, 0.9], [0.5, 0.3], [0.5, 0.9], [0.5, 0.3]])
+    seen = evidence_of(
+        torch.zeros(4, 2),
+        rewards,
+        torch.full((4,), 0.5),
+        torch.zeros(4, 2),
+        torch.ones(4, 2, dtype=torch.bool),
+        trusted=mixed,
+        group_size=1,
+    )
+    # 1 - .2 / 1; the sums of squares less .2 of the first: -.04, .04 (twice), over 1, times 4 / 2
+    variance = 4 * 0.04**2 * 2
+    assert earned_trust(seen).end == pytest.approx(0.8 * (1 - variance / 0.8**2))
+
+
+def test_known_at_the_end() -> None:
+    """A sound critic knows all but the last step's slip there, and a destroyed one nothing."""
+    assert trust_after("sound").end > 0.85
+    assert trust_after("0.5 too high").end > 0.8
+    assert trust_after("turned round").end == 0.0
+    assert trust_after("a constant").end == 0.0
+
+
 def test_too_few_prompts_earn_nothing() -> None:
     columns = {name: column[:16] for name, column in rollouts("sound").items()}
-    assert earned_trust(evidence_of(**columns, group_size=8)) == Trust()
-    assert earned_trust(evidence_of(**columns, group_size=4)) != Trust()
+    assert earned_trust(evidence(columns, group_size=8)) == Trust()
+    assert earned_trust(evidence(columns, group_size=4)) != Trust()
 
 
 def test_evidence_fades_and_its_products_by_the_square() -> None:
-    one = Evidence(torch.ones(14).double(), torch.ones(14, 14).double())
+    one = Evidence(torch.ones(16).double(), torch.ones(16, 16).double())
     later = later_evidence(one, one, decay=0.5)
-    assert later.sums.tolist() == [1.5] * 14
-    assert later.products[3].tolist() == [1.25] * 14
+    assert later.sums.tolist() == [1.5] * 16
+    assert later.products[3].tolist() == [1.25] * 16
 
 
 @pytest.mark.parametrize("seed", range(20))

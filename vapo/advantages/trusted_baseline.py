@@ -15,12 +15,13 @@ from vapo.config.algorithm import Trusted
 from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
 from vapo.functional.critic_mixtures import mean_of_batch_others
-from vapo.functional.masking import zero_outside
+from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.trusted_baseline import (
     Evidence,
     Trust,
     earned_trust,
     evidence_of,
+    final_surprise,
     later_evidence,
     no_evidence,
     trusted_lambda,
@@ -77,13 +78,14 @@ class TrustedBaseline:
         Args:
             value_rewards: the rewards that the critic is taught.
         """
-        rewards = value_rewards.sum(dim=1)
+        rewards, received = value_rewards.sum(dim=1), _received(batch, value_rewards)
+        others = _others(batch, rewards)
         of_batch = evidence_of(
-            batch.values,
-            rewards,
-            _others(batch, rewards),
-            _received(batch, value_rewards),
+            *(batch.values, rewards, others, received),
             batch.counted_mask & value_places(batch, hyperparameters),
+            trusted=trusted_values(
+                batch.values, others, received, batch.response_mask, trust=self.trust
+            ),
             group_size=batch.group_size,
             reduce=sum_over_ranks,
         )
@@ -109,21 +111,24 @@ class TrustedBaseline:
         """
         trust, rewards = self.trust, token_rewards.sum(dim=1)
         others, mask = _others(batch, rewards), batch.response_mask
-        values = trusted_values(
-            batch.values, others, _received(batch, token_rewards), mask, trust=trust
-        )
+        received = _received(batch, token_rewards)
+        values = trusted_values(batch.values, others, received, mask, trust=trust)
         lambda_ = trusted_lambda(policy_lambda(batch, hyperparameters), trust=trust)
         if trust.is_none:
             advantages = self._without_critic(batch, rewards, others)
         else:
+            places = mask & value_places(batch, hyperparameters)
+            surprise = final_surprise(values, rewards, received, places)[:, None]
+            surprise = (1 - trust.end) * surprise
+            less = token_rewards.scatter_add(1, last_column(mask)[:, None], -surprise)
             advantages, _ = advantages_and_targets(
-                *(batch, token_rewards, values, hyperparameters),
-                lambda_policy=lambda_,
-                lambda_critic=1.0,
+                *(batch, less, values, hyperparameters), lambda_policy=lambda_, lambda_critic=1.0
             )
+            advantages = zero_outside(advantages + surprise, mask)
         self.metrics = {
             "baseline/within_weight": trust.within,
             "baseline/first_value_weight": trust.first,
+            "baseline/known_at_end": trust.end,
             "baseline/value_level": trust.first_level + trust.within_level,
         }
         self.learn(batch, value_rewards, hyperparameters)

@@ -9,6 +9,10 @@ that mixture. Nothing here is differentiated.
     within  = V(s_t) + r_<t - V(s_1)    what it has changed its mind by since; r_<t rewards received
     y       ~ a * first + w * within + c * B      least squares over tokens; a, w in [0, 1]
 
+What the mixture U does not know of the reward before a response's last token, the final surprise,
+reaches every token of the response, however short the lambda: no value has said which token it is
+of.
+
 Source: this repository (docs/trusted_critic.md).
 """
 
@@ -20,7 +24,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.functional.masking import Reduce, first_column, identity, zero_outside
+from vapo.functional.masking import Reduce, first_column, identity, last_column, zero_outside
 from vapo.functional.regression import inverse_without_collinear, two_weights_from_0_to_1
 
 _LEAST_GROUPS = 3  # fewer prompts do not say how uncertain a weight is
@@ -32,12 +36,14 @@ class Trust(NamedTuple):
     first: weight a of its value before the first token, beside the others' mean.
     within: weight w of what it has changed since.
     first_level, within_level: by how much the two are too high on average, in units of reward.
+    end: the share of what is uncertain before a response that is known before its last token.
     """
 
     first: float = 0.0
     within: float = 0.0
     first_level: float = 0.0
     within_level: float = 0.0
+    end: float = 0.0
 
     @property
     def is_none(self) -> bool:
@@ -46,17 +52,18 @@ class Trust(NamedTuple):
 
 
 class Evidence(NamedTuple):
-    """Sums of fourteen numbers over prompts, and sums of their products (`_COLUMNS` names them)."""
+    """Sums of sixteen numbers over prompts, and sums of their products (`_COLUMNS` names them)."""
 
-    sums: Float[Tensor, " 14"]
-    products: Float[Tensor, "14 14"]
+    sums: Float[Tensor, " 16"]
+    products: Float[Tensor, "16 16"]
 
 
 _FEATURES = ("first", "within", "others")
 _COLUMNS = (
     *("first_y", "within_y", "others_y"),
     *("first_first", "first_within", "first_others", "within_within", "within_others"),
-    *("others_others", "token_errors", "tokens", "first_errors", "responses", "prompts"),
+    *("others_others", "token_errors", "tokens", "first_errors", "responses"),
+    *("first_squares", "end_squares", "prompts"),
 )
 
 
@@ -109,6 +116,26 @@ def trusted_lambda(
 
 
 @torch.no_grad()
+def final_surprise(
+    values: Float[Tensor, "B T"],
+    rewards: Float[Tensor, " B"],
+    received: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+) -> Float[Tensor, " B"]:
+    """What a response earned from its last True token on, less the value before that token.
+
+    Units: those of the reward. A row without a True token has 0.
+
+    >>> v, mask = torch.tensor([[0.5, 0.9]]), torch.ones(1, 2, dtype=torch.bool)
+    >>> final_surprise(v, torch.tensor([1.0]), torch.zeros(1, 2), mask)
+    tensor([0.1000])
+    """
+    last = last_column(mask)[:, None]
+    expected = zero_outside(values + received, mask).gather(1, last)[:, 0]
+    return torch.where(mask.any(dim=1), rewards - expected, 0.0)
+
+
+@torch.no_grad()
 def evidence_of(
     values: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],
@@ -116,6 +143,7 @@ def evidence_of(
     received: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
+    trusted: Float[Tensor, "B T"],
     group_size: int,
     reduce: Reduce = identity,
 ) -> Evidence:
@@ -125,6 +153,8 @@ def evidence_of(
     made prompt by prompt, because responses to one prompt are not independent.
 
     rewards: the sum of each response's rewards. mask: the tokens whose values count.
+    trusted: the mixture of the trust so far (`trusted_values`), whose errors before the first and
+    the last token say what is known at the end.
     Raises: ValueError when group_size does not divide the number of responses.
     """
     first = _first_values(values, mask).double().expand(mask.shape)
@@ -144,12 +174,16 @@ def evidence_of(
     has_tokens = mask.any(dim=1)
     first_errors = torch.where(has_tokens, first[:, 0] - rewards.double(), 0.0)
     errors = torch.where(mask, changed - rewards.double()[:, None], 0.0)
+    before = (rewards[:, None] - _first_values(trusted, mask))[:, 0].double()
     per_response = [
         *((p * q).sum(dim=1) for p, q in pairs),
         *(errors.sum(dim=1), mask.sum(dim=1).double(), first_errors, has_tokens.double()),
+        torch.where(has_tokens, before.square(), 0.0),
+        final_surprise(trusted, rewards, received, mask).double().square(),
     ]
     prompts = torch.stack(per_response, dim=1).view(-1, group_size, len(per_response)).sum(dim=1)
-    rows = torch.cat([prompts, (prompts[:, -1:] > 0).double()], dim=1)
+    is_counted = prompts[:, _COLUMNS.index("responses"), None] > 0
+    rows = torch.cat([prompts, is_counted.double()], dim=1)
     sums = reduce(torch.cat([rows.sum(dim=0), (rows.T @ rows).flatten()]))
     size = len(_COLUMNS)
     return Evidence(sums[:size], sums[size:].view(size, size))
@@ -180,6 +214,7 @@ def earned_trust(evidence: Evidence) -> Trust:
 
         weights: least squares of y on first, within and B, in [0, 1]
         levels:  the mean over tokens of V - R, and over responses of V_1 - R
+        end:     1 - sum (R - U before the last token)^2 / sum (R - U before the first)^2
         each is then multiplied by max(0, 1 - (its standard error / it)^2)
 
     The standard errors are those of independent prompts (sandwich), which do not presume that a
@@ -187,7 +222,7 @@ def earned_trust(evidence: Evidence) -> Trust:
     than three prompts earn no trust.
 
     >>> earned_trust(no_evidence())
-    Trust(first=0.0, within=0.0, first_level=0.0, within_level=0.0)
+    Trust(first=0.0, within=0.0, first_level=0.0, within_level=0.0, end=0.0)
     """
     sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
     if sums["prompts"] < _LEAST_GROUPS:
@@ -195,7 +230,9 @@ def earned_trust(evidence: Evidence) -> Trust:
     first, within = _weights(sums, evidence)
     first_level = _shrunk_ratio(evidence, "first_errors", "responses")
     level = _shrunk_ratio(evidence, "token_errors", "tokens")
-    return Trust(first, within, first_level, level - first_level)
+    unknown, variance = _ratio(evidence, "end_squares", "first_squares")
+    end = max(1 - unknown, 0.0)
+    return Trust(first, within, first_level, level - first_level, _shrunk(end, variance, end))
 
 
 def _weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
@@ -235,13 +272,21 @@ def _shrunk(number: float, variance: float, estimate: float) -> float:
 
 
 def _shrunk_ratio(evidence: Evidence, numerator: str, denominator: str) -> float:
-    """A mean as a ratio of two sums over prompts, shrunk by its standard error (delta method)."""
+    """A ratio of two sums over prompts, shrunk by its standard error."""
+    ratio, variance = _ratio(evidence, numerator, denominator)
+    return _shrunk(ratio, variance, abs(ratio))
+
+
+def _ratio(evidence: Evidence, numerator: str, denominator: str) -> tuple[float, float]:
+    """A ratio of two sums over prompts and its variance, by the delta method; 1 for 0 / 0."""
     sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
+    if sums[denominator] <= 0:
+        return 1.0, 0.0
     mean = sums[numerator] / sums[denominator]
     residual = torch.zeros(len(_COLUMNS), dtype=torch.double)
     residual[_COLUMNS.index(numerator)], residual[_COLUMNS.index(denominator)] = 1.0, -mean
     variance = float(residual @ evidence.products.cpu() @ residual) / sums[denominator] ** 2
-    return _shrunk(mean, variance * _small_sample(sums), abs(mean))
+    return mean, variance * _small_sample(sums)
 
 
 def _small_sample(sums: dict[str, float]) -> float:
