@@ -132,7 +132,7 @@ def draw(rows: Sequence[Row], path: Path, *, score: str = "fresh") -> None:
         axis.set_title(task)
         axis.set_xlabel(f"points ahead of no critic\n{SCORES[score]}")
         axis.grid(axis="x", alpha=0.3)
-    axes[-1].legend(loc="lower left")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=2)
     figure.savefig(path, dpi=150)
 
 
