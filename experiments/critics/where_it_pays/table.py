@@ -1,0 +1,259 @@
+"""The map from the runs' results: differences with intervals, as a table and a picture.
+
+    python experiments/critics/where_it_pays/table.py
+
+A difference is between two systems of one cell (steps, group size), whose runs of a seed have the
+same prompts. Its interval is over seeds and held-out prompts together: the variance between seeds
+is pooled over the group sizes of a number of steps, because three seeds alone do not say it, and
+that of the prompts' mean differences is added. Student's t has the degrees of freedom of the pooled
+variance. A cell is clear if 0 is outside of its interval, and clear of all if it still is when the
+level is divided by the number of cells and systems that are compared (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from run import BY_LENGTH, GROUP_SIZES, ITERATIONS, LAMBDA_1, RESULTS, SCORED, SIZES, TRUSTED, VAPO
+from scipy.stats import t as students_t
+
+FOLDER = Path(__file__).parent
+MAP_SEEDS = (0, 1, 2)
+AGAIN = ("VAPO", "trusted", "VAPO, fresh", "trusted, fresh", "VAPO, counted", "trusted, counted")
+Run = Mapping[str, Any]
+
+
+class Difference(NamedTuple):
+    """In points. `seeds` are the single differences, `limits_of_all` those after Bonferroni."""
+
+    mean: float
+    limits: tuple[float, float]
+    limits_of_all: tuple[float, float]
+    seeds: tuple[float, ...]
+
+    @property
+    def is_clear(self) -> bool:
+        return self.limits[0] > 0 or self.limits[1] < 0
+
+    @property
+    def is_clear_of_all(self) -> bool:
+        return self.limits_of_all[0] > 0 or self.limits_of_all[1] < 0
+
+
+def held_out(run: Run) -> tuple[float, np.ndarray | None]:
+    """The mean over the last policies: of all held-out prompts, and of each of them."""
+    return right_shares(run, "")
+
+
+def held_out_later(run: Run) -> tuple[float, np.ndarray | None]:
+    """The same after as many more responses as a critic was trained on."""
+    return right_shares(run, "later_")
+
+
+def right_shares(run: Run, window: str) -> tuple[float, np.ndarray]:
+    """The share of right responses of the policies of a window, and that of each prompt."""
+    right = np.array([int(digit) for digit in run[f"{window}right"]]) / SCORED
+    return float(right.mean()), right
+
+
+def fresh(run: Run) -> tuple[float, np.ndarray | None]:
+    """The accuracy of the last batches of the compared iterations, each before its update."""
+    return float(np.mean(run["rollout/accuracy"][ITERATIONS - SCORED : ITERATIONS])), None
+
+
+def differences(
+    runs: Sequence[Run], system: str, score: Any = held_out, other: Any = None
+) -> dict[tuple[int, int], Difference]:
+    """By steps and group size, the system less the loss without a critic at lambda 1.
+
+    `score` gives a run's score and its prompts'; `other` is the one of the loss without a critic.
+    """
+    by_key = {(r["size"], r["group_size"], r["system"], r["seed"]): r for r in runs}
+    seeds = sorted({r["seed"] for r in runs})
+    single: dict[tuple[int, int], list[float]] = {}
+    prompts: dict[tuple[int, int], list[np.ndarray]] = {}
+    for size, group in ((size, group) for size in SIZES for group in GROUP_SIZES):
+        for seed in seeds:
+            ours = by_key.get((size, group, system, seed))
+            theirs = by_key.get((size, group, LAMBDA_1, seed))
+            if ours is None or theirs is None:
+                continue
+            (a, of_a), (b, of_b) = score(ours), (other or score)(theirs)
+            single.setdefault((size, group), []).append(100 * (a - b))
+            if of_a is not None and of_b is not None:
+                prompts.setdefault((size, group), []).append(100 * (of_a - of_b))
+    return {cell: interval(cell, single, prompts.get(cell), 2 * len(single)) for cell in single}
+
+
+def interval(
+    cell: tuple[int, int],
+    single: Mapping[tuple[int, int], Sequence[float]],
+    prompts: Sequence[np.ndarray] | None,
+    comparisons: int,
+) -> Difference:
+    """The interval of one cell; see the top of the file."""
+    of_size = [v for (size, _), v in single.items() if size == cell[0] and len(v) > 1]
+    freedom = sum(len(values) - 1 for values in of_size)
+    mean, values = float(np.mean(single[cell])), tuple(single[cell])
+    if freedom == 0:
+        endless = (-np.inf, np.inf)
+        return Difference(mean, endless, endless, values)
+    pooled = sum(np.var(values, ddof=1) * (len(values) - 1) for values in of_size) / freedom
+    of_prompts = 0.0
+    if prompts is not None:
+        per_prompt = np.mean(prompts, axis=0)
+        of_prompts = np.var(per_prompt, ddof=1) / len(per_prompt)
+    error = float(np.sqrt(pooled / len(values) + of_prompts))
+    limits = []
+    for level in (0.05, 0.05 / comparisons):
+        width = float(students_t.ppf(1 - level / 2, freedom)) * error
+        limits.append((mean - width, mean + width))
+    return Difference(mean, limits[0], limits[1], values)
+
+
+def mean_over(
+    found: Mapping[tuple[int, int], Difference], cells: Sequence[tuple[int, int]]
+) -> tuple[float, float, float]:
+    """The mean of several cells with its interval, over seeds: each has one mean over the cells."""
+    by_seed = np.array([found[cell].seeds for cell in cells if cell in found]).mean(axis=0)
+    width = students_t.ppf(0.975, len(by_seed) - 1) * by_seed.std(ddof=1) / np.sqrt(len(by_seed))
+    return float(by_seed.mean()), float(by_seed.mean() - width), float(by_seed.mean() + width)
+
+
+def shown(one: Difference | None) -> str:
+    if one is None:
+        return ""
+    text = f"{one.mean:+.1f} [{one.limits[0]:+.1f}, {one.limits[1]:+.1f}]"
+    mark = " (all)" if one.is_clear_of_all else ""
+    return f"**{text}**{mark}" if one.is_clear else text
+
+
+def shown_mean(limits: tuple[float, float, float]) -> str:
+    mean, low, high = limits
+    text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"**{text}**" if low > 0 or high < 0 else text
+
+
+def scores(runs: Sequence[Run], size: int, group: int, system: str) -> str:
+    cell = (size, group, system)
+    found = [r["score"] for r in runs if (r["size"], r["group_size"], r["system"]) == cell]
+    return f"{100 * np.mean(found):.1f}" if found else ""
+
+
+def columns(runs: Sequence[Run]) -> dict[str, dict[tuple[int, int], Difference]]:
+    """The compared columns by their names."""
+    return {
+        "VAPO": differences(runs, VAPO),
+        "trusted": differences(runs, TRUSTED),
+        "VAPO, fresh": differences(runs, VAPO, fresh),
+        "trusted, fresh": differences(runs, TRUSTED, fresh),
+        "VAPO, counted": differences(runs, VAPO, held_out, held_out_later),
+        "trusted, counted": differences(runs, TRUSTED, held_out, held_out_later),
+        "by length": differences(runs, BY_LENGTH),
+    }
+
+
+def table(runs: Sequence[Run]) -> str:
+    """Markdown: a row for each cell."""
+    found = columns(runs)
+    lines = [
+        "| steps | group | without a critic | " + " | ".join(found) + " |",
+        "|---:|---:|---:|" + "---|" * len(found),
+    ]
+    for cell in ((size, group) for size in SIZES for group in GROUP_SIZES):
+        cells = [shown(column.get(cell)) for column in found.values()]
+        first = f"| {cell[0]} | {cell[1]} | {scores(runs, *cell, LAMBDA_1)} |"
+        lines.append(f"{first} {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def pooled(runs: Sequence[Run]) -> str:
+    """Markdown: means over group sizes, over steps, and over all."""
+    found = columns(runs)
+    parts = {f"{size} steps": [(size, g) for g in GROUP_SIZES] for size in SIZES}
+    parts |= {f"groups of {g}": [(size, g) for size in SIZES] for g in GROUP_SIZES}
+    parts |= {"all": [(size, g) for size in SIZES for g in GROUP_SIZES]}
+    lines = ["| mean over | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
+    for name, cells in parts.items():
+        texts = [
+            shown_mean(mean_over(column, cells)) if set(cells) & set(column) else ""
+            for column in found.values()
+        ]
+        lines.append(f"| {name} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def is_whole(one: Difference | None) -> bool:
+    """Whether a cell was run again with three seeds."""
+    return one is not None and len(one.seeds) >= len(MAP_SEEDS)
+
+
+def again(runs: Sequence[Run], second: Sequence[Run]) -> str:
+    """Markdown: the cells that were run once more, by the seeds that had no part in choosing them,
+    and by all their seeds. An interval is that of the cell's own seeds, nothing is pooled."""
+    new = columns(second)
+    chosen = {cell for cell in new["VAPO"] if all(is_whole(new[name].get(cell)) for name in AGAIN)}
+    lines = ["| steps | group | seeds | " + " | ".join(AGAIN) + " |"]
+    lines.append("|---:|---:|---|" + "---|" * len(AGAIN))
+    for label, part in (("new", second), ("all", runs)):
+        found = columns(part)
+        rows = [(str(size), group, [(size, group)]) for size, group in sorted(chosen)]
+        rows += [
+            ("mean", group, sorted(cell for cell in chosen if cell[1] == group))
+            for group in sorted({group for _, group in chosen})
+        ]
+        for name, group, cells in rows:
+            texts = [shown_mean(mean_over(found[column], cells)) for column in AGAIN]
+            lines.append(f"| {name} | {group} | {label} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def across(runs: Sequence[Run]) -> str:
+    """Markdown: by group size and system, the mean score over the sizes, and how far it is ahead of
+    the loss without a critic whose baseline is the batch's mean, one response per prompt."""
+    by_key = {(r["size"], r["group_size"], r["system"], r["seed"]): r["score"] for r in runs}
+    systems = (LAMBDA_1, VAPO, TRUSTED)
+    lines = ["| group | " + " | ".join(systems) + " |", "|---:|" + "---|" * len(systems)]
+    for group in GROUP_SIZES:
+        texts = []
+        for system in systems:
+            scores_of = [[by_key[n, group, system, s] for n in SIZES] for s in MAP_SEEDS]
+            beside = [[by_key[n, 1, LAMBDA_1, s] for n in SIZES] for s in MAP_SEEDS]
+            ahead = 100 * (np.mean(scores_of, axis=1) - np.mean(beside, axis=1))
+            single = Difference(float(ahead.mean()), (0, 0), (0, 0), tuple(ahead))
+            is_itself = (group, system) == (1, LAMBDA_1)
+            text = "" if is_itself else f", {shown_mean(mean_over({(0, 0): single}, [(0, 0)]))}"
+            texts.append(f"{100 * np.mean(scores_of):.1f}{text}")
+        lines.append(f"| {group} | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def report(runs: Sequence[Run]) -> str:
+    """The map, its means, and the cells that were run again."""
+    first = [run for run in runs if run["seed"] in MAP_SEEDS]
+    second = [run for run in runs if run["seed"] not in MAP_SEEDS]
+    parts = [table(first), pooled(first), across(first), *([again(runs, second)] if second else [])]
+    return "\n".join(parts)
+
+
+def read_runs() -> list[Run]:
+    lines = (json.loads(line) for line in RESULTS.read_text().splitlines())
+    return [one for one in lines if one["kind"] == "run"]
+
+
+def main() -> None:
+    from picture import draw
+
+    runs = read_runs()
+    (FOLDER / "table.md").write_text(report(runs))
+    print(report(runs))
+    first = [run for run in runs if run["seed"] in MAP_SEEDS]
+    draw(columns(first), json.loads((FOLDER / "surrogate.json").read_text()), FOLDER / "map.png")
+
+
+if __name__ == "__main__":
+    main()
