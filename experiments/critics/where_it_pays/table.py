@@ -242,7 +242,7 @@ def report(runs: Sequence[Run]) -> str:
 
 def read_runs() -> list[Run]:
     lines = (json.loads(line) for line in RESULTS.read_text().splitlines())
-    return [one for one in lines if one["kind"] == "run"]
+    return [one for one in lines if one["kind"] == "run" and one["rate"] is None]
 
 
 def main() -> None:
