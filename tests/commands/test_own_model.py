@@ -24,7 +24,7 @@ from vapo.config import FitConfig
 from vapo.config.critic import ProbeCritic
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.studies.memory.estimate import GIB
+from vapo.system.host_memory import GIB
 
 ROWS = [{"question": f"{a}b{a}=", "solution": str(2 * a)} for a in range(1, 5)] * 10
 

@@ -55,7 +55,8 @@ def test_full_trust_gives_the_values_bit_for_bit_and_none_the_others() -> None:
 def test_lambda_by_hand() -> None:
     lambdas = torch.tensor([[0.5], [0.9]], dtype=torch.double)
     assert trusted_lambda(lambdas, trust=Trust(0.3, 1.0)) is lambdas, "bit for bit"
-    assert trusted_lambda(lambdas, trust=Trust(1.0, 0.0)).flatten().tolist() == [1.0, 1.0]
+    raised = trusted_lambda(lambdas, trust=Trust(1.0, 0.0))
+    assert torch.as_tensor(raised).flatten().tolist() == [1.0, 1.0]
     assert trusted_lambda(0.6, trust=Trust(0.0, 0.25)) == pytest.approx(0.9)
 
 
@@ -106,9 +107,13 @@ def rollouts(kind: str, *, group_size: int = 8, seed: int = 0) -> dict[str, Tens
 def evidence(
     columns: dict[str, Tensor], *, group_size: int, trust: Trust | None = None
 ) -> Evidence:
-    names = ("values", "others", "received", "mask")
-    mixed = trusted_values(*(columns[name] for name in names), trust=trust or Trust())
-    return evidence_of(**columns, trusted=mixed, group_size=group_size)
+    values, rewards, others, received, mask = (
+        columns[name] for name in ("values", "rewards", "others", "received", "mask")
+    )
+    mixed = trusted_values(values, others, received, mask, trust=trust or Trust())
+    return evidence_of(
+        *(values, rewards, others, received, mask), trusted=mixed, group_size=group_size
+    )
 
 
 def trust_after(kind: str, *, group_size: int = 8, batches: int = 4) -> Trust:

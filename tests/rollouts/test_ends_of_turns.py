@@ -173,7 +173,7 @@ def test_others_responses_are_continued_from_where_they_ended(
     row = InspectedResponse("x", "a", said, 1.0, "0", prompt_ids=(65,), response_ids=response_ids)
     ends = folder_end_tokens(str(folder(tmp_path / "policy", tokenizer)), tokenizer)
     findings = Mock(spec=Findings, is_right=lambda _: True)
-    made = truth._rollout(row, findings, tokenizer, ends.ids)
+    made = truth._rollout(row, findings, tokenizer, ends.ids, keeps_special=True)
     assert (made.response_text, made.finish_reason) == (text, reason)
 
 

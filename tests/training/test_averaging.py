@@ -44,7 +44,7 @@ def move(actor: Actor, seed: int) -> None:
     with torch.no_grad():
         for parameter in actor.parameters():
             if parameter.requires_grad:
-                parameter += 0.1 * torch.randn_like(parameter)
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
 
 
 def output(actor: Actor) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import ROOT
+from tests.networks.chat_tokenizers import ids_of
 from tests.studies.inspection import made_up
 from vapo.config.values import PatternSegments, TokenSegments
 from vapo.errors import UserError
@@ -63,7 +64,7 @@ def test_the_config_has_the_file_s_rewards_lengths_and_steps() -> None:
 def test_a_verifier_reads_special_tokens_as_the_rewards_key_says(keeps_special: bool) -> None:
     tokenizer = load_tokenizer(POLICY)
     findings = find(made_up.sound(4))
-    start, end = tokenizer.convert_tokens_to_ids(["a"])[0], tokenizer.eos_token_id
+    start, end = ids_of("a", tokenizer)[0], tokenizer.eos_token_id
     response = replace(findings.responses[0], response_ids=(start, end, start, end), logprobs=None)
     rollout = _rollout(response, findings, tokenizer, {end}, keeps_special=keeps_special)
     assert rollout.response_text == (f"a{tokenizer.eos_token}a" if keeps_special else "aa")

@@ -27,11 +27,12 @@ from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
 from vapo.studies.memory import network as network_module
-from vapo.studies.memory.estimate import GIB, MemoryEstimate, estimate_memory
+from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
 from vapo.studies.memory.passes import FakeNetwork, NetworkPasses
 from vapo.studies.memory.shapes import NetworkShape
 from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.memory.tracking import MemoryTracker
+from vapo.system.host_memory import GIB
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
 LAYERS = 2  # all of which are run
