@@ -66,6 +66,7 @@ PRESETS = (
     "probe",
     "adapters",
     "trusted",
+    "residual",
 )
 """The critics of 2026."""
 WITH_CRITIC = ("vapo", "ppo", "vc_ppo", *PRESETS)

@@ -299,6 +299,9 @@ class EvaluatedBatch(RolloutBatch):
 
     With several critics `old_values` is their mean and `value_spread` their standard deviation;
     `critic_members` says which of them trains on the row, `old_member_values` are that one's.
+
+    `value_offsets` are what the critic is not asked to predict, with `critic.target` residual: both
+    columns of values are the critic's outputs with the offset added.
     """
 
     old_logprobs: Float[Tensor, "B T"] | None = None
@@ -310,6 +313,7 @@ class EvaluatedBatch(RolloutBatch):
     old_member_values: Float[Tensor, "B T"] | None = None
     old_collisions: Float[Tensor, "B T"] | None = None
     answer_logprobs: Float[Tensor, "B T"] | None = None
+    value_offsets: Float[Tensor, "B T"] | None = None
 
     @property
     def values(self) -> Float[Tensor, "B T"]:

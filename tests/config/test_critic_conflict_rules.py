@@ -26,6 +26,7 @@ OPTIONS = {  # one value of each option that a critic-free system would ignore, 
     "critic.head.kind=bounded": "critic.head.kind=scalar",
     "critic.head.start=first_batch": "critic.head.start=as_loaded",
     "critic.loss=cross_entropy": "critic.loss=squared_error",
+    "critic.target=residual": "critic.target=return",
     "critic.weights=prompt_noise": "critic.weights=none",
     "critic.anchors=[0.5]": "critic.anchors=[]",
     "critic.late_anchor=0.95": "critic.late_anchor=null",
@@ -118,6 +119,35 @@ def test_a_regression_goes_with_these(tmp_path: Path) -> None:
     for options in (PROBE, (*PROBE, *COLUMNS), COLUMNS, (*COLUMNS, "critic.frozen=[self_attn.]")):
         fit_config(tmp_path, *RIDGE, *options)
     fit_config(tmp_path, *RIDGE, *COLUMNS, "critic.epochs=2", "critic.value_clip=0.5")
+
+
+RESIDUAL = "critic.target=residual"
+NO_RESIDUAL = {
+    "algorithm.gamma=0.99": "set algorithm.gamma=1, or critic.target=return",
+    "components.group_sampling.group_size=1": "enabled to true, or critic.target=return",
+    SINGLE: "enabled to true, or critic.target=return",
+    "critic.head.start=first_batch": "mean_reward=0, or critic.head.start=as_loaded",
+    "critic.head.start=mean_reward critic.head.mean_reward=0.5": "critic.head.start=as_loaded",
+    "critic.bootstrap_truncated=true": "critic.target=return, or critic.bootstrap_truncated=false",
+    "critic.head.kind=bounded": "lower critic.head.low or raise critic.head.high",
+    "critic.head.kind=bounded critic.head.low=-2 critic.head.high=1.9": "raise critic.head.high",
+}
+
+
+@pytest.mark.parametrize("options", NO_RESIDUAL)
+def test_a_residual_is_of_an_undiscounted_mean_of_others(tmp_path: Path, options: str) -> None:
+    assert problem(tmp_path, RESIDUAL, *options.split()).endswith(NO_RESIDUAL[options])
+
+
+def test_a_critic_of_residuals_goes_with_these(tmp_path: Path) -> None:
+    for options in (
+        "critic.head.start=mean_reward critic.head.mean_reward=0",
+        "critic.head.kind=bounded critic.head.low=-2 critic.head.high=2",
+        "algorithm.baseline.kind=trusted",
+        "components.decoupled_gae.lambda_critic=0.9",
+        "critic.kind=probe critic.init=policy critic.ridge.penalty=0.1",
+    ):
+        fit_config(tmp_path, RESIDUAL, *options.split())
 
 
 ADAPTERS = ("critic.kind=adapters", "critic.lora.rank=4", "actor.lora.rank=2")

@@ -163,10 +163,11 @@ PRESET_NUMBERS = {  # reduction, eps_high, lambda_policy or alpha or k, group si
     "probe": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
     "adapters": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
     "trusted": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
+    "residual": ("token_mean", 0.28, "alpha 2.0", 8, -1.0),
 }
 
 
-LIKE_VAPO = ("hl_gauss", "evpo", "probe", "adapters", "trusted")
+LIKE_VAPO = ("hl_gauss", "evpo", "probe", "adapters", "trusted", "residual")
 
 
 def lambda_rule(numbers: Hyperparameters) -> str:
@@ -278,6 +279,11 @@ DIFFERENCES = {  # what sets a preset apart from plain PPO with a pretrained cri
         "algorithm.baseline.kind": "trusted",
         "algorithm.baseline.decay": 0.5,
     },
+    "residual": {
+        "critic.head.start": "mean_reward",
+        "critic.head.mean_reward": 0.0,
+        "critic.target": "residual",
+    },
     "sp3o": {
         "critic.anchors": "[0.3, 0.6, 0.9]",
         "critic.late_anchor": 0.95,
@@ -326,6 +332,7 @@ def flatten_mapping(tree: Any, prefix: str = "") -> dict[str, Any]:
 ALL_KEYS = {key for system in WITH_CRITIC for key in written(system)}
 OF_A_KIND: dict[str, Any] = {  # and the kind or switch without which nothing reads them
     **dict.fromkeys((".critic.head.low", ".critic.head.high"), (".critic.head.kind", "scalar")),
+    ".critic.head.mean_reward": (".critic.head.start", "as_loaded", "first_batch"),
     **{
         f".critic.head.{name}": (".critic.head.kind", "scalar", "bounded")
         for name in ("num_bins", "support", "targets", "sigma_ratio")

@@ -42,6 +42,7 @@ OPTIONS: dict[str, dict[str, Any]] = {  # one value of each that is not its defa
     "bins_squared_error": {"critic.head.kind": "categorical"},
     "mean_reward": {"critic.head.start": "mean_reward", "critic.head.mean_reward": 0.1},
     "first_batch": {"critic.head.start": "first_batch"},
+    "residual": {"critic.target": "residual"},
     "noise_weights": {"critic.weights": "prompt_noise"},
     "anchors": {"critic.anchors": [0.3, 0.6, 0.9]},
     "late_anchor": {
@@ -128,6 +129,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         "bins_squared_error",
         "mean_reward",
         "first_batch",
+        "residual",
         "noise_weights",
         "anchors",
         "late_anchor",
@@ -148,13 +150,20 @@ REFUSED: dict[str, set[frozenset[str]]] = {
     "is derived for the squared error": pairs("noise_weights", "hl_gauss", "two_bins"),
     "clips a value's step": pairs("value_clip", "hl_gauss", "two_bins", "bins_squared_error"),
     "replaces a truncated response's reward": pairs(
-        *("bootstrap", "noise_weights", "unshaped", "linear_mix"),
+        *("bootstrap", "residual", "noise_weights", "unshaped", "linear_mix"),
         *("tether", "trusted", "evpo", "evpo_group"),
     ),
     "is of a critic with a network, and critic.kind probe reads the actor's states": pairs(
         "probe", "frozen", "critic_lora", "privileged"
     ),
     "would take adapters from it": pairs("frozen", "critic_lora", "adapters"),
+    "is 0 on average, whatever the mean reward is": pairs("residual", "mean_reward", "first_batch"),
+    "(critic.target, rewards.incorrect, rewards.correct), and the": pairs(
+        "residual", "bounded", "hl_gauss", "two_bins", "bins_squared_error"
+    ),
+    "prompt's other responses, and there is one response per prompt": pairs(
+        "residual", "one_response"
+    ),
     "responses scatter, and there is one response per prompt": pairs(
         "noise_weights", "one_response"
     ),

@@ -281,6 +281,33 @@ def test_another_head_than_the_folders_is_one_error(
                 load(config)
 
 
+def test_a_critic_of_another_target_is_one_error(
+    tmp_path: Path, policy: str, reward_model: str
+) -> None:
+    """A reward model's score is no residual, and a text alone has no other responses."""
+    residual, folder = ("critic.target=residual",), str(tmp_path / "residual")
+    saved = randomized(make_critic(config_of(tmp_path, policy, *residual), None))
+    save_network(saved, policy, tmp_path / "residual")
+    again = make_critic(config_of(tmp_path, policy, *residual, init=folder), None)
+    assert_same_weights(again, saved)
+    assert again.head.describe() == "scalar of the residual"
+    for path, own, message in (
+        (folder, (), r"the residual, and .*target is return: set critic\.target=residual, or name"),
+        (folder, (), r"critic\.head\.start=first_batch, which takes the backbone alone$"),
+        (reward_model, residual, r"return, and critic\.target is residual: .*mean_reward=0, which"),
+    ):
+        config = config_of(tmp_path, policy, *own, init=path)
+        for load in (check_value_head, lambda c: make_critic(c, None)):
+            with pytest.raises(UserError, match=message):
+                load(config)
+    with pytest.raises(UserError, match=r"other responses .* is no reward model"):
+        load_value_model(folder, dtype="float32", attn_implementation="auto")
+    zero = ("critic.head.start=mean_reward", "critic.head.mean_reward=0")
+    named = f"critic.reward_model_path={reward_model}"
+    begun = config_of(tmp_path, policy, *residual, *zero, named, init="reward_model")
+    assert values_of(make_critic(begun, None)) == [0.0] * 5
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [(), BOUNDED], ids=["scalar", "bounded"])
 @pytest.mark.parametrize("start", [MEAN, FIRST_BATCH], ids=["mean_reward", "first_batch"])
@@ -328,6 +355,7 @@ def test_no_critic_of_several_loses_its_head_unasked(tmp_path: Path, policy: str
         {"kind": "bounded", "low": 1.0, "high": 0.0},
         {"kind": "categorical", "low": 0.0, "high": 1.0, "num_bins": 9, "support": "midpoint"},
         {"kind": "bounded", "low": 0.0, "high": 1.0, "hook": "os.system"},
+        {"target": "return of the group"},
     ],
 )
 def test_a_damaged_key_is_one_error(tmp_path: Path, policy: str, damage: Any) -> None:

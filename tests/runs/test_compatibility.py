@@ -13,7 +13,12 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import empty_model
-from vapo.runs.checkpoints import adapter_options, check_compatible, parameters_of
+from vapo.runs.checkpoints import (
+    adapter_options,
+    check_compatible,
+    parameters_of,
+    value_head_options,
+)
 from vapo.runs.manifests import Manifest
 
 
@@ -91,3 +96,19 @@ def test_adapters_are_compared_by_their_options(manifest: Manifest) -> None:
         check_compatible(adapted, plain, name="last")
     with pytest.raises(UserError, match=r"lora_alpha 32\.0.* asks for .*lora_alpha 8\.0"):
         check_compatible(adapted, config("actor.lora.rank=4", "actor.lora.lora_alpha=8"), name="x")
+
+
+def test_a_critic_of_another_target_is_refused(manifest: Manifest) -> None:
+    """Its weights have the same names and shapes."""
+    start = ("critic.head.start=mean_reward", "critic.head.mean_reward=0")
+    plain, residual = config(*start), config(*start, "critic.target=residual")
+    bias = {"critic.model.score.bias": "float32 [1]"}
+    own = replace(manifest, parameters=manifest.parameters | bias)
+    of_residuals = replace(own, value_head=value_head_options(residual))
+    check_compatible(own, plain, name="last")
+    check_compatible(of_residuals, residual, name="last")
+    message = r"critic of last predicts the residual, .* is return: set critic\.target=residual, as"
+    with pytest.raises(UserError, match=message):
+        check_compatible(of_residuals, plain, name="last")
+    with pytest.raises(UserError, match=r"predicts the return, .*: set critic\.target=return, as"):
+        check_compatible(own, residual, name="last")

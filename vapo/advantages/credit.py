@@ -141,6 +141,14 @@ def achieved_returns(
     return returns
 
 
+def received_rewards(
+    batch: RolloutBatch, token_rewards: Float[Tensor, "B T"]
+) -> Float[Tensor, "B T"]:
+    """The rewards of a response before each sampled token, where gamma is 1; 0 elsewhere."""
+    to_come = monte_carlo_returns(token_rewards, batch.response_mask, gamma=1.0)
+    return zero_outside(token_rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)
+
+
 def of_steps(
     x: Float[Tensor, "B T"], batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:

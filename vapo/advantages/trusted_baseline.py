@@ -9,10 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.credit import advantages_and_targets, policy_lambda, value_places
+from vapo.advantages.credit import (
+    advantages_and_targets,
+    policy_lambda,
+    received_rewards,
+    value_places,
+)
 from vapo.config import Hyperparameters
 from vapo.config.algorithm import Trusted
-from vapo.functional.advantages import monte_carlo_returns
 from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
 from vapo.functional.critic_mixtures import mean_of_batch_others
 from vapo.functional.masking import last_column, zero_outside
@@ -78,7 +82,7 @@ class TrustedBaseline:
         Args:
             value_rewards: the rewards that the critic is taught.
         """
-        rewards, received = value_rewards.sum(dim=1), _received(batch, value_rewards)
+        rewards, received = value_rewards.sum(dim=1), received_rewards(batch, value_rewards)
         others = _others(batch, rewards)
         of_batch = evidence_of(
             *(batch.values, rewards, others, received),
@@ -111,7 +115,7 @@ class TrustedBaseline:
         """
         trust, rewards = self.trust, token_rewards.sum(dim=1)
         others, mask = _others(batch, rewards), batch.response_mask
-        received = _received(batch, token_rewards)
+        received = received_rewards(batch, token_rewards)
         values = trusted_values(batch.values, others, received, mask, trust=trust)
         lambda_ = trusted_lambda(policy_lambda(batch, hyperparameters), trust=trust)
         if trust.is_none:
@@ -150,9 +154,3 @@ def _others(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor
     if batch.group_size > 1:
         return mean_of_others(rewards, group_size=batch.group_size)
     return mean_of_batch_others(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)
-
-
-def _received(batch: EvaluatedBatch, rewards: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """The rewards of a response before each token, where gamma is 1."""
-    to_come = monte_carlo_returns(rewards, batch.response_mask, gamma=1.0)
-    return zero_outside(rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)

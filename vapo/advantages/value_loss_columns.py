@@ -3,21 +3,58 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from vapo.advantages.credit import critic_rewards
+from vapo.advantages.credit import critic_rewards, received_rewards, rewards_on_tokens
 from vapo.config import FitConfig
 from vapo.config.components import ValuePretraining
 from vapo.config.critic import CriticConfig, value_range
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
 from vapo.functional.advantages import anchor_mask
-from vapo.functional.baselines import measured_targets, prompt_noise_weights
+from vapo.functional.baselines import mean_of_others, measured_targets, prompt_noise_weights
+from vapo.functional.masking import zero_outside
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import EvaluatedBatch, TrainingBatch
+
+
+def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBatch:
+    """Turn the outputs of a critic of residuals into values; those of other critics are values.
+
+        V_t = C_t + mean_{j != i} R_j - sum_{u < t} r_u        i: the response, j: of its group
+
+    C_t is the critic's output, r_u the rewards that value targets add up, and R_j the sum of a
+    response's. The offset is known before token t is sampled, so V_t is a value as any other one,
+    and the critic is taught R_i less the others' mean. With C = 0, and lambda 1, the advantage of
+    each token is that of leave-one-out.
+
+    Source: NeMo-RL, in a branch of August 2026. Deviation: what a response has received already
+    (the rewards of earlier turns, a KL penalty) is taken from its offset.
+    """
+    if config.critic.target != "residual" or batch.old_values is None:
+        return batch
+    rewards = rewards_on_tokens(batch, config.algorithm, critic_rewards(batch, config))
+    others = mean_of_others(rewards.sum(dim=1), group_size=batch.group_size)
+    to_come = others[:, None] - received_rewards(batch, rewards)
+    offsets = zero_outside(to_come, batch.response_mask)
+    of_member = batch.old_member_values
+    return replace(
+        batch,
+        value_offsets=offsets,
+        old_values=batch.old_values + offsets,
+        old_member_values=None if of_member is None else of_member + offsets,
+    )
+
+
+def predicted_targets(batch: TrainingBatch) -> Float[Tensor, "B T"]:
+    """The value targets without the offsets: what the critic's own outputs are to be."""
+    assert batch.value_targets is not None, "the estimator trains a critic"
+    targets, offsets = batch.value_targets, batch.value_offsets
+    return targets if offsets is None else targets - offsets
 
 
 def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
@@ -90,7 +127,7 @@ def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
     ends = value_range(critic)
     if ends is None or batch.value_targets is None:
         return
-    targets = batch.value_targets
+    targets = predicted_targets(batch)
     counted = targets[batch.value_mask & torch.isfinite(targets)]
     found = torch.tensor([-math.inf, -math.inf])
     if len(counted):

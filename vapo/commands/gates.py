@@ -15,6 +15,7 @@ from vapo.commands.fit import checked_inputs
 from vapo.commands.sampling import load_policy, playing, recorded
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.oracle import oracle_states
+from vapo.diagnostics.value_page.heldout import check_heldout_groups
 from vapo.errors import UserError
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
@@ -42,6 +43,7 @@ def run(
     started = time.monotonic()
     inputs = checked_inputs(config)
     check_head_is_kept(config)
+    check_heldout_groups(config)
     tokenizer, heldout = inputs.tokenizer, inputs.prompts.heldout[: config.evaluation.num_prompts]
     if not heldout:
         raise UserError("data.heldout: no prompts to sample held-out rollouts of")

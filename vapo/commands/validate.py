@@ -12,6 +12,7 @@ from vapo.commands.sampling import load_policy, playing, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
+    check_heldout_groups,
     check_request,
     evaluated_heldout,
     heldout_batch,
@@ -55,6 +56,7 @@ def run(
     if page is not None:
         check_request(page, config)
     if page is not None or value_truth is not None:
+        check_heldout_groups(config)
         estimator_of(config.algorithm)
         check_own_head(config)
         if ckpt_path is None:

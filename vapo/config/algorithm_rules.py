@@ -35,6 +35,12 @@ def estimator_has_its_groups(config: FitConfig) -> Problems:
             f"scatter, {one}",
             "critic.weights=none",
         )
+    if config.critic.target == "residual":
+        yield _too_few(
+            "critic.target residual is what is left of a return after the mean reward of the "
+            f"prompt's other responses, {one}",
+            "critic.target=return",
+        )
     if baseline.is_of_group and baseline.kind != "trusted":  # which takes the batch's others
         also = "algorithm.baseline.fallback=batch_mean" if baseline.kind == "evpo" else ""
         yield _too_few(

@@ -197,6 +197,11 @@ class CriticConfig:
         "head's bias, are a ridge regression that is refitted in each iteration, in place of "
         "optimizer steps (docs/critic_options.md); null: off",
     )
+    target: Literal["return", "residual"] = option(
+        "return",
+        "what the critic predicts; residual: what is left of the return after the mean reward of "
+        "the prompt's other responses, which the value has added again (docs/critic_options.md)",
+    )
     loss: Literal["squared_error", "cross_entropy"] = option(
         "squared_error",
         "of the value (half the squared error), or of the categorical head's distribution",

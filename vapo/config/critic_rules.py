@@ -222,7 +222,10 @@ def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
     if config.algorithm.gamma < 1:
         parts.append("algorithm.gamma")  # a discounted reward lies between 0 and itself
         numbers.append(0.0)
-    return min(numbers), max(numbers), parts
+    low, high = min(numbers), max(numbers)
+    if config.critic.target == "residual":
+        return low - high, high - low, ["critic.target", *parts]
+    return low, high, parts
 
 
 def gives_configured_rewards(config: FitConfig) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vapo.config.critic import CriticConfig, ProbeCritic
+from vapo.config.critic import CriticConfig, GivenMeanReward, ProbeCritic
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import resolve
 from vapo.config.rules import Problem, Problems, Rule, changed, without_effect
@@ -43,6 +43,7 @@ def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
         "rewards.overlong.soft_punishment": "is part of that reward",
         "algorithm.baseline.kind": "compares it with other responses' rewards",
         "critic.weights": "measures how it scatters",
+        "critic.target": "compares it with other responses' rewards",
     }
     for key, _, off in changed(config, readers if config.critic.bootstrap_truncated else ()):
         yield Problem(
@@ -67,6 +68,26 @@ def noise_weights_know_the_noise(config: FitConfig) -> Problems:
             "that may pay rewards of its own (python, reasoning_gym, reward_model) has none: set "
             "critic.weights=none, or another verifier",
             ("critic.weights", "rewards.verifier"),
+        )
+
+
+def residual_is_of_a_mean_reward(config: FitConfig) -> Problems:
+    """What is left of a return after a mean reward is 0 on average, and both are undiscounted."""
+    critic, head, residual = config.critic, config.critic.head, "critic.target residual"
+    if critic.target != "residual":
+        return
+    if config.algorithm.gamma < 1:
+        yield Problem(
+            f"{residual} takes the mean reward of other responses from a return, and "
+            f"algorithm.gamma {config.algorithm.gamma:g} discounts the return alone: set "
+            "algorithm.gamma=1, or critic.target=return"
+        )
+    if head.start == "first_batch" or (isinstance(head, GivenMeanReward) and head.mean_reward):
+        yield Problem(
+            f"{residual} is 0 on average, whatever the mean reward is, and critic.head.start "
+            f"{head.start} starts the head at a mean reward: set critic.head.start=mean_reward "
+            "critic.head.mean_reward=0, or critic.head.start=as_loaded",
+            ("critic.target", "critic.head.start", "critic.head.mean_reward"),
         )
 
 
@@ -232,6 +253,7 @@ CRITIC_TRAINING_RULES: tuple[Rule, ...] = (
     estimator_makes_its_targets,
     bootstrap_replaces_the_reward,
     noise_weights_know_the_noise,
+    residual_is_of_a_mean_reward,
     anchors_and_k_are_used,
     critics_can_be_trained,
     ridge_fits_linear_weights,

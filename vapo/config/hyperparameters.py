@@ -137,8 +137,9 @@ def critic_is_punished(config: FitConfig) -> bool:
 
 def compares_groups(config: FitConfig) -> bool:
     """Whether the responses to one prompt are compared, so that a group must stay whole."""
-    algorithm, is_weighed = config.algorithm, config.critic.weights == "prompt_noise"
-    return algorithm.compares_groups or algorithm.baseline.is_of_group or is_weighed
+    algorithm, critic = config.algorithm, config.critic
+    by_critic = critic.weights == "prompt_noise" or critic.target == "residual"
+    return algorithm.compares_groups or algorithm.baseline.is_of_group or by_critic
 
 
 STALE_TIS_CAP = 2.0

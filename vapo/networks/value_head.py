@@ -49,7 +49,8 @@ class ValueHead:
 
     `low` and `high` are the scalar head's no more than its bins. `num_logprob_columns` are those of
     `logprob_columns`, None where the head reads none. `layers` are those of the actor whose
-    states it reads; None: the last one's of a network of the critic's own.
+    states it reads; None: the last one's of a network of the critic's own. `target` is what the
+    outputs are of; None: the return.
     """
 
     kind: Literal["scalar", "bounded", "categorical"] = "scalar"
@@ -60,6 +61,7 @@ class ValueHead:
     num_logprob_columns: int | None = None
     has_bias: bool = False
     layers: tuple[int, ...] | None = None
+    target: Literal["residual"] | None = None
 
     def __post_init__(self) -> None:
         if self.layers is not None:  # a JSON file has a list
@@ -118,6 +120,7 @@ class ValueHead:
             for name, value in self.options.items()
         )
         text = f"{self.kind} ({options})" if options else self.kind
+        text += f" of the {self.target}" if self.target else ""
         where = self.layers and ", ".join(map(str, self.layers))
         return f"{text} on the actor's layers {where}" if where else text
 
@@ -144,6 +147,7 @@ def head_of(critic: CriticConfig) -> ValueHead:
     reads: dict[str, Any] = {
         "num_logprob_columns": None if critic.sampled_logprobs is None else NUM_LOGPROB_COLUMNS,
         "layers": tuple(critic.probe.layers) if isinstance(critic, ProbeCritic) else None,
+        "target": None if critic.target == "return" else critic.target,
     }
     if isinstance(options, CategoricalHead):
         low, high, bins, support = options.low, options.high, options.num_bins, options.support
@@ -168,12 +172,20 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
             "critic.sampled_logprobs), which a text alone does not have: no reward model"
         )
+    if critic is None and saved is not None and saved.target is not None:
+        raise UserError(
+            f"{path}: its value head predicts what is left of a return after the mean reward of "
+            "the prompt's other responses (critic.target residual), which a text alone does not "
+            "have: it gives no values by itself, and is no reward model"
+        )
     wanted = (saved or ValueHead()) if critic is None else head_of(critic)
     if isinstance(model, ProbeModelConfig) and wanted.layers is not None:
         wanted = replace(wanted, layers=layer_numbers(wanted.layers, model.num_actor_layers))
     if saved is None or (critic is not None and critic.head.start != "as_loaded"):
         given = critic is not None and isinstance(critic.head, GivenMeanReward)
         return HeadPlan(wanted, False, critic.head.mean_reward if given else None)  # type: ignore[union-attr]
+    if saved.target != wanted.target:
+        raise UserError(f"{path}: {_of_another_target(saved, wanted, critic)}")
     if saved.num_logprob_columns is None:
         saved = replace(saved, num_logprob_columns=wanted.num_logprob_columns)
     if saved.num_logprob_columns is not None and wanted.num_logprob_columns is None:
@@ -195,6 +207,21 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
         )
     adds_bias = critic is not None and critic.ridge is not None and not saved.has_bias
     return HeadPlan(replace(saved, has_bias=saved.has_bias or adds_bias), True, adds_bias=adds_bias)
+
+
+def _of_another_target(saved: ValueHead, wanted: ValueHead, critic: CriticConfig | None) -> str:
+    """What is wrong with a folder's head whose target is not the config's, and the fix."""
+    start = "first_batch" if wanted.target is None else "mean_reward critic.head.mean_reward=0"
+    anew = (
+        "name the folder as critic.reward_model_path, with critic.init=reward_model and "
+        f"critic.head.start={start}, which takes the backbone alone"
+    )
+    if critic is not None and critic.kind != "network":
+        anew = "set critic.init=policy"
+    return (
+        f"its value head predicts the {saved.target or 'return'}, and critic.target is "
+        f"{wanted.target or 'return'}: set critic.target={saved.target or 'return'}, or {anew}"
+    )
 
 
 def has_classifier(model: PreTrainedConfig) -> bool:
@@ -230,6 +257,8 @@ def _parsed(found: Any) -> ValueHead | None:
         if head.kind not in ("scalar", "bounded", "categorical"):
             return None
         if head.num_logprob_columns not in (None, NUM_LOGPROB_COLUMNS):
+            return None
+        if head.target not in (None, "residual"):
             return None
         if not all(isinstance(layer, int) for layer in head.layers or ()):
             return None

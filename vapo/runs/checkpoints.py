@@ -205,6 +205,12 @@ def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, nam
             f"the value head of {name} {reads} log-probs of sampled tokens: set "
             f"critic.sampled_logprobs={value}, as the run had it"
         )
+    if found.target != ours.target:
+        theirs, own = (head.target or "return" for head in (found, ours))
+        raise UserError(
+            f"the critic of {name} predicts the {theirs}, and critic.target is {own}: set "
+            f"critic.target={theirs}, as the run had it"
+        )
     if found != ours:
         keys = "critic.head" if found.layers == ours.layers else "critic.kind and critic.probe"
         raise UserError(

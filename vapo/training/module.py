@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from vapo.advantages.mismatch_correction import EngineGaps
 from vapo.advantages.poise import baseline_of
+from vapo.advantages.value_loss_columns import with_value_offsets
 from vapo.config import FitConfig, resolve
 from vapo.config.critic import CriticConfig
 from vapo.config.estimators import PoiseOptions
@@ -196,7 +197,8 @@ class VapoModule(L.LightningModule):
         )
         with_entropy |= poise is not None
         with self.trainer.precision_plugin.forward_context():
-            return add_logprobs_and_values(batch, networks, with_entropy=with_entropy)
+            evaluated = add_logprobs_and_values(batch, networks, with_entropy=with_entropy)
+        return with_value_offsets(evaluated, self.config)
 
     # ---- losses and update -------------------------------------------------------------------
 

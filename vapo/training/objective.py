@@ -12,6 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from vapo.advantages.value_loss_columns import predicted_targets
 from vapo.config import FitConfig, Hyperparameters
 from vapo.config.schema import AlgorithmConfig
 from vapo.config.surrogates import CispoSurrogate, DisSurrogate, DppoSurrogate, GspoSurrogate
@@ -288,12 +289,14 @@ def value_objective(
     Of several critics each has its own rows, and the denominator counts the tokens of all.
 
     Args:
-        output: `values` [b, T], and of a categorical head `logits` [b, T, K].
+        output: `values` [b, T], as the critic gives them, and of a categorical head `logits`
+            [b, T, K].
     """
     targets, old_values = rows.value_targets, rows.old_member_values
     assert targets is not None, "the estimator trains a critic"
+    values, offsets = output["values"], rows.value_offsets
     loss = squared_error = value_loss(
-        output["values"],
+        values if offsets is None else values + offsets,
         targets,
         rows.value_mask,
         denominator=minibatch.num_value_draws,
@@ -305,7 +308,7 @@ def value_objective(
         totals.add("critic/squared_error", squared_error)
         loss = categorical_value_loss(
             output["logits"],
-            distributions(targets, config.critic),
+            distributions(predicted_targets(rows), config.critic),
             rows.value_mask,
             denominator=minibatch.num_value_draws,
             token_weights=rows.value_draws,  # a rule: no weights of responses

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from vapo.advantages.value_loss_columns import predicted_targets
 from vapo.config.critic import CriticConfig, RidgeConfig
 from vapo.functional.regression import ridge_of_gram, weighted_gram
 from vapo.networks.actor_critic import Critic, members_of
@@ -70,8 +71,7 @@ class RidgeFit:
         index = 0 if members is None else int(members[0])
         member, sampled = members_of(critic)[index], micro.inputs.response_mask
         features = fitted_inputs(member, micro.inputs)
-        assert rows.value_targets is not None, "the estimator trains a critic"
-        targets = rows.value_targets[sampled]
+        targets = predicted_targets(rows)[sampled]
         if not isinstance(member.model, ProbeForSequenceClassification):
             if index not in self._before:
                 self._before[index] = fitted_now(member)

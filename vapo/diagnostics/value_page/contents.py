@@ -219,6 +219,8 @@ def estimator_facts(config: FitConfig) -> dict[str, str]:
         critic = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
         facts["lambda of the policy"] = of_policy
         facts["lambda of the critic"] = critic
+    if config.critic.target == "residual":
+        facts["value"] = "the critic's output and the mean reward of the prompt's other responses"
     return facts
 
 

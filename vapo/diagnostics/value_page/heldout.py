@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimate_advantages
+from vapo.advantages.value_loss_columns import with_value_offsets
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import from_yaml
 from vapo.diagnostics.position_profiles import position_profile
@@ -55,6 +56,15 @@ def check_request(path: Path, config: FitConfig) -> None:
         raise UserError(
             f"--value_page: algorithm.advantage_estimator {config.algorithm.advantage_estimator} "
             "compares the responses to a prompt, and evaluation.k is 1: set it to 2 or more"
+        )
+
+
+def check_heldout_groups(config: FitConfig) -> None:
+    """Raises: UserError: the values of a critic of residuals need several responses to a prompt."""
+    if config.critic.target == "residual" and config.evaluation.k == 1:
+        raise UserError(
+            "critic.target residual: a value has the mean reward of the prompt's other responses "
+            "in it, and evaluation.k is 1: set it to 2 or more"
         )
 
 
@@ -142,6 +152,7 @@ def evaluated_heldout(
     is_mixed = config.trainer.precision == "bf16-mixed"
     with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
         evaluated = add_logprobs_and_values(batch, networks, with_entropy=True)
+    evaluated = with_value_offsets(evaluated, config)
     if not config.algorithm.read_layers:  # no update follows, and they are large
         evaluated = replace(evaluated, actor_states=None)
     checked = check_batch(
