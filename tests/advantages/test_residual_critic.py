@@ -230,6 +230,7 @@ def test_a_run_begins_with_leave_one_out_and_learns_what_is_left(kind: tuple[str
     outputs = (second.values - second.value_offsets)[second.response_mask].double()
     assert float(outputs.abs().max()) > 1e-3, "it has learned"
     if kind is PROBE:
+        assert first.value_offsets is not None
         left, weights = (first.rewards[:, None] - first.value_offsets)[mask], first.value_mask[mask]
         rows = read_by_a_probe(first)
         fitted = regression(rows, left.double(), weights.double(), 0.01)

@@ -28,9 +28,9 @@ def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBat
         V_t = C_t + mean_{j != i} R_j - sum_{u < t} r_u        i: the response, j: of its group
 
     C_t is the critic's output, r_u the rewards that value targets add up, and R_j the sum of a
-    response's. The offset is known before token t is sampled, so V_t is a value as any other one,
-    and the critic is taught R_i less the others' mean. With C = 0, and lambda 1, the advantage of
-    each token is that of leave-one-out.
+    response's. The offset depends on neither token t nor those after it, so V_t is a value like any
+    other one. The critic is taught R_i less the others' mean. With C = 0 and lambda 1 the advantage
+    of each token is leave-one-out's.
 
     Source: NeMo-RL, in a branch of August 2026. Deviation: what a response has received already
     (the rewards of earlier turns, a KL penalty) is taken from its offset.

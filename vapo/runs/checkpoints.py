@@ -206,10 +206,10 @@ def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, nam
             f"critic.sampled_logprobs={value}, as the run had it"
         )
     if found.target != ours.target:
-        theirs, own = (head.target or "return" for head in (found, ours))
+        before, now = (head.target or "return" for head in (found, ours))
         raise UserError(
-            f"the critic of {name} predicts the {theirs}, and critic.target is {own}: set "
-            f"critic.target={theirs}, as the run had it"
+            f"the critic of {name} predicts the {before}, and critic.target is {now}: set "
+            f"critic.target={before}, as the run had it"
         )
     if found != ours:
         keys = "critic.head" if found.layers == ours.layers else "critic.kind and critic.probe"
