@@ -103,7 +103,7 @@ def test_a_critic_of_another_target_is_refused(manifest: Manifest) -> None:
     start = ("critic.head.start=mean_reward", "critic.head.mean_reward=0")
     plain, residual = config(*start), config(*start, "critic.target=residual")
     bias = {"critic.model.score.bias": "float32 [1]"}
-    own = replace(manifest, parameters=manifest.parameters | bias)
+    own = replace(manifest, parameters={**manifest.parameters, **bias})
     of_residuals = replace(own, value_head=value_head_options(residual))
     check_compatible(own, plain, name="last")
     check_compatible(of_residuals, residual, name="last")
