@@ -42,9 +42,9 @@ from vapo.commands.report import open_reader
 from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.runs.manifests import checkpoint_name
-from vapo.runs.prompt_scores import SCORES_NAME, history_of
 from vapo.sweep.identity import code_version
 from vapo.sweep.report.rows import facts_of
+from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
 

@@ -86,11 +86,26 @@ def evpo_advantages(p: Paper) -> list[list[float]]:
     return [[p.rewards[i] - mean] * n for i, n in enumerate(p.lengths)]
 
 
-def evpo(p: Paper) -> Tensor:
-    a = whitened(evpo_advantages(p))
-    policy = p.token_level(everyone(p), lambda i, t: p.ppo(i, t, a[i][t], high=0.28))
+def with_vapos_losses(p: Paper, advantages: list[list[float]]) -> Tensor:
+    policy = p.token_level(everyone(p), lambda i, t: p.ppo(i, t, advantages[i][t], high=0.28))
     correct = [i for i in everyone(p) if p.correct[i]]
     return policy + 0.1 * p.token_level(correct, lambda i, t: -p.new[i][t])
+
+
+def evpo(p: Paper) -> Tensor:
+    return with_vapos_losses(p, whitened(evpo_advantages(p)))
+
+
+def trusted(p: Paper) -> Tensor:
+    """Its first batch: nothing is trusted yet, and the baseline is the other responses' mean."""
+    rows = [[others(p, i)] * n for i, n in enumerate(p.lengths)]
+    return with_vapos_losses(p, whitened(rows))
+
+
+def residual(p: Paper) -> Tensor:
+    """Its values have the others' mean added already."""
+    rows = [p.gae(i, lambda_) for i, lambda_ in enumerate(lambdas(p, 2.0))]
+    return with_vapos_losses(p, whitened(rows))
 
 
 def easyppo(p: Paper) -> Tensor:
@@ -117,5 +132,5 @@ def sp3o(p: Paper) -> Tensor:
 
 
 CRITIC_READINGS = {reading.__name__: reading for reading in (
-    sao, bpco, bpco_answer, le_critique, tether, evpo, easyppo, justrl2, sp3o
+    sao, bpco, bpco_answer, le_critique, tether, evpo, trusted, residual, easyppo, justrl2, sp3o
 )}  # fmt: skip

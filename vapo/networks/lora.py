@@ -86,7 +86,7 @@ def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[
     """Return the full names of the linear modules that the options choose.
 
     Raises: UserError: a module is not in the decoder layers, two modules share one weight, or the
-        rank is above a dimension of a chosen one.
+        rank is above a dimension of every chosen one.
     """
     linear = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
     known = sorted(set(linear.values()))
@@ -106,11 +106,11 @@ def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[
             f"{key}.target_modules: layers of {type(model).__name__} share the weights of "
             f"{', '.join(chosen)}, and an adapter is one module's: name others, or set {key}=null"
         )
-    smallest = min(targets, key=lambda name: min(model.get_parameter(f"{name}.weight").shape))
-    most = min(model.get_parameter(f"{smallest}.weight").shape)
-    if options.rank > most:
+    largest = max(targets, key=lambda name: min(model.get_parameter(f"{name}.weight").shape))
+    most = min(model.get_parameter(f"{largest}.weight").shape)
+    if options.rank > most:  # a router of few experts alone would refuse a rank that others use
         raise UserError(
-            f"{key}.rank is {options.rank}, above {most}, a dimension of {smallest}, and a larger "
+            f"{key}.rank is {options.rank}, above {most}, a dimension of {largest}, and a larger "
             f"rank learns no more: set {key}.rank to at most {most}, or name larger modules in "
             f"{key}.target_modules"
         )

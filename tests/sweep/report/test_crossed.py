@@ -11,7 +11,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from vapo.runs.prompt_scores import PromptHistory, ScoredPrompts
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.crossed import crossed, half_width, paired
 from vapo.sweep.report.estimates import compare, estimate
@@ -20,6 +19,7 @@ from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT, RunRecord
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import make_table
+from vapo.tracking.prompt_scores import PromptHistory, ScoredPrompts
 from vapo.types import PromptScore
 
 T1, T2 = 12.706205, 4.302653  # t(0.975) with 1 and 2 degrees of freedom

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from vapo.runs.prompt_scores import PromptHistory
 from vapo.sweep.report.rows import SCORE
+from vapo.tracking.prompt_scores import PromptHistory
 
 PANELS = {
     SCORE: "score (avg@k), %",

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.runs.prompt_scores import SCORES_NAME, PromptHistory, history_of
 from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import (
@@ -26,6 +25,7 @@ from vapo.sweep.report.rows import (
 )
 from vapo.sweep.report.run_records import HISTORIES, RunRecord
 from vapo.tracking.metric_names import stored_names
+from vapo.tracking.prompt_scores import SCORES_NAME, PromptHistory, history_of
 from vapo.tracking.stores import Store
 
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")

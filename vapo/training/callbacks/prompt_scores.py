@@ -11,11 +11,11 @@ from lightning.pytorch.callbacks import Callback
 
 from vapo.evaluation import EvaluationResult, mean_of_sums
 from vapo.rollouts.batch import prompt_scores
-from vapo.runs.prompt_scores import SCORES_NAME, ScoredPrompts, ScoresFile, unique
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import gather_objects, rank
 from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
+from vapo.tracking.prompt_scores import SCORES_NAME, ScoredPrompts, ScoresFile, unique
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
 from vapo.types import Phase, PromptScore

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vapo.runs.prompt_scores import (
+from vapo.tracking.prompt_scores import (
     SCORES_NAME,
     PromptHistory,
     ScoredPrompts,
