@@ -43,7 +43,8 @@ PER_ITERATION = (
     "rollout/accuracy",
     "rollout/response_length_mean",
     "critic/explained_variance",
-    "baseline/critic_weight",
+    "baseline/within_weight",
+    "baseline/known_at_end",
     "baseline/first_value_weight",
 )
 
