@@ -102,7 +102,7 @@ def test_unknown_modules(tmp_path: Path, name: str) -> None:
 def test_a_rank_above_a_dimension_of_a_matrix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, most: int
 ) -> None:
-    """It is refused before weights are loaded. Keys and values are 2 heads of 8, the hidden size 32."""
+    """It is refused before weights are loaded. Keys have 2 heads of 8; the hidden size is 32."""
     names = f"actor.lora.target_modules={chosen}"
     make_actor(lora_config(tmp_path, f"actor.lora.rank={most}", names), None)
     monkeypatch.setattr(build, "load_causal_lm", lambda *_, **__: pytest.fail("loaded"))
