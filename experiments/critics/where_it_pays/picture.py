@@ -74,7 +74,8 @@ def draw(
         numbers[row, column] = -MOST * np.log2(samples)  # half as many: as dark as it gets
         texts[row][column] = f"x {samples:.2f}"
     _panel(
-        grid.flat[3], "forecast, trusted critic (earlier formula):\nsamples needed for the same signal",
+        grid.flat[3],
+        "forecast, trusted critic (earlier formula):\nsamples needed for the same signal",
         numbers, texts, np.zeros(shape, bool),
     )  # fmt: skip
     title = "Take a critic where it is blue (framed: 0 is outside of the 95 % interval)"

@@ -9,8 +9,8 @@ has gone wrong, else -1. The policy has one logit for each kind, so that the gra
 the sum of (slip - slip rate) A over its steps, with the system's advantage A, whitened over the
 batch. The signal is that gradient's mean over batches, the noise its standard deviation. A system
 needs (noise / signal)^2 as many samples, and the forecast is that number beside that of the others'
-mean reward at lambda 1 in the same cell. The trusted critic is simulated by its first formula, which
-leaves the final surprise to lambda.
+mean reward at lambda 1 in the same cell. The trusted critic is simulated by its first formula,
+which leaves the final surprise to lambda.
 
 What is assumed of the critic. The state's true value V* is known here.
 V_1 = mean + slope_between (V*_1 - mean) + noise of rest_between, and
