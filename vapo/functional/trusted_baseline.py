@@ -189,10 +189,10 @@ def evidence_of(
     return Evidence(sums[:size], sums[size:].view(size, size))
 
 
-def no_evidence(device: torch.device | str = "cpu") -> Evidence:
+def no_evidence() -> Evidence:
     """The evidence of no batch at all."""
     size = len(_COLUMNS)
-    zeros = torch.zeros(size, size, dtype=torch.double, device=device)
+    zeros = torch.zeros(size, size, dtype=torch.double)
     return Evidence(zeros[0].clone(), zeros)
 
 
