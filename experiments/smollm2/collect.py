@@ -10,18 +10,18 @@ sweep may go on on another machine.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
-import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import t as students_t
-
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.sweep.report.estimates import COLLAPSE_SPREAD
+from vapo.sweep.report.crossed import PromptMeans
+from vapo.sweep.report.estimates import MeanOfSeeds, compare, estimate
+from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 OUTPUT = Path(__file__).parent / "results.json"
 PAGE = Path(__file__).parents[2] / "docs/language_model.md"
@@ -88,6 +88,36 @@ def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
         "truth_mistake_recall_at_the_end": at(series, RECALL, end),
         "accuracy": [round(value, 4) for _, value in series[ACCURACY]],
         "scores": [round(value, 4) for _, value in series.get(SCORE, [])],
+        **heldout_scores(run),
+    }
+
+
+def heldout_scores(run: Path) -> dict[str, Any]:
+    """How many responses of the last policy to each held-out prompt are correct, as digits.
+
+    Runs with the same `heldout_prompts` were asked the same ones, equally often. There is nothing
+    of a run that did not record them, or that has more than nine responses to a prompt.
+    """
+    path = run / SCORES_NAME
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    evaluation = history_of(text).evaluated("evaluation")
+    numbers = {score.num_responses for score in evaluation.scores} if evaluation else set()
+    if evaluation is None or len(numbers) != 1 or max(numbers) > 9:
+        return {}
+    scores = sorted(evaluation.scores)
+    prompts = "\n".join(score.prompt for score in scores)
+    return {
+        "heldout_prompts": hashlib.sha256(f"{numbers}{prompts}".encode()).hexdigest()[:12],
+        "heldout_responses": max(numbers),
+        "heldout_correct": "".join(str(score.num_correct) for score in scores),
+    }
+
+
+def prompt_means(row: Mapping[str, Any]) -> PromptMeans:
+    """The share of correct responses to each held-out prompt; empty where it is not recorded."""
+    return {
+        f"{row['heldout_prompts']} {place}": int(digit) / row["heldout_responses"]
+        for place, digit in enumerate(row.get("heldout_correct", ""))
     }
 
 
@@ -131,59 +161,73 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
 def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     """Each system's mean over its seeds, and its difference from another's on the same seeds.
 
-    Intervals are 95 %, from the spread over seeds (Student's t). There is none of a single seed,
-    and where the seeds differ by more than `COLLAPSE_SPREAD` the median and the seeds themselves
-    stand in its place. The held-out prompts and the first policy are the same for all runs, so the
-    intervals of "after" say nothing about other prompts. The last column compares the accuracies of
-    training batches, each sampled before it is trained on: their prompts are the same for all
-    systems of a seed and others for each seed. They are the last ones that every run has. (A run
-    that starts from another run's critic begins with the first batch and has only those of its
-    policy, so the same place of two runs' lists is the same batch.)
+    Intervals are 95 %. Those of "after" and of its difference are over seeds and held-out prompts
+    together where the runs recorded each prompt's score, and else over seeds alone, as the others
+    are: the held-out prompts and the first policy are the same for all runs. There is no interval
+    over seeds of a single one, and where the seeds differ by much the median and the seeds
+    themselves stand in its place. The last column compares the accuracies of training batches,
+    each sampled before it is trained on: their prompts are the same for all systems of a seed that
+    have groups of the same size, and others for each seed. They are the last ones that every run
+    has. (A run that starts from another run's critic begins with the first batch and has only those
+    of its policy, so the same place of two runs' lists is the same batch.)
     """
     end = min(len(row["accuracy"]) for row in rows)
     start = max(end - FRESH_BATCHES, 0)
-    after = {(row["system"], row["seed"]): 100 * row["after"] for row in rows}
-    gains = {(r["system"], r["seed"]): 100 * (r["after"] - r["before"]) for r in rows}
+    systems = dict.fromkeys(row["system"] for row in rows)
+    after = {name: scores_by_seed(rows, name, lambda row: row["after"]) for name in systems}
+    gain = {
+        name: scores_by_seed(rows, name, lambda r: r["after"] - r["before"]) for name in systems
+    }
     fresh = {
-        (row["system"], row["seed"]): 100 * statistics.fmean(row["accuracy"][start:end])
-        for row in rows
+        name: scores_by_seed(rows, name, lambda r: statistics.fmean(r["accuracy"][start:end]))
+        for name in systems
+    }
+    prompts = {
+        name: {row["seed"]: prompt_means(row) for row in rows if row["system"] == name}
+        for name in systems
     }
     lines = [
         f"| system | seeds | after | points gained | difference from {against} "
         f"| the same on fresh prompts, batches {start + 1} to {end} |",
         "|---|---|---|---|---|---|",
     ]
-    for system in dict.fromkeys(name for name, _ in after):
-        seeds = [seed for name, seed in after if name == system]
-        both = [seed for seed in seeds if (against, seed) in after and system != against]
+    for system in systems:
         cells = [
-            *(system, str(len(seeds)), mean_and_interval([after[system, seed] for seed in seeds])),
-            mean_and_interval([gains[system, seed] for seed in seeds]),
-            *(
-                mean_and_interval(
-                    [scores[system, seed] - scores[against, seed] for seed in both], signed=True
-                )
-                for scores in (after, fresh)
-            ),
+            *(system, str(len(after[system]))),
+            shown(estimate([*after[system].values()], [*prompts[system].values()])),
+            shown(estimate([*gain[system].values()])),
         ]
+        common = after[system].keys() & after.get(against, {}).keys()
+        if common and system != against:
+            mine, theirs = (
+                [{seed: scores[name][seed] for seed in common} for scores in (after, fresh)]
+                for name in (system, against)
+            )
+            both = prompts[system], prompts[against]
+            cells.append(shown(compare(mine[0], theirs[0], both)[0], "+"))
+            cells.append(shown(compare(mine[1], theirs[1])[0], "+"))
+        else:
+            cells += ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def mean_and_interval(values: Sequence[float], *, signed: bool = False) -> str:
-    """The mean with its interval, or with the median and each value where an interval misleads."""
-    if not values:
-        return ""
-    sign = "+" if signed else ""
-    mean = statistics.fmean(values)
-    if len(values) == 1:
-        return f"{mean:{sign}.1f}"
-    if statistics.stdev(values) > COLLAPSE_SPREAD:
-        each = ", ".join(f"{value:{sign}.1f}" for value in values)
-        return f"{mean:{sign}.1f}, median {statistics.median(values):{sign}.1f} ({each})"
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    half = float(students_t.ppf(0.975, len(values) - 1)) * error
-    return f"{mean:{sign}.1f} [{mean - half:{sign}.1f}, {mean + half:{sign}.1f}]"
+def scores_by_seed(
+    rows: Sequence[Mapping[str, Any]], system: str, score: Callable[[Mapping[str, Any]], float]
+) -> dict[int, float]:
+    """A score of a system's runs in per cent, by their seeds."""
+    return {row["seed"]: 100 * score(row) for row in rows if row["system"] == system}
+
+
+def shown(value: MeanOfSeeds, sign: str = "") -> str:
+    """The mean with its interval, or with the median and each seed where an interval misleads."""
+    mean = f"{value.mean:{sign}.1f}"
+    if value.seeds:
+        seeds = ", ".join(f"{score:{sign}.1f}" for score in value.seeds)
+        return f"{mean}, median {statistics.median(value.seeds):{sign}.1f} ({seeds})"
+    if value.interval is None or value.over == "prompts":
+        return mean
+    return f"{mean} [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
 
 
 def with_table(page: str, lines: str, *, name: str = OUTPUT.stem) -> str:

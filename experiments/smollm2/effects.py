@@ -20,7 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from collect import mean_and_interval
+from collect import shown
+
+from vapo.sweep.report.estimates import estimate
 
 OUTPUT = Path(__file__).parent / "results_loss_parts.json"
 Row = Mapping[str, Any]
@@ -75,7 +77,7 @@ def table(rows: Sequence[Row]) -> str:
         for figure in FIGURES:
             found = differences(rows, contrast, figure)
             each = ", ".join(f"{value:+.1f}" for value in found)
-            cells.append(f"{mean_and_interval(found, signed=True)} ({each})")
+            cells.append(f"{shown(estimate(found), '+')} ({each})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

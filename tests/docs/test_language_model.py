@@ -156,3 +156,36 @@ def test_the_effects_of_the_losss_parts(monkeypatch: pytest.MonkeyPatch) -> None
     )
     recorded = json.loads((SMOLLM2 / "results_loss_parts.json").read_text())
     assert effects.table(recorded) in (ROOT / "docs/language_model.md").read_text()
+
+
+def test_a_difference_counts_seeds_and_held_out_prompts(tmp_path: Path, script: ModuleType) -> None:
+    """Two seeds of 4 prompts, one response to each: differences 1, 0, 0, 0 and 1, 0, 0, 0.
+    Over seeds alone they would not spread. By hand: MS_P = 2 (9/16 + 3/16) / 3 = 1/2, t_3 = 3.182,
+    half = 3.182 sqrt(1/2 / 8) = 79.56 points around 25."""
+
+    def row(system: str, seed: int, correct: str) -> dict[str, Any]:
+        (tmp_path / "prompt_scores.jsonl").write_text(
+            json.dumps(
+                {
+                    "kind": "evaluation",
+                    "policy_iterations": 20,
+                    "policy_steps": 80,
+                    "prompts": ["d", "c", "b", "a"],
+                    "correct": [int(digit) for digit in correct],
+                    "responses": 1,
+                }
+            )
+        )
+        heldout = script.heldout_scores(tmp_path)
+        assert heldout["heldout_correct"] == correct[::-1]
+        after = sum(map(int, correct)) / 4
+        about = {"system": system, "seed": seed, "before": 0.0, "after": after}
+        return {**about, "accuracy": [after], **heldout}
+
+    rows = [row("A", 0, "1100"), row("A", 1, "0110"), row("B", 0, "0100"), row("B", 1, "0110")]
+    rows[3] = row("B", 1, "0010") | {"after": 0.25}
+    rows[1] = row("A", 1, "1010")
+    line = script.means(rows, against="B").splitlines()[2]
+    assert line.startswith("| A | 2 | 50.0 [")
+    assert "| +25.0 [-54.6, +104.6] | +25.0 [+25.0, +25.0] |" in line
+    assert script.heldout_scores(tmp_path / "nothing") == {}

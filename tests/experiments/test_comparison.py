@@ -34,7 +34,9 @@ def plan_of(name: str, *rows: str, seeds: tuple[int, ...] = (0,)) -> Plan:
     return make_plan(grid, [ROOT / "conf/worked_sums/vapo.yaml"], [], seeds)
 
 
-@pytest.mark.parametrize(("name", "num_rows"), [("comparison", 9), ("ablation", 9)])
+@pytest.mark.parametrize(
+    ("name", "num_rows"), [("comparison", 9), ("ablation", 9), ("group_sizes", 7)]
+)
 def test_every_row_samples_equally_many_responses(name: str, num_rows: int) -> None:
     """Value pretraining and further sampling attempts included."""
     totals = {}

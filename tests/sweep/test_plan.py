@@ -118,6 +118,7 @@ def test_every_value_pretraining_is_a_config_that_a_run_accepts(tmp_path: Path) 
 DEPENDENCE: list[tuple[str, object, bool]] = [
     ("algorithm.lambda_policy", 0.5, True),
     ("algorithm.kl.coef", 0.1, True),
+    ("algorithm.baseline.kind", "trusted", True),
     ("actor.optimizer.lr", 1e-5, True),
     ("training.num_iterations", 7, True),
     ("evaluation.k", 3, True),

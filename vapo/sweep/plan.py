@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config import FitConfig, resolve
+from vapo.config.algorithm import BaselineConfig
 from vapo.config.critic import as_loaded
 from vapo.config.extends import read_files
 from vapo.config.loading import compose_layers
@@ -175,6 +176,8 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
         config = set_key(config, key, value_at(other, key))
         taken = config.from_environment.taking(key, other.from_environment)
         config = replace(config, from_environment=taken)
+    # Values are only mixed for the policy. Some mixtures need groups, which a row may not have.
+    config = set_key(config, "algorithm.baseline", BaselineConfig())
     config = set_key(config, "training.num_iterations", 0)
     return replace(config, seed=config.seed + PRETRAINING_SEED_OFFSET)
 
