@@ -55,12 +55,13 @@ def main() -> None:
     parser.add_argument("--config", default="conf/worked_sums/vapo.yaml")
     parser.add_argument("--numbers", default="64,128,256,512")
     parser.add_argument("--heldout", type=int, default=512, help="rollouts held out")
+    parser.add_argument("--step_ends", default=";.", help="tokens that end a step of a response")
     options = parser.parse_args()
     config = load_config(FitConfig, [Path(options.config)], [])
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     rows, _ = read_rollouts(config, options.rollouts, tokenizer)
     known, heldout_rows = split(rows, options.heldout)
-    heldout = Heldout.of(known, heldout_rows, tokenizer)
+    heldout = Heldout.of(known, heldout_rows, tokenizer, options.step_ends)
     print("oracle", asdict(heldout.judge(heldout.oracle)))
     for number in map(int, options.numbers.split(",")):
         if number <= len(known):
