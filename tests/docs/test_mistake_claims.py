@@ -19,7 +19,7 @@ def section(page: str, start: str) -> str:
 @pytest.mark.parametrize(
     ("page", "start"),
     [
-        ("README.md", "- **Does the critic see mistakes?**"),
+        ("docs/results.md", "## Does the critic see mistakes?"),
         ("docs/value_page.md", "## A real run"),
         ("docs/index.md", "The picture shows two responses"),
     ],
@@ -32,9 +32,9 @@ def test_a_claim_names_both_groups(page: str, start: str) -> None:
     assert re.search(r"\bend of the run\b", text)
 
 
-def test_the_figures_of_the_readme_are_those_of_its_page() -> None:
+def test_the_figures_of_the_results_are_those_of_its_page() -> None:
     """Of each group: so many responses, the share that falls, and the values before and after."""
-    found = section("README.md", "- **Does the critic see mistakes?**")
+    found = section("docs/results.md", "## Does the critic see mistakes?")
     page = section("docs/value_page.md", "## A real run")
     figures = set(re.findall(r"[+-]\d\.\d\d|\b\d+ %|\b\d{2,4}\b(?= (?:marked|unmarked))", found))
     assert len(figures) >= 8
