@@ -10,14 +10,14 @@ import pytest
 
 from tests.studies.inspection import made_up
 from vapo.studies.inspection.figures import CriticFigures, critic_figures
-from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.findings import collect_findings
 from vapo.studies.inspection.group_sample import (
     GroupSample,
-    Valued,
+    ResponseValues,
     num_tokens,
+    response_values,
     returns_of,
     tokens_of,
-    valued,
 )
 from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
@@ -38,9 +38,9 @@ def response(
 
 
 def of(responses: list[InspectedResponse], gamma: float = 1.0) -> CriticFigures:
-    groups: dict[tuple[str, str], list[Valued]] = {}
+    groups: dict[tuple[str, str], list[ResponseValues]] = {}
     for one in responses:
-        own = valued(one)
+        own = response_values(one)
         assert own is not None
         groups.setdefault(("", one.group), []).append(own)
     found = critic_figures(tokens_of(groups, gamma=gamma), seed=0)
@@ -75,15 +75,15 @@ def test_returns_are_discounted() -> None:
 def test_rewards_along_the_way_are_earned_by_the_token_before() -> None:
     """Returns 1.5, 1 and 2, with the discount of sampled tokens alone."""
     own = replace(response(3, [0, 9, 0, 0]), is_sampled=(True, False, True, True))
-    one = valued(replace(own, token_rewards=(0.75, 0.25, 0.0, 2.0)))
+    one = response_values(replace(own, token_rewards=(0.75, 0.25, 0.0, 2.0)))
     assert one is not None
     assert returns_of(one, 0.5).tolist() == [1.5, 1.0, 2.0]
     assert returns_of(one, 1.0).tolist() == [3.0, 2.0, 2.0]
-    at_end = valued(own)
+    at_end = response_values(own)
     assert at_end is not None
     assert returns_of(at_end, 0.5).tolist() == [0.75, 1.5, 3.0]
     first = replace(own, is_sampled=(False, False, True, True), token_rewards=(5.0, 5.0, 1.0, 2.0))
-    unearned = valued(first)
+    unearned = response_values(first)
     assert unearned is not None
     assert returns_of(unearned, 1.0).tolist() == [3.0, 2.0]
 
@@ -194,20 +194,20 @@ def test_a_prompt_is_held_and_counted_once_in_its_group() -> None:
         )
         for number in range(160)
     ]
-    found = find(rows, max_tokens=10_500)
+    found = collect_findings(rows, max_tokens=10_500)
     groups = list(found.sample.values())
     assert len(groups) == 10
     assert all(len({id(one.prompt_ids) for one in group}) == 1 for group in groups)
     apart = [replace(one, prompt=str(number)) for number, one in enumerate(rows)]
-    assert [one.prompt for one in find(apart[:8]).responses] == list(map(str, range(8)))
-    assert len(find(apart, max_tokens=10_500).sample) == 2
+    assert [one.prompt for one in collect_findings(apart[:8]).responses] == list(map(str, range(8)))
+    assert len(collect_findings(apart, max_tokens=10_500).sample) == 2
 
 
 def test_a_stream_is_not_held() -> None:
     """Counts and explained variance are of all rows, the sample of some."""
     responses = made_up.sound(num_prompts=100)
     stream: list[InspectedResponse | BadRow] = [*responses, BadRow("a.jsonl, row 9", "no reward")]
-    found = find(iter(stream), max_tokens=1000)
+    found = collect_findings(iter(stream), max_tokens=1000)
     assert found.sums.num == 800
     assert not found.is_whole
     assert len(found.responses) < 200
@@ -219,12 +219,12 @@ def test_a_stream_is_not_held() -> None:
 def test_parts_are_steps_or_files() -> None:
     one, two = made_up.sound(10, step=2), made_up.sound(10, step=1)
     other = [replace(r, place=r.place.replace("made_up", "other")) for r in two]
-    found = find([*one, *other])
+    found = collect_findings([*one, *other])
     assert [(part.file, part.step) for part in found.parts] == [
         ("other.jsonl", 1),
         ("made_up.jsonl", 2),
     ]
-    assert find(one).parts == []
+    assert collect_findings(one).parts == []
 
 
 def test_the_sums_of_all_are_those_of_the_parts_together() -> None:
@@ -235,8 +235,10 @@ def test_the_sums_of_all_are_those_of_the_parts_together() -> None:
         for one in made_up.sound(7, seed=1)
     ]
     second[3] = replace(second[3], values=None, not_finite=("values",))
-    together = find([*first, *second])
-    apart = find([replace(one, step=i) for i, rows in enumerate((first, second)) for one in rows])
+    together = collect_findings([*first, *second])
+    apart = collect_findings(
+        [replace(one, step=i) for i, rows in enumerate((first, second)) for one in rows]
+    )
     one, other = together.sums, apart.sums
     assert len(apart.parts) == 2
     for name in ("low", "high", "longest", "tokens", "num", "num_truncated", "num_logprobs"):

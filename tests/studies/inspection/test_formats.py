@@ -19,7 +19,7 @@ import torch
 
 from tests.studies.inspection.files import lines, read
 from vapo.errors import UserError
-from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.findings import collect_findings
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
@@ -283,7 +283,7 @@ def test_shards_are_one_table_and_files_apart_are_not(tmp_path: Path) -> None:
     of = {Path(one.place).name: one.group for one in good}
     assert of["part-00000.jsonl, row 1"] == of["part-00001.jsonl, row 1"]
     assert of["part-00000.jsonl, row 1"] != of["more.jsonl, row 1"]
-    assert find(good).parts == []
+    assert collect_findings(good).parts == []
 
     good, _, _ = read(paths)
     assert [one.table for one in good] == [str(folder / "part-*.jsonl")] * 2 + [str(paths[2])]

@@ -13,7 +13,7 @@ from tests.studies.inspection import made_up
 from vapo.config.values import PatternSegments, TokenSegments
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
-from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.findings import collect_findings
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.report import inspect_responses
 from vapo.studies.inspection.truth import _rollout
@@ -47,23 +47,23 @@ def test_verifiers_by_their_names() -> None:
 def test_the_config_has_the_file_s_rewards_lengths_and_steps() -> None:
     request = TruthRequest(POLICY, 4, r"regex:;(\d)$", overrides=["rollouts.temperature=0.5"])
     responses = [replace(r, reward=(r.reward + 1) * 5) for r in made_up.sound(8)]
-    config = request.config(find(responses))
+    config = request.config(collect_findings(responses))
     assert (config.rewards.correct, config.rewards.incorrect) == (10.0, 0.0)
     assert config.rollouts.max_response_tokens == 10
     assert config.rollouts.temperature == 0.5
     assert isinstance(config.value_truth.segments, TokenSegments)
     own = replace(request, overrides=["value_truth.segments={kind: pattern, pattern: '[+-]'}"])
-    segments = own.config(find(responses)).value_truth.segments
+    segments = own.config(collect_findings(responses)).value_truth.segments
     assert isinstance(segments, PatternSegments)
     assert segments.pattern == "[+-]"
     lines = [replace(r, response="a\nb\n\nc\nd") for r in responses]
-    assert isinstance(request.config(find(lines)).value_truth.segments, PatternSegments)
+    assert isinstance(request.config(collect_findings(lines)).value_truth.segments, PatternSegments)
 
 
 @pytest.mark.parametrize("keeps_special", [True, False])
 def test_a_verifier_reads_special_tokens_as_the_rewards_key_says(keeps_special: bool) -> None:
     tokenizer = load_tokenizer(POLICY)
-    findings = find(made_up.sound(4))
+    findings = collect_findings(made_up.sound(4))
     start, end = ids_of("a", tokenizer)[0], tokenizer.eos_token_id
     response = replace(findings.responses[0], response_ids=(start, end, start, end), logprobs=None)
     rollout = _rollout(response, findings, tokenizer, {end}, keeps_special=keeps_special)

@@ -15,7 +15,7 @@ import pytest
 from tests.studies.inspection import made_up
 from vapo.studies.inspection import critic_verdicts, reward_doubts
 from vapo.studies.inspection import verdicts as verdicts_module
-from vapo.studies.inspection.findings import find
+from vapo.studies.inspection.findings import collect_findings
 from vapo.studies.inspection.remarks import INSPECT_ROWS, Remark
 from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.verdicts import verdicts
@@ -25,7 +25,7 @@ Responses = Sequence[InspectedResponse]
 
 
 def said(responses: Responses) -> list[Remark]:
-    return verdicts(find(iter(responses)))
+    return verdicts(collect_findings(iter(responses)))
 
 
 def wrong(responses: Responses) -> list[str]:
@@ -99,13 +99,15 @@ def test_what_the_prompt_decides_is_the_prompt_s_mean() -> None:
     best = {row.group: row.reward for row in rows}
     rows = [replace(row, reward=best[row.group]) for row in rows]
     known = made_up.with_values(rows, lambda row, v: np.full_like(v, 0.95 * row.reward))
-    assert "inspect-prompt-mean" not in {one.anchor for one in verdicts(find(known, gamma=0.99))}
+    assert "inspect-prompt-mean" not in {
+        one.anchor for one in verdicts(collect_findings(known, gamma=0.99))
+    }
 
 
 def test_few_large_groups_of_different_lengths_do_not_read_length() -> None:
     """Where each prompt has a length of its own, length tells the prompt."""
     rows = made_up.prompt_mean(made_up.sound(num_prompts=4, size=150))
-    found = find(rows)
+    found = collect_findings(rows)
     assert found.critic is not None
     assert found.critic.by_length.high < 0.6
     assert wrong(rows) == ["inspect-prompt-mean"]
@@ -115,7 +117,7 @@ def test_a_trend_of_small_values_does_not_matter() -> None:
     """A critic of what cannot be predicted, whose values fall by a tenth of the returns' sd."""
     rows = made_up.coin_flips(made_up.sound())
     trend = made_up.with_values(rows, lambda _, v: 0.05 - 0.012 * np.arange(len(v)))
-    found = find(trend)
+    found = collect_findings(trend)
     assert found.critic is not None
     assert found.critic.by_length.low > 0.95
     assert not [one for one in verdicts(found) if one.severity == "wrong"]
@@ -135,7 +137,7 @@ def test_a_critic_that_reads_length_for_nothing_and_knows_some() -> None:
 
 def test_returns_are_what_is_left_to_earn() -> None:
     rows = made_up.step_rewards()
-    found = find(rows)
+    found = collect_findings(rows)
     assert found.critic is not None
     assert found.critic.bias.low < 0 < found.critic.bias.high
     assert found.critic.slope.low < 1 < found.critic.slope.high
@@ -198,7 +200,7 @@ def test_siblings_and_critic_are_compared_over_the_same_tokens() -> None:
             (one,) = made_up.sound(1, 1)
             place = f"made_up.jsonl, row {len(rows) + 1}"
             rows.append(replace(one, place=place, group=str(prompt), reward=earned, values=values))
-    found = find([replace(row, tokens=None, logprobs=None) for row in rows])
+    found = collect_findings([replace(row, tokens=None, logprobs=None) for row in rows])
     assert found.critic is not None
     assert found.critic.explained.high < found.groups.left_out_mean.low
     assert found.critic.siblings_ahead.high < 0

@@ -1,9 +1,9 @@
-"""Do values agree with what stands beside them: with the advantages, and with a critic's folder?
+"""Tests whether a file's values agree with its advantages, and with a given critic's values.
 
-With gamma 1, no reward before the last token, one lambda and one whitening for all rows of a step,
-GAE's advantages and the values that they were made of are linear in one another:
-A[t] - lambda A[t+1] = V[t+1] - V[t]. Where one of these does not hold the test finds nothing. It
-says whether both stand at the same places, not whether they stand at the right tokens.
+The first test rests on A[t] - lambda A[t+1] = V[t+1] - V[t]. This holds for GAE's advantages and
+the values that they were made of, if gamma is 1, there is no reward before the last token, and all
+rows of a step share one lambda and one whitening. Otherwise the test finds nothing. It says whether
+advantages and values stand at the same places, not whether these are the right tokens.
 """
 
 from __future__ import annotations
@@ -25,36 +25,40 @@ from vapo.studies.inspection.responses import InspectedResponse
 
 
 def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """Were the advantages made of the values at the same places?"""
-    shares = {shift: [0.0, 0.0] for shift in SHIFTS}  # residual and total sums of squares
+    """Return the verdict on whether the advantages were made of the values at the same places."""
+    sums_of_squares = {shift: [0.0, 0.0] for shift in SHIFTS}  # residual and total
     steps: dict[tuple[str, int | None], list[InspectedResponse]] = defaultdict(list)
     for response in responses:
         if response.values is not None and response.advantages is not None:
             steps[(response.place.rpartition(", row ")[0], response.step)].append(response)
-    for rows in steps.values():  # whitened together
+    for rows in steps.values():  # one whitening for each
         places = [inner_places(row) for row in rows]
         if sum(map(len, places)) < 50:
             continue
         advantages = [np.asarray(row.advantages) for row in rows]
-        now, after = (
+        current, following = (
             np.concatenate([a[p + i] for a, p in zip(advantages, places, strict=True)])
             for i in (0, 1)
         )
-        made_of = np.stack([now, after, np.ones_like(now)], axis=1)
+        regressors = np.stack([current, following, np.ones_like(current)], axis=1)
         changes = np.concatenate([value_changes(row) for row in rows], axis=1)
-        for moved, sums in zip(changes, shares.values(), strict=True):
-            fit = np.linalg.lstsq(made_of, moved, rcond=None)[0]
-            if fit[0] <= 0 or fit[1] > 0.05 * fit[0]:  # GAE's are 1 and -lambda, scaled
-                fit = np.array([0.0, 0.0, moved.mean()])
-            sums[0] += float(np.sum((moved - made_of @ fit) ** 2))
-            sums[1] += float(np.sum((moved - moved.mean()) ** 2))
-    explained = {k: 1 - left / total for k, (left, total) in shares.items() if total > 0}
+        for change, sums in zip(changes, sums_of_squares.values(), strict=True):
+            fit = np.linalg.lstsq(regressors, change, rcond=None)[0]
+            if fit[0] <= 0 or fit[1] > 0.05 * fit[0]:  # GAE's coefficients: 1 and -lambda, scaled
+                fit = np.array([0.0, 0.0, change.mean()])
+            sums[0] += float(np.sum((change - regressors @ fit) ** 2))
+            sums[1] += float(np.sum((change - change.mean()) ** 2))
+    explained = {
+        shift: 1 - residual / total
+        for shift, (residual, total) in sums_of_squares.items()
+        if total > 0
+    }
     if not explained:
         return Alignment(None, "there are no advantages beside the values")
     figures = ", ".join(f"{share:.2f} at {shift:+d}" for shift, share in explained.items())
     figures = f"share of the values' changes that the advantages explain: {figures}"
-    best, second = sorted(explained, key=lambda k: -explained[k])[:2]
-    if explained[best] < 0.5 or explained[best] - explained[second] < 0.2:
+    best, runner_up = sorted(explained, key=lambda k: -explained[k])[:2]
+    if explained[best] < 0.5 or explained[best] - explained[runner_up] < 0.2:
         return Alignment(None, f"the advantages do not show their values ({figures})")
     if best == 0:
         return Alignment(0, f"the advantages were made of these values ({figures})", "advantages")
@@ -64,37 +68,46 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
 
 
 class ValueComparison:
-    """Compares the values of a file with those that a critic's folder gives for the same states."""
+    """Compares the values of a file with a critic's values of the same states."""
 
     def __init__(self) -> None:
         self._theirs: dict[int, list[np.ndarray]] = {shift: [] for shift in SHIFTS}
         self._ours: list[np.ndarray] = []
 
     def add(self, response: InspectedResponse, ours: Sequence[float]) -> None:
-        """Add a response, whose own values stand beside the critic's."""
+        """Add a response and `ours`, the critic's value of the state before each of its tokens.
+
+        A response whose own values are not as many is ignored, and so is any after 2000 responses.
+        """
         if len(response.values or ()) != len(ours) or len(self._ours) >= 2000:
             return
         places = inner_places(response)
         if len(places):
             self._ours.append(np.diff(np.asarray(ours))[places])
-            before, at, after = value_changes(response)
-            for shift, change in ((-1, after), (0, at), (1, before)):  # theirs[t] is ours[t + s]
+            earlier, same, later = value_changes(response)
+            for shift, change in ((-1, later), (0, same), (1, earlier)):  # theirs[t] is ours[t + s]
                 self._theirs[shift].append(change)
 
     def result(self) -> Alignment:
-        """By the correlation of their changes from token to token, which a few more updates of the
-        critic leave as they are."""
+        """Return the shift at which the file's values change as the critic's do, token by token.
+
+        Changes are correlated instead of values because a few more updates of the critic hardly
+        alter them.
+        """
         if not self._ours:
             return Alignment(None, "there is nothing to compare the critic's values with")
-        own = np.concatenate(self._ours)
-        found = {k: correlation(np.concatenate(v), own) for k, v in self._theirs.items()}
-        figures = ", ".join(f"{x:.2f} at {k:+d}" for k, x in found.items())
+        ours = np.concatenate(self._ours)
+        correlations = {
+            shift: correlation(np.concatenate(changes), ours)
+            for shift, changes in self._theirs.items()
+        }
+        figures = ", ".join(f"{x:.2f} at {shift:+d}" for shift, x in correlations.items())
         figures = (
             f"correlation of their changes with the critic's, {len(self._ours):,} responses: "
             f"{figures}"
         )
-        best, second = sorted(found, key=lambda k: -found[k])[:2]
-        if found[best] < 0.3 or found[best] - found[second] < 0.1:
+        best, runner_up = sorted(correlations, key=lambda shift: -correlations[shift])[:2]
+        if correlations[best] < 0.3 or correlations[best] - correlations[runner_up] < 0.1:
             return Alignment(
                 None, f"the file's values are not those of this critic, at no shift ({figures})"
             )

@@ -1,20 +1,22 @@
 """Does the value at each token belong to the state before it, or is it off by one?
 
-A value is that of the state before its token: it has not seen the token. The reward cannot tell.
-With one reward at the end every token has the same return, and a later value knows more of it, so
-that a shift always looks better. These tell, in this order:
+The right value of a token is that of the state before it, which has not seen the token. Rewards
+cannot decide the question. With one reward at the end every token has the same return, and a later
+value knows more of it, so a shift always looks better. Three tests can decide it. They are tried in
+this order:
 
 - **Shared prefixes.** Two responses to one prompt that begin with the same d tokens are in the same
-  state up to and including place d. The values of a sound file first differ at d + 1, those that
-  have seen their own token at d, those that lag at d + 2. Values that begin alike whatever the
-  tokens are, as t / n does at its first token, differ at one place of the response: so the
-  differences must begin with the token where d is small and where it is larger.
-- **Log-probs.** What a policy did not expect moves the value: |V[t+1] - V[t]| goes with the
-  surprise of token t.
+  state up to and including place d. The values of a sound file first differ at d + 1, values that
+  have seen their own token at d, and values that lag at d + 2. Some values depend on the place
+  alone, as t / n does at its first token. They begin to differ at one place of the response. So the
+  differences must begin at the token both for pairs that share few tokens and for pairs that share
+  more.
+- **Log-probs.** A token that the policy did not expect moves the value: |V[t+1] - V[t]| is large
+  where the surprise of token t is large.
 - **Tokens.** The token explains more of the change than its neighbours do.
 
-All of them look at places between sampled tokens alone: what a framework writes as the value of a
-token that an environment wrote, as verl its 0, is none.
+All tests look only at places between sampled tokens. A framework may write any number as the value
+of a token from an environment (verl writes 0), and such a number is not a value.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ import numpy as np
 
 from vapo.studies.inspection.group_sample import (
     is_sampled,
+    response_values,
     returns_of,
     sampled_places,
-    valued,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
@@ -42,10 +44,10 @@ WORDS = {
     -1: "each value lags by one: it is that of the state before the token before",
 }
 _OFFSETS = range(-2, 4)  # places around the first token that differs
-_EQUAL = 0.25  # of the difference at the next place: it begins there
-_NO_MORE_THAN = 0.005  # of the largest difference: rounding
-_LEAST_PAIRS = 8  # of few and of many equal tokens, each
-_LEAST_RESPONSES = 12
+_EQUAL = 0.25  # share of the next place's difference, below which a place counts as equal
+_ROUNDING = 0.005  # share of the largest difference that rounding may cause
+_MIN_PAIRS = 8  # pairs with few equal tokens, and as many with more
+_MIN_RESPONSES = 12
 _RESAMPLES = 200
 _CERTAIN = 0.975
 
@@ -55,9 +57,10 @@ class Alignment:
     """The verdict of the off-by-one test.
 
     Attributes:
-        shift: 0 sound, 1 the value has seen its own token, -1 it lags, None: nothing tells.
+        shift: 0 if the values are sound, 1 if a value has seen its own token, -1 if it lags, None
+            if no test decides.
         text: one sentence with the figures.
-        by: what told: "shared prefixes", "log-probs", "tokens" or "".
+        by: the test that decided, as "shared prefixes", "log-probs" or "tokens"; "" if none did.
     """
 
     shift: int | None
@@ -66,56 +69,59 @@ class Alignment:
 
 
 def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """The verdict on the values of some responses, in whole groups."""
-    kept = [r for r in responses if r.values is not None and len(r.values) >= 4]
-    if len(kept) < 2:
+    """Return the verdict on the values of some responses. Groups must be whole."""
+    with_values = [r for r in responses if r.values is not None and len(r.values) >= 4]
+    if len(with_values) < 2:
         return Alignment(None, "off by one? There are no values to look at")
-    why: list[str] = []
-    for look in (_by_prefixes, _by_logprobs, _by_tokens):
-        found = look(kept)
-        if isinstance(found, Alignment):
-            return found
-        why.append(found)
-    return Alignment(None, f"off by one? Nothing tells: {'; '.join(why)}")
+    reasons: list[str] = []
+    for test in (_by_prefixes, _by_logprobs, _by_tokens):
+        verdict = test(with_values)
+        if isinstance(verdict, Alignment):
+            return verdict
+        reasons.append(verdict)
+    return Alignment(None, f"off by one? Nothing tells: {'; '.join(reasons)}")
 
 
 def return_correlations(
     responses: Sequence[InspectedResponse], *, gamma: float
 ) -> tuple[float, ...] | None:
-    """Of values with the returns at shifts -1, 0 and 1, at the same tokens; None without any.
+    """Return the correlations of values and returns, for values shifted by -1, 0 and 1 places.
 
-    Later is better, whatever the alignment.
+    All three are over the same tokens. The result is None if no token can be used. Values from
+    later places correlate better, whatever the alignment is.
     """
     values, returns = [], []
     for response in responses:
-        if (own := valued(response)) is None or len(places := inner_places(response)) == 0:
+        sampled = response_values(response)
+        if sampled is None or len(places := inner_places(response)) == 0:
             continue
         at_token = np.cumsum(is_sampled(response, len(response.values or ())))[places] - 1
         values.append(np.asarray(response.values)[places + np.array(SHIFTS)[:, None]])
-        returns.append(returns_of(own, gamma)[at_token])
+        returns.append(returns_of(sampled, gamma)[at_token])
     if not values:
         return None
-    earned = np.concatenate(returns)
-    return tuple(correlation(moved, earned) for moved in np.concatenate(values, axis=1))
+    all_returns = np.concatenate(returns)
+    return tuple(correlation(shifted, all_returns) for shifted in np.concatenate(values, axis=1))
 
 
 # ---- shared prefixes -------------------------------------------------------------------------
 
 
 def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
-    gaps, depths = [], []  # [pairs, offsets], NaN before the response; how many tokens are equal
-    for first, second, place in _pairs(responses):
+    gaps = []  # [pairs, offsets]: |difference of the values|, NaN before the response begins
+    depths = []  # [pairs]: how many tokens are equal
+    for *pair, place in _pairs(responses):
         depths.append(place)
-        values = [np.asarray(one.values)[: place + _OFFSETS.stop] for one in (first, second)]
+        values = [np.asarray(response.values)[: place + _OFFSETS.stop] for response in pair]
         apart = np.abs(values[0] - values[1])[max(place + _OFFSETS.start, 0) :]
         gaps.append(np.pad(apart, (len(_OFFSETS) - len(apart), 0), constant_values=np.nan))
-    if len(gaps) < _LEAST_PAIRS:
+    if len(gaps) < _MIN_PAIRS:
         return f"{len(gaps)} pairs of responses to one prompt, with tokens and values"
     table = np.stack(gaps)
     means = {
         offset: float(np.nanmean(column))
         for offset, column in zip(_OFFSETS, table.T, strict=True)
-        if np.isfinite(column).sum() >= _LEAST_PAIRS
+        if np.isfinite(column).sum() >= _MIN_PAIRS
     }
     spread = float(np.std(np.concatenate([_sampled_values(r) for r in responses])))
     if max(means.values()) <= 1e-3 * spread or spread == 0:
@@ -125,7 +131,7 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
         f"{len(gaps):,} pairs of responses to one prompt, mean |difference| about the first token "
         f"that differs: {figures}"
     )
-    floor = _NO_MORE_THAN * max(means.values())
+    floor = _ROUNDING * max(means.values())
     begins = {k: _begin_behind(k, table, np.array(depths), floor) for k in SHIFTS}
     for offset in SHIFTS:
         if begins[offset]:
@@ -133,7 +139,7 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
     if None in begins.values():
         return (
             f"{sum(map(bool, depths)):,} of {len(gaps):,} pairs of responses to one prompt share "
-            f"their first token, and {_LEAST_PAIRS} pairs that share few tokens and {_LEAST_PAIRS} "
+            f"their first token, and {_MIN_PAIRS} pairs that share few tokens and {_MIN_PAIRS} "
             f"that share more are needed ({where})"
         )
     if means.get(-1, 0.0) > _EQUAL * means[1]:
@@ -148,36 +154,54 @@ def _by_prefixes(responses: Sequence[InspectedResponse]) -> Alignment | str:
 
 
 def _begin_behind(offset: int, table: np.ndarray, depths: np.ndarray, floor: float) -> bool | None:
-    """Whether values are equal at an offset and not at the next, for pairs that share few tokens
-    and for those that share more. None: there are too few pairs of one of the two.
+    """Whether values are equal at an offset and differ at the next one.
+
+    This must hold for the pairs that share few tokens and for those that share more. The result is
+    None if either kind has too few pairs.
+
+    Args:
+        table: [pairs, offsets] absolute differences of values, NaN before the response begins.
+        depths: [pairs] numbers of equal tokens.
+        floor: smaller mean differences count as this large.
     """
     column = _OFFSETS.index(offset)
     is_there = np.isfinite(table[:, column])
-    cuts = np.unique(depths[is_there])[:-1]
-    if len(cuts) == 0:
+    limits = np.unique(depths[is_there])[:-1]
+    if len(limits) == 0:
         return None
-    least = [min(np.sum(depths[is_there] <= cut), np.sum(depths[is_there] > cut)) for cut in cuts]
-    if max(least) < _LEAST_PAIRS:
+    present = depths[is_there]
+    smaller_sides = [min(np.sum(present <= limit), np.sum(present > limit)) for limit in limits]
+    if max(smaller_sides) < _MIN_PAIRS:
         return None
-    shares_few = depths <= cuts[int(np.argmax(least))]
+    shares_few = depths <= limits[int(np.argmax(smaller_sides))]
     return all(
-        _is_first_step(table[is_there & part][:, max(column - 1, 0) : column + 2], floor)
-        for part in (shares_few, ~shares_few)
+        _is_first_step(table[is_there & is_side][:, max(column - 1, 0) : column + 2], floor)
+        for is_side in (shares_few, ~shares_few)
     )
 
 
 def _is_first_step(gaps: np.ndarray, floor: float) -> bool:
-    """Whether mean differences grow at the last of some places, and have not grown before it."""
-    means = [float(np.mean(own)) for c in gaps.T if len(own := c[np.isfinite(c)]) >= _LEAST_PAIRS]
-    *before, now, after = np.maximum(means, floor)
-    return bool(now < _EQUAL * after) and all(gap >= _EQUAL * now for gap in before)
+    """Whether the mean difference grows at the last place, and has not grown before it.
+
+    Args:
+        gaps: [pairs, places] absolute differences, with NaN where a pair has none.
+        floor: smaller means count as this large.
+    """
+    columns = [column[np.isfinite(column)] for column in gaps.T]
+    means = [float(np.mean(column)) for column in columns if len(column) >= _MIN_PAIRS]
+    *earlier, current, following = np.maximum(means, floor)
+    has_step = bool(current < _EQUAL * following)
+    return has_step and all(gap >= _EQUAL * current for gap in earlier)
 
 
 def _pairs(
     responses: Sequence[InspectedResponse],
 ) -> Iterator[tuple[InspectedResponse, InspectedResponse, int]]:
-    """Neighbours of a group in the order of their tokens, and where they first differ; tokens
-    around it are sampled."""
+    """Yield pairs of a group's responses, and the place where their tokens first differ.
+
+    The two of a pair are neighbours when the group is sorted by tokens. A pair is left out if a
+    token around the place was not sampled.
+    """
     groups: dict[str, list[InspectedResponse]] = defaultdict(list)
     for response in responses:
         if _units(response):
@@ -185,16 +209,16 @@ def _pairs(
     for group in groups.values():
         group.sort(key=_units)
         for first, second in pairwise(group):
-            both = zip(_units(first), _units(second), strict=False)
-            place = next((i for i, (a, b) in enumerate(both) if a != b), None)
+            unit_pairs = zip(_units(first), _units(second), strict=False)
+            place = next((i for i, (a, b) in enumerate(unit_pairs) if a != b), None)
             if place is not None and _is_sampled_around(place, first, second):
                 yield first, second, place
 
 
 def _is_sampled_around(place: int, *pair: InspectedResponse) -> bool:
     start, stop = max(place + _OFFSETS.start, 0), place + _OFFSETS.stop
-    around = [is_sampled(one, len(one.values or ()))[start:stop] for one in pair]
-    return all(len(own) == stop - start and bool(own.all()) for own in around)
+    flags = [is_sampled(response, len(response.values or ()))[start:stop] for response in pair]
+    return all(len(flag) == stop - start and bool(flag.all()) for flag in flags)
 
 
 def _sampled_values(response: InspectedResponse) -> np.ndarray:
@@ -203,6 +227,7 @@ def _sampled_values(response: InspectedResponse) -> np.ndarray:
 
 
 def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
+    """The response's token ids, else its tokens' texts, else nothing."""
     return response.response_ids or response.tokens or ()
 
 
@@ -210,10 +235,10 @@ def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
 
 
 class _Moves(NamedTuple):
-    """The changes of a response's value at shifts -1, 0, 1 about each token, and the tokens."""
+    """The changes of a response's value around each token, and what may have caused them."""
 
-    changes: np.ndarray  # [3, n]: V[t+1+k] - V[t+k]
-    about: np.ndarray  # [n]: of token t, what may have caused it
+    changes: np.ndarray  # [3, n]: V[t+1+k] - V[t+k] for shifts k of -1, 0 and 1
+    causes: np.ndarray  # [n]: token t's surprise, or its number
 
 
 def _by_logprobs(responses: Sequence[InspectedResponse]) -> Alignment | str:
@@ -222,7 +247,7 @@ def _by_logprobs(responses: Sequence[InspectedResponse]) -> Alignment | str:
         for r in responses
         if r.logprobs is not None and len(inner_places(r))
     ]
-    if len(moves) < _LEAST_RESPONSES:
+    if len(moves) < _MIN_RESPONSES:
         return f"{len(moves)} responses with log-probs"
     return _winner(moves, correlation, "correlation of |change| with surprise", "log-probs")
 
@@ -235,51 +260,58 @@ def _by_tokens(responses: Sequence[InspectedResponse]) -> Alignment | str:
         if units and len(places):
             numbers = [names.setdefault(units[place], len(names)) for place in places]
             moves.append(_Moves(value_changes(response), np.asarray(numbers)))
-    if len(moves) < _LEAST_RESPONSES:
+    if len(moves) < _MIN_RESPONSES:
         return f"{len(moves)} responses with tokens"
     return _winner(moves, _explained, "share of the change that the token explains", "tokens")
 
 
 def inner_places(response: InspectedResponse) -> np.ndarray:
-    """Places of sampled tokens whose neighbours, one before and two after, are sampled, too."""
-    own = is_sampled(response, len(response.values or ()))
-    return np.flatnonzero(own[:-3] & own[1:-2] & own[2:-1] & own[3:]) + 1
+    """Places of the sampled tokens whose neighbours, one before and two after, are sampled too."""
+    flags = is_sampled(response, len(response.values or ()))
+    return np.flatnonzero(flags[:-3] & flags[1:-2] & flags[2:-1] & flags[3:]) + 1
 
 
 def value_changes(response: InspectedResponse) -> np.ndarray:
-    """[3, places]: what the token before, the token and the one after have done to the value."""
-    steps = np.diff(np.asarray(response.values))  # steps[t]: what token t has done
+    """Return [3, places] changes of the value by the token before each place, at it and after it.
+
+    The places are those of `inner_places`.
+    """
+    steps = np.diff(np.asarray(response.values))  # steps[t]: the change by token t
     return steps[inner_places(response) + np.array(SHIFTS)[:, None]]
 
 
 def _winner(
-    moves: Sequence[_Moves], measure: Callable[[np.ndarray, np.ndarray], float], what: str, by: str
+    moves: Sequence[_Moves],
+    measure: Callable[[np.ndarray, np.ndarray], float],
+    measure_text: str,
+    by: str,
 ) -> Alignment | str:
-    """The shift with the largest measure, if it is the largest in nearly every resample.
+    """Return the shift with the largest measure, or a text if no shift is clearly the best.
 
-    With values that are V[t+s] in the place of V[t], the change that token t causes is found at
-    the shift -s.
+    It must be the largest in nearly every resample of the responses. If a file has V[t+s] in the
+    place of V[t], the change that token t causes stands at the shift -s.
     """
 
-    def of(rows: Sequence[_Moves]) -> list[float]:
-        about = np.concatenate([row.about for row in rows])
+    def measure_by_shift(rows: Sequence[_Moves]) -> list[float]:
+        causes = np.concatenate([row.causes for row in rows])
         changes = np.concatenate([row.changes for row in rows], axis=1)
-        return [measure(change, about) for change in changes]
+        return [measure(change, causes) for change in changes]
 
-    found = of(moves)
-    figures = ", ".join(f"{x:.2f} at {k:+d}" for k, x in zip(SHIFTS, found, strict=True))
-    best = int(np.argmax(found))
-    if found[best] < 0.02:
-        return f"{what}: {figures}"
+    measures = measure_by_shift(moves)
+    figures = ", ".join(f"{x:.2f} at {k:+d}" for k, x in zip(SHIFTS, measures, strict=True))
+    best = int(np.argmax(measures))
+    if measures[best] < 0.02:
+        return f"{measure_text}: {figures}"
     draw = np.random.default_rng(0)
-    wins = [
-        int(np.argmax(of([moves[i] for i in draw.integers(len(moves), size=len(moves))]))) == best
-        for _ in range(_RESAMPLES)
-    ]
-    if np.mean(wins) < _CERTAIN:
-        return f"{what}: {figures}, too close to tell"
+    num_wins = 0
+    for _ in range(_RESAMPLES):
+        rows = [moves[i] for i in draw.integers(len(moves), size=len(moves))]
+        num_wins += int(np.argmax(measure_by_shift(rows))) == best
+    if num_wins / _RESAMPLES < _CERTAIN:
+        return f"{measure_text}: {figures}, too close to tell"
     shift = -SHIFTS[best]
-    return Alignment(shift, f"{WORDS[shift]} ({what}: {figures}; {len(moves):,} responses)", by)
+    evidence = f"{measure_text}: {figures}; {len(moves):,} responses"
+    return Alignment(shift, f"{WORDS[shift]} ({evidence})", by)
 
 
 def correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -288,16 +320,20 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _explained(change: np.ndarray, tokens: np.ndarray) -> float:
-    """Eta squared of the tokens seen five times or more, less what chance would give."""
+    """The share of the changes' variance that the token explains, less what chance would give.
+
+    This is eta squared with a correction for degrees of freedom, over the tokens that occur five
+    times or more.
+    """
     counts = np.bincount(tokens)
-    kept = counts[tokens] >= 5
-    change, tokens = change[kept], tokens[kept]
+    is_frequent = counts[tokens] >= 5
+    change, tokens = change[is_frequent], tokens[is_frequent]
     num, total = len(change), float(np.var(change)) * len(change)
     if num < 50 or total < 1e-12:
         return 0.0
     counts = np.bincount(tokens)
     sums = np.bincount(tokens, weights=change)
-    seen = counts > 0
-    between = float((sums[seen] ** 2 / counts[seen]).sum()) - float(change.sum()) ** 2 / num
-    free = num - int(seen.sum())
+    occurs = counts > 0
+    between = float((sums[occurs] ** 2 / counts[occurs]).sum()) - float(change.sum()) ** 2 / num
+    free = num - int(occurs.sum())
     return 1 - (total - between) / total * (num - 1) / free if free > 0 else 0.0

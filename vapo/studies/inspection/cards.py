@@ -1,4 +1,4 @@
-"""Responses as the cards of a value page: which groups are shown, and what of them."""
+"""Cards of a value page: which groups of responses a page shows, and the data of each card."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
     GroupKey,
     response_length,
+    response_values,
     returns_of,
     sampled_places,
-    valued,
 )
 from vapo.studies.inspection.profiles import Profile
 from vapo.studies.inspection.responses import InspectedResponse
@@ -37,7 +37,7 @@ Reason = tuple[str, Callable[[list[InspectedResponse]], float]]  # why a group i
 
 @dataclass(frozen=True)
 class PageSize:
-    """How many groups a page shows, responses of each, and tokens in all."""
+    """The number of groups on a page, of responses in each group, and of tokens altogether."""
 
     num_groups: int
     max_responses: int
@@ -46,9 +46,9 @@ class PageSize:
 
 @dataclass
 class Vocabulary:
-    """The texts of the tokens on a page, by ids of the page or of the tokenizer.
+    """The texts of the tokens on a page by their ids.
 
-    Without ids a token's text has a number of its own.
+    If a response has no ids, each different text gets a number as its id.
     """
 
     token_text: TokenText | None
@@ -58,7 +58,11 @@ class Vocabulary:
     _numbers: dict[str, int] = field(default_factory=dict)
 
     def ids(self, response: InspectedResponse, places: np.ndarray) -> tuple[list[int], list[Any]]:
-        """The ids of the tokens at these places, and (place, text) of those whose text differs."""
+        """Return the ids of the tokens at some places, and where a text is not its id's.
+
+        The second list has an entry (index among the places, text) for each token whose text
+        differs from the one that the vocabulary has for its id.
+        """
         if response.response_ids is not None and self.token_text is not None:
             ids = [response.response_ids[i] for i in places]
             for token_id in ids:
@@ -89,30 +93,30 @@ def cards_data(
     tokenizer: PreTrainedTokenizerBase | None,
     *,
     truths: Mapping[int, Profile],
-    measured: Sequence[GroupKey] = (),
+    measured_groups: Sequence[GroupKey] = (),
     size: PageSize,
     seed: int,
 ) -> dict[str, Any]:
-    """What `page.js` needs of the groups.
+    """Return what `page.js` needs to draw the cards.
 
     Args:
         truths: measured prefixes of a response, by its number in the sample.
-        measured: groups that were measured, which are shown before others.
+        measured_groups: groups whose truth was measured. They are shown first.
     """
-    numbers_of = findings.numbers
     vocabulary = Vocabulary(None if tokenizer is None else _token_text(tokenizer))
-    shown: list[tuple[InspectedResponse, dict[str, np.ndarray]]] = []
+    card_columns: list[dict[str, np.ndarray]] = []
     groups, budget = [], size.max_tokens
-    chosen = choose_groups(findings, measured, size.num_groups, seed=seed)
-    for place, (key, reason) in enumerate(chosen.items()):
-        group, numbers = findings.sample[key], numbers_of[key]
+    reasons = choose_groups(findings, measured_groups, size.num_groups, seed=seed)
+    sample_numbers = findings.numbers
+    for place, (key, reason) in enumerate(reasons.items()):
+        group, numbers = findings.sample[key], sample_numbers[key]
         lengths = [_shown_length(response) for response in group]
         rows = rows_to_show(
             range(len(group)),
-            is_correct=[bool(findings.is_right(one)) for one in group],
+            is_correct=[bool(findings.is_right(response)) for response in group],
             lengths=lengths,
             max_responses=size.max_responses,
-            max_tokens=budget // (len(chosen) - place),
+            max_tokens=budget // (len(reasons) - place),
             measured=[i for i, number in enumerate(numbers) if number in truths],
         )
         budget -= sum(rows.values())
@@ -120,12 +124,12 @@ def cards_data(
         for row, num in rows.items():
             response, number = group[row], numbers[row]
             columns = _columns(response, num, findings.gamma)
-            shown.append((response, columns))
+            card_columns.append(columns)
             truth = truths.get(number)
             cards.append(_card(response, number, columns, num, vocabulary, findings, truth))
         groups.append(_group_data(key, reason, group, cards, findings, place))
     return {
-        "measures": _measures([columns for _, columns in shown]),
+        "measures": _measures(card_columns),
         "tokens": {str(i): text for i, text in sorted(vocabulary.texts.items())},
         "special": sorted(vocabulary.special),
         "partial": {str(i): text for i, text in vocabulary.partial.items()},
@@ -140,57 +144,56 @@ def _token_text(tokenizer: PreTrainedTokenizerBase) -> TokenText:
 
 
 def choose_groups(
-    findings: Findings, measured: Sequence[GroupKey], num_groups: int, *, seed: int
+    findings: Findings, measured_groups: Sequence[GroupKey], num_groups: int, *, seed: int
 ) -> dict[GroupKey, str]:
-    """One group for each reason, those that were measured first, then others at random.
+    """Choose groups to show, and return group -> reason.
 
-    Of several steps those of the last one are shown, if it has as many.
+    Measured groups come first, then the best group for each reason, then random ones. Unmeasured
+    groups are of the last step, if it has at least `num_groups`.
     """
     sample = findings.sample
     steps = [group[0].step for group in sample.values()]
-    last = max((step for step in steps if step is not None), default=None)
-    if steps.count(last) >= num_groups:
-        sample = {key: group for key, group in sample.items() if group[0].step == last}
-    chosen: dict[GroupKey, str] = dict.fromkeys(measured[:num_groups], "measured")
+    last_step = max((step for step in steps if step is not None), default=None)
+    if steps.count(last_step) >= num_groups:
+        sample = {key: group for key, group in sample.items() if group[0].step == last_step}
+    reasons: dict[GroupKey, str] = dict.fromkeys(measured_groups[:num_groups], "measured")
     for reason, score in _reasons(findings):
-        scores = {key: score(group) for key, group in sample.items() if key not in chosen}
+        scores = {key: score(group) for key, group in sample.items() if key not in reasons}
         best = max(scores, key=lambda key: scores[key], default=None)
-        if best is not None and scores[best] > 0 and len(chosen) < num_groups:
-            chosen[best] = reason
-    others = [key for key in sample if key not in chosen]
-    random.Random(seed).shuffle(others)
-    return chosen | dict.fromkeys(others[: num_groups - len(chosen)], "at random")
+        if best is not None and scores[best] > 0 and len(reasons) < num_groups:
+            reasons[best] = reason
+    remaining = [key for key in sample if key not in reasons]
+    random.Random(seed).shuffle(remaining)
+    return reasons | dict.fromkeys(remaining[: num_groups - len(reasons)], "at random")
 
 
 def _reasons(findings: Findings) -> list[Reason]:
     def error(group: list[InspectedResponse]) -> float:
-        with_values = [one for one in group if one.values]
+        with_values = [response for response in group if response.values]
         if not with_values:
             return 0.0
         means = [
-            float(np.nanmean(np.abs(np.asarray(one.values, dtype=float) - one.reward)))
-            for one in with_values
+            float(np.nanmean(np.abs(np.asarray(response.values, dtype=float) - response.reward)))
+            for response in with_values
         ]
         return float(np.mean(means))
 
-    def mixed(group: list[InspectedResponse]) -> float:
-        rewards = [one.reward for one in group]
+    def reward_spread(group: list[InspectedResponse]) -> float:
+        rewards = [response.reward for response in group]
         return float(np.std(rewards))
 
-    def longest(group: list[InspectedResponse]) -> float:
-        return float(max(_shown_length(one) for one in group))
+    def max_length(group: list[InspectedResponse]) -> float:
+        return float(max(_shown_length(response) for response in group))
 
-    def smallest(group: list[InspectedResponse]) -> float:
-        found = error(group)
-        return 1 / (1 + found) if found else 0.0
+    def accuracy(group: list[InspectedResponse]) -> float:
+        group_error = error(group)
+        return 1 / (1 + group_error) if group_error else 0.0
 
-    of_all: list[Reason] = [("right and wrong answers", mixed), ("longest response", longest)]
+    mixed: Reason = ("right and wrong answers", reward_spread)
+    longest: Reason = ("longest response", max_length)
     if findings.critic is None:
-        return of_all
-    return [
-        *(of_all[0], ("largest value error", error), of_all[1]),
-        ("smallest value error", smallest),
-    ]
+        return [mixed, longest]
+    return [mixed, ("largest value error", error), longest, ("smallest value error", accuracy)]
 
 
 def _shown_length(response: InspectedResponse) -> int:
@@ -198,8 +201,8 @@ def _shown_length(response: InspectedResponse) -> int:
 
 
 def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, np.ndarray]:
-    """The numbers of its first `num` sampled tokens."""
-    found: dict[str, np.ndarray] = {}
+    """Measure -> its numbers at the response's first `num` sampled tokens."""
+    columns: dict[str, np.ndarray] = {}
     for name, column in (
         ("value", response.values),
         ("value_target", response.returns),
@@ -208,16 +211,16 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
     ):
         if column is not None:
             places = sampled_places(response, len(column))
-            found[name] = np.asarray(column, dtype=float)[places][:num]
-    if (own := valued(response)) is not None:
+            columns[name] = np.asarray(column, dtype=float)[places][:num]
+    if (sampled := response_values(response)) is not None:
         places = sampled_places(response, len(response.values or ()))
-        returns = returns_of(own, gamma)
+        returns = returns_of(sampled, gamma)
         error = np.asarray(response.values, dtype=float)[places] - returns
-        found["return"] = returns[:num]
-        found["value_error"] = error[:num]
+        columns["return"] = returns[:num]
+        columns["value_error"] = error[:num]
         # r[t] + gamma V[t+1] - V[t], as R[t] = r[t] + gamma R[t+1]
-        found["td_error"] = (gamma * np.append(error[1:], 0.0) - error)[:num]
-    return found
+        columns["td_error"] = (gamma * np.append(error[1:], 0.0) - error)[:num]
+    return columns
 
 
 def _card(
@@ -230,8 +233,8 @@ def _card(
     truth: Profile | None,
 ) -> dict[str, Any]:
     length = _shown_length(response)
-    of_all = length if response.is_sampled is None else len(response.is_sampled)
-    ids, in_context = vocabulary.ids(response, sampled_places(response, of_all)[:num])
+    num_places = length if response.is_sampled is None else len(response.is_sampled)
+    ids, in_context = vocabulary.ids(response, sampled_places(response, num_places)[:num])
     ends = {None: "not known", True: "length", False: "stop"}
     return {
         "row": number,
@@ -264,13 +267,13 @@ def _group_data(
     findings: Findings,
     index: int,
 ) -> dict[str, Any]:
-    rights = [findings.is_right(one) for one in group]
+    is_right = [findings.is_right(response) for response in group]
     step, name = group[0].step, key[1].rpartition("|")[2]  # behind the file and the step
     return {
         "index": index,
         "reason": reason,
         "num_responses": len(group),
-        "num_correct": sum(map(bool, rights)) if None not in rights else None,
+        "num_correct": sum(map(bool, is_right)) if None not in is_right else None,
         "prompt_id": visible_text(name if step is None else f"{name}, step {step}"),
         "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
         "answer": shortened(group[0].answer or "", 500),
@@ -278,12 +281,14 @@ def _group_data(
     }
 
 
-def _measures(shown: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
-    found = []
+def _measures(card_columns: Sequence[Mapping[str, np.ndarray]]) -> list[dict[str, Any]]:
+    """The measures that at least one card has, each with its domain over all cards."""
+    measures = []
     for measure in MEASURES:
         end = None if measure.last_token_counts else -1
-        columns = [columns[measure.name][:end] for columns in shown if measure.name in columns]
+        name = measure.name
+        columns = [columns[name][:end] for columns in card_columns if name in columns]
         if columns:
             ends = domain(measure, np.concatenate(columns))
-            found.append({**measure._asdict(), "domain": ends})
-    return found
+            measures.append({**measure._asdict(), "domain": ends})
+    return measures

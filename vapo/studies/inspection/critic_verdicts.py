@@ -1,6 +1,6 @@
-"""What a critic knows, in words: the one fault that explains its figures, and what is beside it.
+"""Verdicts on a critic: the one fault that explains its figures, and what else there is to say.
 
-A sentence is said where the whole interval of its figure lies on one side of a threshold.
+A remark is made only if the whole interval of its figure lies on one side of a threshold.
 """
 
 from __future__ import annotations
@@ -8,26 +8,26 @@ from __future__ import annotations
 from vapo.diagnostics.value_truth.figure import MIN_PROMPTS, SHIFTED_ABOVE, shown
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
-from vapo.studies.inspection.remarks import Remark, Said
+from vapo.studies.inspection.remarks import Remark, Remarks
 
 CONSTANT_BELOW = 0.02  # sd of the values / that of the returns
 UNRELATED_BELOW = 0.15  # correlation of values and returns
-LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for what they know
+LOUD_ABOVE = 0.5  # sd of the values / that of the returns: far too much for unrelated values
 LITTLE_BELOW = 0.1  # explained variance
-NOISE_ABOVE = 0.02  # of the returns' variance: what values may vary for nothing before it matters
+NOISE_ABOVE = 0.02  # share of the returns' variance: values' variance for nothing that matters
 BETWEEN_ABOVE = 0.9  # share of the values' variance that lies between groups, or the rewards'
 LATER_ABOVE = 0.5  # share of the tokens that are not their response's first
-SOME_ABOVE = 0.05  # explained variance, and that of length: enough to call what it reads right
-OF_LENGTH_ABOVE = 0.3  # explained variance / what length, all of it, explains of the returns
+SOME_ABOVE = 0.05  # explained variance, and that of length: enough to call reading length right
+OF_LENGTH_ABOVE = 0.3  # explained variance / share of the returns' variance that length explains
 LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
-ALL_LENGTH_ABOVE = 0.8  # the same: whatever else is wrong, it reads nothing else
+ALL_LENGTH_ABOVE = 0.8  # the same share: the critic reads nothing but length
 OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
 FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
-SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # the same, where the values are shifted, too
+SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or no possible returns
 
 
-def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
-    """The headline: the first of these that is sure."""
+def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
+    """The first of the possible diagnoses that is certain, or a text if none is."""
     if critic.num_groups < MIN_PROMPTS:
         yield f"what the critic knows: its values are of {critic.num_groups} prompts"
         return
@@ -42,19 +42,19 @@ def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
             "and check that gradients reach it.",
         )
     elif _is_length(critic):
-        yield _length(critic)
+        yield _length_remark(critic)
     elif _is_untrained(critic):
-        yield _untrained(critic)
+        yield _untrained_remark(critic)
     elif _is_noise(critic):
-        yield _little(critic, findings)
+        yield _little_remark(critic, findings)
     elif _is_prompt_mean(critic, findings):
-        yield _prompt_mean(critic)
+        yield _prompt_mean_remark(critic)
     elif critic.correlation.low > UNRELATED_BELOW:
-        yield from _by_slope(critic, findings)
+        yield from _slope_remark(critic, findings)
     elif critic.correlation.high < -UNRELATED_BELOW:
-        yield _wrong_sign(critic)
+        yield _wrong_sign_remark(critic)
     elif critic.explained.high < LITTLE_BELOW:
-        yield _little(critic, findings)
+        yield _little_remark(critic, findings)
     else:
         yield (
             f"whether its values have to do with the returns (correlation "
@@ -63,6 +63,7 @@ def what_it_knows(critic: CriticFigures, findings: Findings) -> Said:
 
 
 def _is_length(critic: CriticFigures) -> bool:
+    """Whether the values follow position and length, and little else."""
     if critic.by_length.value * critic.spread.value**2 < NOISE_ABOVE:
         return False
     if critic.by_length.low > ALL_LENGTH_ABOVE:
@@ -72,18 +73,23 @@ def _is_length(critic: CriticFigures) -> bool:
 
 
 def _is_noise(critic: CriticFigures) -> bool:
+    """Whether the values are unrelated to the returns, and worse than a constant."""
     is_unrelated = abs(critic.correlation.value) < UNRELATED_BELOW
     is_unrelated &= critic.correlation.high < 2 * UNRELATED_BELOW
     return is_unrelated and critic.explained.high < 0
 
 
 def _is_untrained(critic: CriticFigures) -> bool:
+    """Whether the values are noise whose sd is more than half of the returns' sd."""
     return _is_noise(critic) and critic.spread.low > LOUD_ABOVE
 
 
 def _is_prompt_mean(critic: CriticFigures, findings: Findings) -> bool:
-    """Where there is more to know: before its first token nothing but the prompt tells a response
-    from others, and where the prompt decides the reward nothing else has to."""
+    """Whether the values depend on the prompt alone although they could tell more.
+
+    They could not if most tokens are the first of their response, when nothing but the prompt is
+    known, or if the prompt decides the reward.
+    """
     if critic.later_share < LATER_ABOVE or findings.groups.prompt_share.value > BETWEEN_ABOVE:
         return False
     return critic.value_between.low > BETWEEN_ABOVE and critic.explained_within.high < LITTLE_BELOW
@@ -96,7 +102,7 @@ def _offset(critic: CriticFigures) -> str:
     return f", and lie {abs(critic.bias.value):.2f} {side} them on average"
 
 
-def _untrained(critic: CriticFigures) -> Remark:
+def _untrained_remark(critic: CriticFigures) -> Remark:
     return Remark(
         "inspect-untrained",
         "wrong",
@@ -110,18 +116,18 @@ def _untrained(critic: CriticFigures) -> Remark:
     )
 
 
-def _length(critic: CriticFigures) -> Remark:
-    """No fault where the returns do depend on length, and the critic knows how."""
-    of_returns = critic.return_by_length
-    is_right = min(critic.explained.low, of_returns.low) > SOME_ABOVE
-    is_right &= critic.explained.value > OF_LENGTH_ABOVE * of_returns.value
+def _length_remark(critic: CriticFigures) -> Remark:
+    """A note if the returns depend on length as the critic says, else a fault."""
+    return_share = critic.return_by_length
+    is_right = min(critic.explained.low, return_share.low) > SOME_ABOVE
+    is_right &= critic.explained.value > OF_LENGTH_ABOVE * return_share.value
     return Remark(
         "inspect-length",
         "note" if is_right else "wrong",
         f"The critic reads length{', and the rewards depend on it' if is_right else ''}",
         f"Token position and response length alone explain {shown(critic.by_length)} of the "
-        f"values' variance and {shown(of_returns)} of the returns'. Beyond them the values explain "
-        f"{shown(critic.explained_beyond_length)} of the returns. A response's mean value "
+        f"values' variance and {shown(return_share)} of the returns'. Beyond them the values "
+        f"explain {shown(critic.explained_beyond_length)} of the returns. A response's mean value "
         f"correlates with its length by {shown(critic.length_correlation)}, its reward by "
         f"{shown(critic.reward_length_correlation)}.",
         "Advantages of such a critic reward or punish length. Train it longer on a fixed policy, "
@@ -130,7 +136,7 @@ def _length(critic: CriticFigures) -> Remark:
     )
 
 
-def _prompt_mean(critic: CriticFigures) -> Remark:
+def _prompt_mean_remark(critic: CriticFigures) -> Remark:
     between = ""
     if critic.explained_between.low > LITTLE_BELOW and critic.explained_between.is_bounded:
         between = f" It tells prompts apart (explained between {shown(critic.explained_between)})."
@@ -147,7 +153,8 @@ def _prompt_mean(critic: CriticFigures) -> Remark:
     )
 
 
-def _by_slope(critic: CriticFigures, findings: Findings) -> Said:
+def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
+    """The verdict on values that follow the returns: another scale, too extreme, flat, or good."""
     slope, numbers = critic.slope, f"slope {shown(critic.slope)}"
     is_biased = _is_shifted(critic)
     is_outside = critic.outside.low > OUTSIDE_ABOVE
@@ -191,10 +198,10 @@ def _by_slope(critic: CriticFigures, findings: Findings) -> Said:
             "advantages are too small by this factor.",
         )
     else:
-        yield _follows(critic)
+        yield _good_remark(critic)
 
 
-def _wrong_sign(critic: CriticFigures) -> Remark:
+def _wrong_sign_remark(critic: CriticFigures) -> Remark:
     return Remark(
         "inspect-scale",
         "wrong",
@@ -206,7 +213,7 @@ def _wrong_sign(critic: CriticFigures) -> Remark:
     )
 
 
-def _follows(critic: CriticFigures) -> Remark:
+def _good_remark(critic: CriticFigures) -> Remark:
     parts = [f"explained variance {shown(critic.explained)}"]
     if critic.explained_between.is_bounded:
         parts.append(f"of what prompts are worth {shown(critic.explained_between)}")
@@ -220,8 +227,8 @@ def _follows(critic: CriticFigures) -> Remark:
     )
 
 
-def _little(critic: CriticFigures, findings: Findings) -> Remark:
-    """A fault where more can be known, or where the values are noise that matters."""
+def _little_remark(critic: CriticFigures, findings: Findings) -> Remark:
+    """A fault if the prompts decide much of the rewards, or if the noise matters; else a note."""
     share, could = findings.groups.prompt_share, ""
     if not share.is_unknown:
         could = f" The prompt alone decides {shown(share)} of the rewards' variance."
@@ -245,10 +252,11 @@ def _is_shifted(critic: CriticFigures) -> bool:
     return critic.bias.low > margin or critic.bias.high < -margin
 
 
-def shift(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
-    """A constant shift, where no larger fault has explained it."""
-    said = {one.anchor for one in diagnosis if isinstance(one, Remark) and one.severity == "wrong"}
-    if said & {"inspect-untrained", "inspect-scale", "inspect-little"}:
+def shift_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remarks:
+    """A remark if the values are shifted by a constant, unless the diagnosis explains the shift."""
+    remarks = [item for item in diagnosis if isinstance(item, Remark)]
+    faults = {remark.anchor for remark in remarks if remark.severity == "wrong"}
+    if faults & {"inspect-untrained", "inspect-scale", "inspect-little"}:
         return
     if _is_shifted(critic):
         side = "high" if critic.bias.value > 0 else "low"
@@ -265,9 +273,10 @@ def shift(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
         )
 
 
-def beside_siblings(critic: CriticFigures, diagnosis: list[Remark | str]) -> Said:
-    sound = any(isinstance(one, Remark) and one.severity == "good" for one in diagnosis)
-    if sound and critic.siblings_ahead.low > 0:
+def siblings_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remarks:
+    """A note if a good critic predicts less than the mean of the other responses does."""
+    is_good = any(isinstance(item, Remark) and item.severity == "good" for item in diagnosis)
+    if is_good and critic.siblings_ahead.low > 0:
         yield Remark(
             "inspect-siblings",
             "note",

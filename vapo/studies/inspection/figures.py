@@ -1,9 +1,9 @@
-"""What a critic's values are worth beside the returns: figures with intervals over prompts.
+"""Figures that compare a critic's values with the returns, with intervals over prompts.
 
 Every figure is a function of sums over groups (the responses to one prompt of one step), so its
-interval is a bootstrap over groups. The return of a token is its response's reward, discounted to
-it (or what it earns from the token on, where rewards come along the way): what the critic should
-predict, whatever lambda it was trained with.
+interval is a bootstrap over groups. A token's return is the discounted sum of the rewards from this
+token on, which is the response's discounted reward if it has only one. The critic should predict
+the return, whatever lambda it was trained with.
 """
 
 from __future__ import annotations
@@ -18,46 +18,51 @@ from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
 from vapo.studies.inspection.group_sample import Tokens
 
 OUTSIDE_BY = 0.25  # of the returns' range: values beyond it belong to no sound critic
-_MAX_DRAWN = 2000  # groups that are drawn one by one; of more, bags of groups
-_GROUPS_IN_BIN = 8  # of response lengths
-_TINY = 1e-12  # of the squared values: what float arithmetic may leave of a variance of 0
+_MAX_UNITS = 2000  # units that the bootstrap draws; more groups than these are put into bags
+_GROUPS_IN_BIN = 8  # groups for each bin of response lengths, at least
+_TINY = 1e-12  # share of the mean square: float arithmetic may leave this of a variance of 0
 
 
 def bootstrap_over_groups(
     table: Mapping[str, np.ndarray], *, seed: int, num_resamples: int
 ) -> Bootstrap:
-    """Of sums over many groups, bags of groups are drawn.
+    """Return a bootstrap over groups, or over random bags of groups if there are very many.
 
     Args:
         table: name -> a number for each group.
     """
     draw = np.random.default_rng(seed)
     num_groups = len(next(iter(table.values())))
-    if num_groups > _MAX_DRAWN:
-        bags = draw.permutation(num_groups) % _MAX_DRAWN
-        table = {k: np.bincount(bags, weights=x, minlength=_MAX_DRAWN) for k, x in table.items()}
-    return Bootstrap(table, min(num_groups, _MAX_DRAWN), draw, num_resamples)
+    if num_groups > _MAX_UNITS:
+        bags = draw.permutation(num_groups) % _MAX_UNITS
+        table = {k: np.bincount(bags, weights=x, minlength=_MAX_UNITS) for k, x in table.items()}
+    return Bootstrap(table, min(num_groups, _MAX_UNITS), draw, num_resamples)
 
 
 @dataclass(frozen=True)
 class CriticFigures:
-    """Values V beside returns R, over all tokens unless it says otherwise.
+    """Figures of values V against returns R, over all tokens unless stated otherwise.
 
-    `explained` 1 - Var(R - V) / Var(R), in one piece; `explained_unshifted` 1 - E[(R - V)^2] /
-    Var(R), which counts a constant shift as an error. `bias` E[V - R]. `slope` and `intercept` of
-    the line that predicts R from V: 1 and 0 for a calibrated critic. `correlation` of V and R.
-    `spread` sd(V) / sd(R). `outside`: share of the tokens whose value is no possible return.
-
-    `explained_between`: of what prompts are worth, by the values before the first token, the
-    noise of few responses taken away; `explained_within`: of the differences within a group.
-    `value_between`: the share of V's variance that lies between groups. `siblings_ahead`: what the
-    mean reward of the other responses explains, less what V does, of the tokens that have both.
-
-    `by_length`: the share of V's variance that position and response length alone explain, and
-    `return_by_length` of R's, as other groups tell;
-    `explained_beyond_length`: `explained` of what they leave of V and R. `length_correlation` of a
-    response's mean value with its length, `reward_length_correlation` of its reward.
-    `later_share` of the tokens come after their response's first one.
+    explained                  1 - Var(R - V) / Var(R) of all tokens together
+    explained_unshifted        1 - E[(R - V)^2] / Var(R); a constant shift counts as an error
+    bias                       E[V - R]
+    slope, intercept           of the line that predicts R from V; 1 and 0 if V is calibrated
+    correlation                of V and R
+    spread                     sd(V) / sd(R)
+    outside                    the share of tokens whose value is no possible return
+    explained_between          how much of the differences between prompts' mean returns the values
+                               before the first token explain, corrected for few responses
+    explained_within           how much of the differences within groups V explains
+    value_between              the share of V's variance that lies between groups
+    siblings_ahead             how much more of R the mean reward of the other responses explains
+                               than V does, over the tokens that have both
+    by_length                  the share of V's variance that position and response length explain,
+                               as estimated on other groups
+    return_by_length           the same share of R's variance
+    explained_beyond_length    `explained`, of what position and length do not explain of V and R
+    length_correlation         of a response's mean value with its length
+    reward_length_correlation  of a response's reward with its length
+    later_share                the share of tokens that are not the first of their response
     """
 
     num_groups: int
@@ -88,18 +93,18 @@ class CriticFigures:
 
 
 def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> CriticFigures | None:
-    """Every figure, of tokens with values; None without any."""
+    """Compute all figures; None if there are no tokens."""
     if not len(tokens.values):
         return None
     v, r = tokens.values, tokens.returns
     sums = _token_sums(tokens) | _group_sums(tokens) | _length_sums(tokens) | _row_sums(tokens)
     sums |= _sibling_sums(tokens)
-    of = bootstrap_over_groups(sums, seed=seed, num_resamples=num_resamples).figure
-    least = _TINY * float(np.square(r).max() or 1.0)
+    figure = bootstrap_over_groups(sums, seed=seed, num_resamples=num_resamples).figure
+    rounding = _TINY * float(np.square(r).max() or 1.0)
 
-    def known(variance: Any) -> Any:
-        """NaN in the place of a variance that is rounding alone."""
-        return np.where(variance > least, variance, np.nan)
+    def nonzero(variance: Any) -> Any:
+        """The variance, or NaN if it is so small that it may be rounding alone."""
+        return np.where(variance > rounding, variance, np.nan)
 
     return CriticFigures(
         num_groups=int((tokens.by_group(np.ones_like(v)) > 0).sum()),
@@ -110,23 +115,25 @@ def critic_figures(tokens: Tokens, *, seed: int, num_resamples: int = 500) -> Cr
         return_mean=float(r.mean()),
         return_std=float(r.std()),
         later_share=float((tokens.position > 0).mean()),
-        explained=of(lambda s: 1 - _var(s, "d") / known(_var(s, "r"))),
-        explained_unshifted=of(lambda s: 1 - s["dd"] / s["n"] / known(_var(s, "r"))),
-        bias=of(lambda s: s["d"] / s["n"]),
-        slope=of(_slope),
-        intercept=of(lambda s: s["r"] / s["n"] - _slope(s) * s["v"] / s["n"]),
-        correlation=of(lambda s: _cov(s) / np.sqrt(known(_var(s, "v")) * known(_var(s, "r")))),
-        spread=of(lambda s: np.sqrt(np.maximum(_var(s, "v"), 0.0) / known(_var(s, "r")))),
-        outside=of(lambda s: s["outside"] / s["n"]),
-        explained_between=of(_between),
-        explained_within=of(lambda s: 1 - s["within_d"] / known(s["within_r"])),
-        value_between=of(lambda s: 1 - s["within_all_v"] / (s["n"] * known(_var(s, "v")))),
-        siblings_ahead=of(_siblings_ahead),
-        by_length=of(lambda s: 1 - s["left_vv"] / (s["n"] * known(_var(s, "v")))),
-        return_by_length=of(lambda s: 1 - s["left_rr"] / (s["n"] * known(_var(s, "r")))),
-        explained_beyond_length=of(lambda s: 1 - s["left_dd"] / known(s["left_rr"])),
-        length_correlation=of(lambda s: _row_correlation(s, "mean")),
-        reward_length_correlation=of(lambda s: _row_correlation(s, "reward")),
+        explained=figure(lambda s: 1 - _var(s, "d") / nonzero(_var(s, "r"))),
+        explained_unshifted=figure(lambda s: 1 - s["dd"] / s["n"] / nonzero(_var(s, "r"))),
+        bias=figure(lambda s: s["d"] / s["n"]),
+        slope=figure(_slope),
+        intercept=figure(lambda s: s["r"] / s["n"] - _slope(s) * s["v"] / s["n"]),
+        correlation=figure(
+            lambda s: _cov(s) / np.sqrt(nonzero(_var(s, "v")) * nonzero(_var(s, "r")))
+        ),
+        spread=figure(lambda s: np.sqrt(np.maximum(_var(s, "v"), 0.0) / nonzero(_var(s, "r")))),
+        outside=figure(lambda s: s["outside"] / s["n"]),
+        explained_between=figure(_between),
+        explained_within=figure(lambda s: 1 - s["within_d"] / nonzero(s["within_r"])),
+        value_between=figure(lambda s: 1 - s["within_all_v"] / (s["n"] * nonzero(_var(s, "v")))),
+        siblings_ahead=figure(_siblings_ahead),
+        by_length=figure(lambda s: 1 - s["residual_vv"] / (s["n"] * nonzero(_var(s, "v")))),
+        return_by_length=figure(lambda s: 1 - s["residual_rr"] / (s["n"] * nonzero(_var(s, "r")))),
+        explained_beyond_length=figure(lambda s: 1 - s["residual_dd"] / nonzero(s["residual_rr"])),
+        length_correlation=figure(lambda s: _row_correlation(s, "mean")),
+        reward_length_correlation=figure(lambda s: _row_correlation(s, "reward")),
     )
 
 
@@ -149,7 +156,10 @@ def _token_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
 
 def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Between groups by the first values, and within those that have two responses or more."""
+    """Sums for the figures between groups, which use first values, and for those within groups.
+
+    Both are over groups of two responses or more; `within_all_v` is over all groups.
+    """
     v, r, num = tokens.values, tokens.returns, tokens.num_groups
     n = np.maximum(tokens.by_group(np.ones_like(v)), 1)
 
@@ -159,38 +169,41 @@ def _group_sums(tokens: Tokens) -> dict[str, np.ndarray]:
 
     size = np.bincount(tokens.row_groups, minlength=num).astype(float)
     several = size >= 2
-    first = tokens.position == 0
-    row_group, rows = tokens.group[first], tokens.row[first]
+    is_first = tokens.position == 0
+    row_group, rows = tokens.group[is_first], tokens.row[is_first]
     start = np.bincount(row_group, minlength=num).astype(float)
     counts = np.maximum(start, 1)
-    reward = np.bincount(row_group, weights=r[first], minlength=num) / counts
-    value = np.bincount(row_group, weights=v[first], minlength=num) / counts
-    squares = (r[first] - reward[row_group]) ** 2
+    reward = np.bincount(row_group, weights=r[is_first], minlength=num) / counts
+    value = np.bincount(row_group, weights=v[is_first], minlength=num) / counts
+    squares = (r[is_first] - reward[row_group]) ** 2
     noise = np.bincount(row_group, weights=squares, minlength=num) / np.maximum(start - 1, 1)
     noise /= counts
-    used = ((start >= 2) & several).astype(float)
+    counts_between = ((start >= 2) & several).astype(float)
     assert len(rows) == len(row_group)
-    found = {"prompts": np.ones(num), "m": reward, "mm": reward**2 - noise}
-    found |= {"e": reward - value, "ee": (reward - value) ** 2 - noise}
-    columns = {name: np.where(used > 0, x, 0.0) for name, x in found.items()}
-    of_several = {"within_r": within(r), "within_d": within(v - r), "within_v": within(v)}
-    columns |= {name: np.where(several, x, 0.0) for name, x in of_several.items()}
+    between = {"prompts": np.ones(num), "m": reward, "mm": reward**2 - noise}
+    between |= {"e": reward - value, "ee": (reward - value) ** 2 - noise}
+    columns = {name: np.where(counts_between > 0, x, 0.0) for name, x in between.items()}
+    inside = {"within_r": within(r), "within_d": within(v - r), "within_v": within(v)}
+    columns |= {name: np.where(several, x, 0.0) for name, x in inside.items()}
     return columns | {"within_all_v": within(v)}
 
 
 def _sibling_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Of the tokens of groups of two responses or more: R, R - V, and R less the siblings' mean."""
+    """Sums of R, of R - V and of R less the siblings' mean reward, each with its squares.
+
+    They are over the tokens of groups of two responses or more.
+    """
     size = np.bincount(tokens.row_groups, minlength=tokens.num_groups)
     total = np.bincount(tokens.row_groups, weights=tokens.rewards, minlength=tokens.num_groups)
-    others = np.maximum(size - 1, 1)[tokens.row_groups]
-    mean = (total[tokens.row_groups] - tokens.rewards) / others
+    num_siblings = np.maximum(size - 1, 1)[tokens.row_groups]
+    mean = (total[tokens.row_groups] - tokens.rewards) / num_siblings
     has_both = (size >= 2)[tokens.group].astype(float)
     columns = {"r": tokens.returns, "d": tokens.returns - tokens.values}
     columns["m"] = tokens.returns - mean[tokens.row]
-    found = {"of_both_n": has_both}
+    sums = {"of_both_n": has_both}
     for name, x in columns.items():
-        found |= {f"of_both_{name}": x * has_both, f"of_both_{name * 2}": x * x * has_both}
-    return {name: tokens.by_group(x) for name, x in found.items()}
+        sums |= {f"of_both_{name}": x * has_both, f"of_both_{name * 2}": x * x * has_both}
+    return {name: tokens.by_group(x) for name, x in sums.items()}
 
 
 def _siblings_ahead(s: Sums) -> Any:
@@ -202,38 +215,45 @@ def _siblings_ahead(s: Sums) -> Any:
 
 
 def _length_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """What cells of equal position and response length leave of V, R and their difference.
+    """Squares of what position and response length do not explain of V, of R and of V - R.
 
-    A cell's mean is that of the other groups' tokens in it, else of all of theirs: its own would
-    explain the more, the fewer groups there are.
+    Tokens of about equal position and response length share a cell. A token's residual is its
+    number less the mean over the other groups' tokens in its cell, or less the mean of all tokens
+    if no other group is in the cell. A mean with the token's own group in it would explain the
+    more, the fewer groups there are.
     """
-    lengths = even_bins(tokens.lengths, most=min(8, max(1, tokens.num_groups // _GROUPS_IN_BIN)))
-    places = even_bins(tokens.position, most=32)
+    max_bins = min(8, max(1, tokens.num_groups // _GROUPS_IN_BIN))
+    lengths = even_bins(tokens.lengths, max_bins=max_bins)
+    places = even_bins(tokens.position, max_bins=32)
     cell = lengths[tokens.row] * (int(places.max()) + 1) + places
-    own = np.unique(cell * tokens.num_groups + tokens.group, return_inverse=True)[1]
+    group_cell = np.unique(cell * tokens.num_groups + tokens.group, return_inverse=True)[1]
 
-    def others(x: np.ndarray) -> np.ndarray:
-        return np.bincount(cell, weights=x)[cell] - np.bincount(own, weights=x)[own]
+    def sum_over_others(x: np.ndarray) -> np.ndarray:
+        own_group = np.bincount(group_cell, weights=x)[group_cell]
+        return np.bincount(cell, weights=x)[cell] - own_group
 
-    n = others(np.ones_like(tokens.values))
+    n = sum_over_others(np.ones_like(tokens.values))
 
-    def left(x: np.ndarray) -> np.ndarray:
-        return x - np.where(n > 0, others(x) / np.maximum(n, 1), x.mean())
+    def residual(x: np.ndarray) -> np.ndarray:
+        return x - np.where(n > 0, sum_over_others(x) / np.maximum(n, 1), x.mean())
 
-    v, r = left(tokens.values), left(tokens.returns)
-    found = {"left_vv": v * v, "left_rr": r * r, "left_dd": (v - r) ** 2}
-    return {name: tokens.by_group(x) for name, x in found.items()}
+    v, r = residual(tokens.values), residual(tokens.returns)
+    columns = {"residual_vv": v * v, "residual_rr": r * r, "residual_dd": (v - r) ** 2}
+    return {name: tokens.by_group(x) for name, x in columns.items()}
 
 
-def even_bins(x: np.ndarray, *, most: int) -> np.ndarray:
-    """The number of each entry's bin: at most `most` bins of about as many entries; equal ones
-    share a bin."""
-    edges = np.unique(np.quantile(x, np.linspace(0, 1, most + 1)[1:-1])) if most > 1 else x[:0]
+def even_bins(x: np.ndarray, *, max_bins: int) -> np.ndarray:
+    """The number of each entry's bin, where at most `max_bins` bins have about as many entries.
+
+    Equal entries share a bin.
+    """
+    inner = np.linspace(0, 1, max_bins + 1)[1:-1]
+    edges = np.unique(np.quantile(x, inner)) if max_bins > 1 else x[:0]
     return np.searchsorted(edges, x, side="left")
 
 
 def _row_sums(tokens: Tokens) -> dict[str, np.ndarray]:
-    """Of responses: length, mean value and reward."""
+    """Sums of the responses' length, mean value and reward, with squares and products."""
     num = np.maximum(np.bincount(tokens.row, minlength=len(tokens.rewards)), 1)
     mean = np.bincount(tokens.row, weights=tokens.values, minlength=len(num)) / num
     length, reward = tokens.lengths.astype(float), tokens.rewards
@@ -264,21 +284,23 @@ def _cov(s: Sums) -> Any:
 
 
 def _slope(s: Sums) -> Any:
-    least = _TINY * (s["vv"] / s["n"])
+    rounding = _TINY * (s["vv"] / s["n"])
     variance = _var(s, "v")
-    return _cov(s) / np.where(variance > least, variance, np.nan)
+    return _cov(s) / np.where(variance > rounding, variance, np.nan)
 
 
 def _between(s: Sums) -> Any:
     def variance(name: str) -> Any:
         return s[name * 2] / s["prompts"] - (s[name] / s["prompts"]) ** 2
 
-    worth = variance("m")
-    return 1 - variance("e") / np.where(worth > 1e-9, worth, np.nan)
+    total = variance("m")
+    return 1 - variance("e") / np.where(total > 1e-9, total, np.nan)
 
 
 def _row_correlation(s: Sums, name: str) -> Any:
     n = s["rows"]
     covariance = s[f"{name}_length"] / n - s[name] * s["length"] / n**2
-    own, length = (s[f"{x}_2"] / n - (s[x] / n) ** 2 for x in (name, "length"))
-    return covariance / np.sqrt(np.where((own > 1e-12) & (length > 0), own * length, np.nan))
+    squares, length = (s[f"{x}_2"] / n - (s[x] / n) ** 2 for x in (name, "length"))
+    return covariance / np.sqrt(
+        np.where((squares > 1e-12) & (length > 0), squares * length, np.nan)
+    )

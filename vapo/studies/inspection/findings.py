@@ -1,4 +1,4 @@
-"""Everything that is found out about a stream of responses in one pass over it."""
+"""All counts, sums and figures of a stream of responses, collected in one pass over it."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vapo.studies.inspection.figures import CriticFigures, critic_figures
 from vapo.studies.inspection.group_sample import (
     GroupKey,
     GroupSample,
+    ResponseValues,
     Tokens,
-    Valued,
     share_prompt,
     tokens_of,
 )
@@ -25,10 +25,10 @@ from vapo.studies.inspection.running import Part, RunningParts, RunningSums, Tok
 MAX_PARTS = 40  # points of a comparison over time
 MAX_RUNS = 8  # files that are judged one by one
 _SHOWN_BAD_ROWS = 10
-_ALIGNED_GROUPS = 500  # that the test of values off by one looks at, about
-_SAMPLE_TOKENS = 300_000  # of whole responses, of about 200 bytes each
-_FIGURE_TOKENS = 3_000_000  # that the critic's figures are of, of about 150 bytes each
-_OF_A_RESPONSE = 32  # tokens that its own array costs as much as
+_ALIGNED_GROUPS = 500  # groups in the test of values off by one, at least, and at most twice these
+_SAMPLE_TOKENS = 300_000  # tokens of the sample of whole responses, about 200 bytes each
+_FIGURE_TOKENS = 3_000_000  # tokens behind the critic's figures, about 150 bytes each
+_ARRAY_COST = 32  # tokens that take as much memory as the array object of one response
 
 
 @dataclass(frozen=True)
@@ -48,16 +48,23 @@ class PartFindings:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found. `sample` has whole responses of some groups, to be shown and looked at.
+    """All counts, sums and figures of a stream of responses, and a sample of it.
 
-    The critic's figures are of `tokens`; None without values.
-    `alignment`: whether each value stands at its token; `advantages`: whether the advantages were
-    made of the values where they stand; `return_correlations`: of values with returns at shifts -1,
-    0 and 1, which cannot tell.
-
-    `is_whole`: those are all. `parts` are in order, and empty where there is only one; of
-    more than MAX_PARTS the first, the last and others evenly spread. `runs`: the findings of each
-    file, where there are a few and they are not the steps of one run.
+    Attributes:
+        sums, groups: sums and group figures over all responses.
+        critic: figures of the values, over `tokens`. Both are None if there are no values.
+        alignment: whether each value stands at its token; None if there are no values.
+        advantages: whether the advantages were made of the values at the same places.
+        return_correlations: of values and returns at shifts -1, 0 and 1. They do not decide
+            whether values are off by one.
+        parts: the steps or files in their order, empty if there is only one. If there are more
+            than MAX_PARTS, these are the first, the last and others evenly spread.
+        sample: whole responses of some groups.
+        is_whole: whether `tokens` are those of all responses with values.
+        gamma: the discount of the rewards.
+        bad_rows: the first of the `num_bad_rows` rows that could not be read.
+        runs: the findings of each file, if there are 2 to MAX_RUNS files that are not the steps of
+            one run; else empty.
     """
 
     sums: RunningSums
@@ -77,7 +84,7 @@ class Findings:
 
     @property
     def responses(self) -> list[InspectedResponse]:
-        """Those of the sample, by their numbers in it."""
+        """The responses of the sample. An index into this list is a response's number."""
         return [response for group in self.sample.values() for response in group]
 
     @property
@@ -88,31 +95,33 @@ class Findings:
 
     @property
     def outcomes(self) -> tuple[float, float] | None:
-        """The two rewards that there are, the lower one first; None where there are others."""
+        """The lower and the higher reward, if there are exactly two different ones; else None."""
         rewards = sorted(self.sums.rewards)
         return (rewards[0], rewards[1]) if len(rewards) == 2 else None
 
     def is_right(self, response: InspectedResponse) -> bool | None:
-        """Whether it has the better of two rewards; None where there are other rewards."""
+        """Whether the response has the higher of two rewards; None if there are not exactly two."""
         return None if self.outcomes is None else response.reward == self.outcomes[1]
 
 
-def find(
+def collect_findings(
     responses: Iterable[InspectedResponse | BadRow],
     *,
     gamma: float = 1.0,
     seed: int = 0,
     max_tokens: int = _FIGURE_TOKENS,
 ) -> Findings:
-    """Read the stream once.
+    """Read the stream once and compute everything about it.
 
     Args:
         gamma: the discount of the rewards.
-        max_tokens: that figures with intervals are of, in whole groups; the sums are of all.
+        seed: of the samples of groups, and of the bootstraps.
+        max_tokens: figures with intervals use whole groups of at most this many tokens; sums use
+            all responses.
     """
     stream = RunningParts()
     sample = GroupSample[InspectedResponse](min(max_tokens, _SAMPLE_TOKENS), seed)
-    figures = GroupSample[Valued](max_tokens, seed)
+    figures = GroupSample[ResponseValues](max_tokens, seed)
     bad: list[BadRow] = []
     num_bad = 0
     for response in responses:
@@ -124,91 +133,95 @@ def find(
         stream.add(part, response, columns)
         key = (str(part), response.group)
         sample.add(key, *share_prompt(response, sample.first(key)))
-        if columns.valued is not None:
-            figures.add(key, columns.valued, len(columns.valued.values) + _OF_A_RESPONSE)
+        if columns.response_values is not None:
+            figures.add(
+                key, columns.response_values, len(columns.response_values.values) + _ARRAY_COST
+            )
     common: dict[str, Any] = {"gamma": gamma, "seed": seed, "is_whole": figures.is_whole}
-    kept, with_values = sample.groups(), figures.groups()
+    groups, with_values = sample.groups(), figures.groups()
     sums, files = stream.parts, dict.fromkeys(file for file, _ in stream.parts)
-    found = _found(stream.whole(), sums, kept, with_values, **common)
+    findings = _findings_of(stream.total(), sums, groups, with_values, **common)
     runs: dict[str, Findings] = {}
     if 2 <= len(files) <= MAX_RUNS and not _is_one_run(sums):
         for file in files:
-            parts = {part: one for part, one in sums.items() if part[0] == file}
-            names = {str(part) for part in parts}
-            own_sample = {key: group for key, group in kept.items() if key[0] in names}
-            own_values = {key: group for key, group in with_values.items() if key[0] in names}
-            runs[file] = _found(stream.whole(file), parts, own_sample, own_values, **common)
-    return replace(found, num_bad_rows=num_bad, bad_rows=bad, runs=runs)
+            file_sums = {part: part_sums for part, part_sums in sums.items() if part[0] == file}
+            names = {str(part) for part in file_sums}
+            file_groups = {key: group for key, group in groups.items() if key[0] in names}
+            file_values = {key: group for key, group in with_values.items() if key[0] in names}
+            total = stream.total(file)
+            runs[file] = _findings_of(total, file_sums, file_groups, file_values, **common)
+    return replace(findings, num_bad_rows=num_bad, bad_rows=bad, runs=runs)
 
 
-def _found(
+def _findings_of(
     sums: RunningSums,
     parts: Mapping[Part, RunningSums],
-    kept: Mapping[GroupKey, list[InspectedResponse]],
-    with_values: Mapping[GroupKey, list[Valued]],
+    sample: Mapping[GroupKey, list[InspectedResponse]],
+    with_values: Mapping[GroupKey, list[ResponseValues]],
     *,
     gamma: float,
     seed: int,
     is_whole: bool,
 ) -> Findings:
-    chosen = list(_with_values(kept))
+    aligned = list(_responses_to_align(sample))
     tokens = tokens_of(with_values, gamma=gamma)
     return Findings(
         sums=sums,
         groups=sums.groups.figures(sums.high, seed=seed),
         critic=critic_figures(tokens, seed=seed),
-        alignment=alignment(chosen) if chosen else None,
-        advantages=advantage_alignment(chosen) if chosen else None,
-        return_correlations=return_correlations(chosen, gamma=gamma),
+        alignment=alignment(aligned) if aligned else None,
+        advantages=advantage_alignment(aligned) if aligned else None,
+        return_correlations=return_correlations(aligned, gamma=gamma),
         parts=_parts(parts, with_values, gamma=gamma, seed=seed) if len(parts) > 1 else [],
-        sample=kept,
+        sample=sample,
         tokens=tokens if len(tokens.values) else None,
         is_whole=is_whole,
         gamma=gamma,
     )
 
 
-def _with_values(
-    kept: Mapping[GroupKey, list[InspectedResponse]],
+def _responses_to_align(
+    sample: Mapping[GroupKey, list[InspectedResponse]],
 ) -> Iterator[InspectedResponse]:
-    """Responses with values, some of each step, whose groups have names of their own."""
-    groups = [group for group in kept.values() if any(one.values is not None for one in group)]
+    """The responses with values of evenly spread groups. No two of these groups share a name."""
+    groups = [group for group in sample.values() if any(x.values is not None for x in group)]
     for number, group in enumerate(groups[:: max(1, len(groups) // _ALIGNED_GROUPS)]):
-        for one in group:
-            if one.values is not None:
-                yield replace(one, group=str(number))
+        for response in group:
+            if response.values is not None:
+                yield replace(response, group=str(number))
 
 
 def part_of(response: InspectedResponse) -> Part:
-    """The table, and the step where the response has one."""
+    """The table of a response, and its step, which may be None."""
     table = response.table or response.place.rpartition(", row ")[0] or response.place
     return table, response.step
 
 
 def _is_one_run(parts: Iterable[Part]) -> bool:
-    """Whether each step is in one file alone."""
+    """Whether all parts have steps, and no step is in two files."""
     steps = [step for _, step in parts]
     return None not in steps and len(set(steps)) == len(steps)
 
 
 def _parts(
     sums: Mapping[Part, RunningSums],
-    kept: Mapping[GroupKey, list[Valued]],
+    with_values: Mapping[GroupKey, list[ResponseValues]],
     *,
     gamma: float,
     seed: int,
 ) -> list[PartFindings]:
-    """Files in the order in which they came, each in the order of its steps.
+    """The findings of each part, or of MAX_PARTS evenly spread ones.
 
-    Files that have no step in common are one run, in the order of steps.
+    Parts are sorted by file, in the order in which the files came, and then by step. If the files
+    are the steps of one run, they are sorted by step alone.
     """
     names = list(dict.fromkeys(file for file, _ in sums))
     is_one_run = _is_one_run(sums)
     order = sorted(sums, key=lambda part: (0 if is_one_run else names.index(part[0]), part[1] or 0))
     if len(order) > MAX_PARTS:
         order = [order[i * (len(order) - 1) // (MAX_PARTS - 1)] for i in range(MAX_PARTS)]
-    by_part: dict[str, dict[GroupKey, list[Valued]]] = {}
-    for key, group in kept.items():
+    by_part: dict[str, dict[GroupKey, list[ResponseValues]]] = {}
+    for key, group in with_values.items():
         by_part.setdefault(key[0], {})[key] = group
     return [
         PartFindings(

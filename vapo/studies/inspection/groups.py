@@ -1,4 +1,4 @@
-"""What the rewards of groups say, with or without a critic: sums over a stream of responses."""
+"""Figures of the rewards of groups, by sums over a stream of responses. They need no critic."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TINY = 1e-12
 
 @dataclass
 class Groups:
-    """Rewards by group: five numbers for each, which is all that is kept."""
+    """Five sums of rewards for each group: count, sum, sum of squares, lowest and highest."""
 
     _number: dict[str, int] = field(default_factory=dict)
     _count: array[float] = field(default_factory=lambda: array("d"))
@@ -39,38 +39,42 @@ class Groups:
         self._high[number] = max(self._high[number], reward)
 
     def extend(self, other: Groups) -> None:
-        """Take in groups that are none of these. No more can be added afterwards."""
-        for own, more in zip(self._columns, other._columns, strict=True):
-            own.extend(more)
+        """Append the other's groups, which must all be new. No reward may be added afterwards."""
+        for column, addition in zip(self._columns, other._columns, strict=True):
+            column.extend(addition)
 
     @property
     def _columns(self) -> Sequence[array[float]]:
         return self._count, self._sum, self._squares, self._low, self._high
 
     def figures(self, best: float, *, seed: int) -> GroupFigures:
-        """`best`: the highest reward of all, which a right response has."""
+        """Compute all figures.
+
+        Args:
+            best: the highest reward of the whole stream.
+        """
         n, s, ss, low, high = (np.frombuffer(x) for x in self._columns)
         several = n >= 2
         within = np.maximum(ss - s * s / n, 0.0)
-        share = np.where(several, n / np.maximum(n - 1, 1), 0.0)
-        kept = several.astype(float)
+        factor = np.where(several, n / np.maximum(n - 1, 1), 0.0)
+        weight = several.astype(float)
         table = {
-            "n": n * kept,
-            "s": s * kept,
-            "ss": ss * kept,
-            "left_out": share**2 * within,
-            "within": within * kept,
-            "free": (n - 1) * kept,
+            "n": n * weight,
+            "s": s * weight,
+            "ss": ss * weight,
+            "left_out": factor**2 * within,
+            "within": within * weight,
+            "free": (n - 1) * weight,
         }
         bootstrap = bootstrap_over_groups(table, seed=seed, num_resamples=500)
 
-        def of(name: str, num: str) -> Figure:
-            def explained(t: Sums) -> Any:
+        def explained_by(residual: str, num: str) -> Figure:
+            def share(t: Sums) -> Any:
                 variance = t["ss"] / t["n"] - (t["s"] / t["n"]) ** 2
-                least = _TINY * np.maximum(t["ss"] / t["n"], _TINY)
-                return 1 - t[name] / t[num] / np.where(variance > least, variance, np.nan)
+                rounding = _TINY * np.maximum(t["ss"] / t["n"], _TINY)
+                return 1 - t[residual] / t[num] / np.where(variance > rounding, variance, np.nan)
 
-            return bootstrap.figure(explained) if several.any() else UNKNOWN
+            return bootstrap.figure(share) if several.any() else UNKNOWN
 
         num_several = int(several.sum())
         equal = several & (low == high)
@@ -80,20 +84,22 @@ class Groups:
             size_mean=float(n.mean()) if len(n) else math.nan,
             all_best=float((equal & (low == best)).sum()) / max(num_several, 1),
             all_equal=float(equal.sum()) / max(num_several, 1),
-            prompt_share=of("within", "free"),
-            left_out_mean=of("left_out", "n"),
+            prompt_share=explained_by("within", "free"),
+            left_out_mean=explained_by("left_out", "n"),
         )
 
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """What the groups' rewards say, with or without values.
+    """Figures of the groups' rewards.
 
-    Of groups with two responses or more (`num_several`): the share whose rewards are all the best
-    there is (`all_best`), or equal (`all_equal`), which a comparison within groups learns nothing
-    from. `prompt_share`: the share of the rewards' variance that lies between prompts, which is
-    the most that a critic of the prompt alone can explain. `left_out_mean`: the explained variance
-    of the mean of a response's siblings, which a method without a critic subtracts.
+    All but `num_groups` and `size_mean` are over the `num_several` groups that have two responses
+    or more. `all_equal` is the share of them whose rewards are all equal, so that a comparison
+    within groups learns nothing from them. In `all_best` of them all rewards are the best reward
+    that any response has. `prompt_share` is the share of the rewards' variance that lies between
+    prompts, which is the most that a critic of the prompt alone can explain. `left_out_mean` is the
+    variance that the mean of a response's siblings explains, which a method without a critic
+    subtracts.
     """
 
     num_groups: int

@@ -1,4 +1,4 @@
-"""The inspection as one page: what is wrong, the course over steps, tokens by value."""
+"""The inspection as one page: verdicts, charts over steps, and responses with token values."""
 
 from __future__ import annotations
 
@@ -62,14 +62,14 @@ def inspection_page(
     size: PageSize,
     seed: int,
 ) -> str:
-    """The page's HTML."""
+    """Return the page's HTML."""
     tokens = findings.tokens
-    measured: list[GroupKey] = [] if truth is None else truth.groups(findings)
+    measured_groups: list[GroupKey] = [] if truth is None else truth.groups(findings)
     cards = cards_data(
         findings,
         tokenizer,
         truths={} if truth is None else truth.prefixes(),
-        measured=measured,
+        measured_groups=measured_groups,
         size=size,
         seed=seed,
     )
@@ -88,22 +88,22 @@ def inspection_page(
         "truth": None if truth is None else truth.page_data(),
         "report": {
             "tiles": list(_tiles(findings)),
-            "remarks": [_remark(one) for one in remarks],
+            "remarks": [_remark_data(remark) for remark in remarks],
             "tables": list(_tables(findings)),
             "course_title": "Over the steps" if _has_steps(findings) else "File by file",
             "course": list(_course(findings)),
-            "charts": list(_charts(length_table(findings))),
+            "charts": list(_length_chart(length_table(findings))),
         },
     }
-    own = files("vapo.studies.inspection")
+    folder = files("vapo.studies.inspection")
     return filled_page(
         data,
-        script=own.joinpath("inspection.js").read_text(encoding="utf-8"),
-        style=own.joinpath("inspection.css").read_text(encoding="utf-8"),
+        script=folder.joinpath("inspection.js").read_text(encoding="utf-8"),
+        style=folder.joinpath("inspection.css").read_text(encoding="utf-8"),
     )
 
 
-def _remark(remark: Remark) -> dict[str, str]:
+def _remark_data(remark: Remark) -> dict[str, str]:
     return {
         "severity": remark.severity,
         "title": remark.title,
@@ -178,22 +178,20 @@ def _figure_rows(critic: CriticFigures) -> list[list[str]]:
 
 
 def _shift_rows(findings: Findings) -> Iterator[list[str]]:
-    if (found := findings.return_correlations) is not None:
+    if (correlations := findings.return_correlations) is not None:
         name = (
             "correlation of values and returns at shifts -1, 0, +1; it cannot tell which is right"
         )
-        yield [name, ", ".join(map(rounded, found))]
+        yield [name, ", ".join(map(rounded, correlations))]
 
 
 def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
-    for one in findings.sums.micro_batches:
-        if one.num + one.num_undefined:
-            name = f"mean explained variance of micro-batches of {one.num_rows} responses"
-            undefined = f"{one.num_undefined:,} of {one.num + one.num_undefined:,} have none"
-            yield [
-                name,
-                f"{'unknown' if math.isnan(one.mean) else rounded(one.mean)} ({undefined})",
-            ]
+    for batches in findings.sums.micro_batches:
+        if total := batches.num + batches.num_undefined:
+            name = f"mean explained variance of micro-batches of {batches.num_rows} responses"
+            undefined = f"{batches.num_undefined:,} of {total:,} have none"
+            mean = "unknown" if math.isnan(batches.mean) else rounded(batches.mean)
+            yield [name, f"{mean} ({undefined})"]
     targets = findings.sums.explained_of_targets
     if targets.num:
         name = "explained variance of the file's own value targets, which may hold values"
@@ -227,7 +225,7 @@ def _has_steps(findings: Findings) -> bool:
 
 
 def _course(findings: Findings) -> Iterator[dict[str, Any]]:
-    """Charts over steps, or over files, which are numbered from 1."""
+    """Yield charts over steps, or over files numbered from 1 if there are no steps."""
     parts = findings.parts
     if len(parts) < 2:
         return
@@ -242,10 +240,10 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
         x_label = "file"
         remark = "; ".join(f"{i}: {names[part.file]}" for i, part in enumerate(parts, start=1))
     numbers = {id(part): i for i, part in enumerate(parts, start=1)}
-    for title, figure, text in _courses():
+    for title, figure, text in _course_figures():
         series = []
-        for (name, own), kind in zip(runs.items(), _KINDS, strict=False):
-            rows = [(p.step if p.step is not None else numbers[id(p)], figure(p)) for p in own]
+        for (name, run), kind in zip(runs.items(), _KINDS, strict=False):
+            rows = [(p.step if p.step is not None else numbers[id(p)], figure(p)) for p in run]
             rows = [(x, f) for x, f in rows if f is not None and not f.is_unknown]
             if len(rows) < 1:
                 continue
@@ -254,32 +252,38 @@ def _course(findings: Findings) -> Iterator[dict[str, Any]]:
             if all(f.is_bounded for _, f in rows):
                 line["band"] = [[f.low for _, f in rows], [f.high for _, f in rows]]
             series.append(line)
-        if any(y for line in series for y in line["y"]):  # not: nothing was ever truncated
+        if any(y for line in series for y in line["y"]):  # no chart of zeros, as of "Truncated"
             about = f"{text} {remark}".strip()
             yield {"title": title, "x_label": x_label, "series": series, "remark": about}
 
 
-def _courses() -> Iterator[tuple[str, Any, str]]:
-    def of_critic(name: str) -> Any:
+def _course_figures() -> Iterator[tuple[str, Any, str]]:
+    """Yield (chart title, function of a part that returns its figure or None, text below)."""
+
+    def critic_figure(name: str) -> Any:
         return lambda part: None if part.critic is None else getattr(part.critic, name)
 
-    def plain(name: str) -> Any:
+    def plain_number(name: str) -> Any:
         def figure(part: PartFindings) -> Figure | None:
             x = float(getattr(part.sums, name))
             return None if math.isnan(x) else Figure(x, -math.inf, math.inf)
 
         return figure
 
-    yield "Explained variance", of_critic("explained"), "Shading: 95 % interval over prompts."
-    yield "Within prompts", of_critic("explained_within"), "0: no better than the prompt's mean."
-    yield "Bias of the values", of_critic("bias"), "Mean of value - return; 0 is right."
-    yield "Slope", of_critic("slope"), "1 is calibrated; above: flattened; below: too extreme."
-    yield "Mean reward", plain("reward_mean"), ""
-    yield "Response length", plain("length_mean"), "Sampled tokens."
-    yield "Truncated", plain("truncated_share"), "Share of the responses."
+    yield "Explained variance", critic_figure("explained"), "Shading: 95 % interval over prompts."
+    yield (
+        "Within prompts",
+        critic_figure("explained_within"),
+        "0: no better than the prompt's mean.",
+    )
+    yield "Bias of the values", critic_figure("bias"), "Mean of value - return; 0 is right."
+    yield "Slope", critic_figure("slope"), "1 is calibrated; above: flattened; below: too extreme."
+    yield "Mean reward", plain_number("reward_mean"), ""
+    yield "Response length", plain_number("length_mean"), "Sampled tokens."
+    yield "Truncated", plain_number("truncated_share"), "Share of the responses."
 
 
-def _charts(lengths: Profile) -> Iterator[dict[str, Any]]:
+def _length_chart(lengths: Profile) -> Iterator[dict[str, Any]]:
     if not lengths:
         return
     x = lengths["length"]

@@ -1,4 +1,4 @@
-"""A verdict of `vapo inspect`, where the documentation goes on about it, and its wording."""
+"""A verdict of `vapo inspect`, its place in the documentation, and helpers for its wording."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Remark:
         return f'docs/value_page.md, "Verdicts of vapo inspect", row "{INSPECT_ROWS[self.anchor]}"'
 
 
-Said = Iterator[Remark | str]  # text alone: what there are too few responses to say
+Remarks = Iterator[Remark | str]  # a str names a question that too few responses leave open
 
 
 def sentence(text: str) -> str:
-    """With a capital and a full stop.
+    """Return the text with a capital letter first and one full stop at the end.
 
     >>> sentence("each value (1 pair)")
     'Each value (1 pair).'
@@ -64,7 +64,7 @@ def sentence(text: str) -> str:
 
 
 def short_file_names(files: Sequence[str]) -> dict[str, str]:
-    """The ends of paths that tell them apart.
+    """File -> the shortest ends of all paths that tell the files apart.
 
     >>> short_file_names(["runs/a/x.jsonl", "runs/b/x.jsonl"])
     {'runs/a/x.jsonl': 'a/x.jsonl', 'runs/b/x.jsonl': 'b/x.jsonl'}

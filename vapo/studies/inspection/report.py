@@ -1,4 +1,4 @@
-"""The inspection of anybody's rollouts: read once, said as text, as a page and as numbers."""
+"""The inspection of anybody's rollouts, and its results as text, as a page and as numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_truth.figure import Figure, rounded, shown
 from vapo.errors import UserError
-from vapo.studies.inspection.findings import Findings, find
+from vapo.studies.inspection.findings import Findings, collect_findings
 from vapo.studies.inspection.remarks import Remark
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.studies.inspection.verdicts import verdicts
@@ -25,14 +25,17 @@ _MARKS = {"wrong": "WRONG", "note": "note", "good": "good"}
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was found out about rollouts, and what it means.
+    """The findings about some rollouts, and the verdicts on them.
 
     Attributes:
         name: what was inspected.
         findings: counts, figures and a sample of the responses.
-        remarks: the verdicts, what is wrong first.
+        remarks: the verdicts; those that say what is wrong come first.
         notes: what the files lack, and how they were read.
-        truth: what continuations of some responses earned; None: not measured.
+        policy, critic: names of the models, for text and page.
+        tokenizer: makes texts of the page's token ids.
+        truth: what continuations of some responses earned; None if this was not measured.
+        seed: of the page's choice of groups.
     """
 
     name: str
@@ -46,13 +49,13 @@ class Inspection:
     seed: int = 0
 
     def text(self) -> str:
-        """For a terminal: counts, verdicts, figures, and the rows that could not be read."""
+        """The inspection as text for a terminal, with the rows that could not be read."""
         findings = self.findings
         lines = [self.name, *(f"{name}: {text}" for name, text in self._facts().items())]
         lines += [f"note: {note}" for note in self._notes()]
         lines += [f"{row.place}: {row.reason}" for row in findings.bad_rows]
-        more = findings.num_bad_rows - len(findings.bad_rows)
-        lines += [f"... and {more:,} more rows that cannot be read"] if more else []
+        num_more = findings.num_bad_rows - len(findings.bad_rows)
+        lines += [f"... and {num_more:,} more rows that cannot be read"] if num_more else []
         for remark in self.remarks:
             lines += ["", f"{_MARKS[remark.severity]}: {remark.title}. {remark.text}"]
             lines += [f"  what to do: {remark.advice}"] if remark.advice else []
@@ -62,11 +65,11 @@ class Inspection:
         return "\n".join(lines)
 
     def page(self, *, num_groups: int = 6, max_responses: int = 8, max_tokens: int = 20_000) -> str:
-        """One HTML file that needs no network.
+        """The inspection as one HTML file, which needs no network.
 
         Args:
-            num_groups, max_responses: groups that are shown, and responses of each.
-            max_tokens: response tokens on the page, of about 55 bytes each.
+            num_groups, max_responses: how many groups are shown, and how many responses of each.
+            max_tokens: response tokens on the page. Each takes about 55 bytes.
         """
         from vapo.studies.inspection.cards import PageSize
         from vapo.studies.inspection.page import inspection_page
@@ -84,7 +87,7 @@ class Inspection:
         )
 
     def summary(self) -> dict[str, Any]:
-        """Everything as numbers and texts for JSON; an unknown number is null."""
+        """The inspection as numbers and texts for JSON. An unknown number is null."""
         findings, sums = self.findings, self.findings.sums
         return {
             "name": self.name,
@@ -160,28 +163,28 @@ def inspect_responses(
     notes: Sequence[str] = (),
     seed: int = 0,
 ) -> Inspection:
-    """Read the responses once and say what they show.
+    """Read the responses once and judge them.
 
     Args:
         name: what they are, for titles.
-        policy, critic: names for the page; values are those of the responses.
-        truth: how to measure what prefixes are worth; None: not at all.
+        policy, critic: names for the page. No critic is run here; the values are the responses'.
+        truth: how to measure what prefixes are worth; None leaves this out.
         gamma: the discount of the rewards.
-        tokenizer: makes the tokens of the page's responses from their ids.
-        notes: what the files lack; read when text or page are made.
+        tokenizer: makes texts of the page's token ids.
+        notes: what the files lack. The list may grow until a text or page is made.
 
     Raises: UserError: there is no response, or the truth cannot be measured.
     """
-    findings = find(responses, gamma=gamma, seed=seed)
+    findings = collect_findings(responses, gamma=gamma, seed=seed)
     if not findings.sums.num:
         bad = findings.bad_rows
         why = f"; the first row: {bad[0].place}: {bad[0].reason}" if bad else ""
         raise UserError(f"{name}: no response could be read{why}")
-    measured = None
+    measured_truth = None
     if truth is not None:
         from vapo.studies.inspection.truth import measure_responses
 
-        measured = measure_responses(findings, truth)
+        measured_truth = measure_responses(findings, truth)
     return Inspection(
         name=name,
         findings=findings,
@@ -190,18 +193,18 @@ def inspect_responses(
         policy=policy,
         critic=critic,
         tokenizer=tokenizer,
-        truth=measured,
+        truth=measured_truth,
         seed=seed,
     )
 
 
 def _numbers(figures: Any) -> dict[str, Any]:
-    """A dataclass of numbers and figures: [value, low, high] for those."""
-    found: dict[str, Any] = {}
+    """The fields of a dataclass of numbers and figures. A figure becomes [value, low, high]."""
+    entries: dict[str, Any] = {}
     for field in fields(figures):
         x = getattr(figures, field.name)
-        found[field.name] = [_number(y) for y in x] if isinstance(x, Figure) else _number(x)
-    return found
+        entries[field.name] = [_number(y) for y in x] if isinstance(x, Figure) else _number(x)
+    return entries
 
 
 def _number(x: float) -> float | int | None:

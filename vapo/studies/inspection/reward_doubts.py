@@ -1,6 +1,6 @@
-"""Where rewards along the way are missing, the returns are others than the reward at the end.
+"""Doubts about the returns of files that may lack rewards along the way.
 
-Nothing that rests on them is called wrong then.
+The returns then differ from the reward at the end, so nothing that rests on them is called wrong.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from vapo.studies.inspection.remarks import Remark, Said
+from vapo.studies.inspection.remarks import Remark, Remarks
 from vapo.studies.inspection.running import RunningSums
 
 DOUBT_ABOVE = 0.01  # share of the responses
 
 
-def in_doubt(sums: RunningSums) -> str:
-    """Why the returns may be others than these figures take them for; empty: they are not."""
+def doubt_reason(sums: RunningSums) -> str:
+    """Why the true returns may differ from those behind the figures; "" if nothing says so."""
     for num, why in (
         (
             sums.num_ending_otherwise,
@@ -32,19 +32,23 @@ def in_doubt(sums: RunningSums) -> str:
     return ""
 
 
-def doubted(remarks: Iterable[Remark | str], why: str) -> Said:
-    """What rests on the returns is not called wrong where these may be others."""
-    for one in remarks:
-        if isinstance(one, str) or one.severity != "wrong" or one.anchor == "inspect-constant":
-            yield one
+def with_doubt(remarks: Iterable[Remark | str], reason: str) -> Remarks:
+    """Turn faults into notes that mention the doubt, and add a remark with the reason for it.
+
+    A constant critic stays a fault, because that verdict does not rest on the returns.
+    """
+    for item in remarks:
+        if isinstance(item, str) or item.severity != "wrong" or item.anchor == "inspect-constant":
+            yield item
         else:
-            text = f"{one.text} But the returns may be others, see below."
-            yield replace(one, severity="note", text=text)
+            text = f"{item.text} But the returns may be others, see below."
+            yield replace(item, severity="note", text=text)
     yield Remark(
         "inspect-rewards",
         "note",
         "Rewards along the way may be missing",
-        f"{why}. The file has no token_rewards, so each return is taken as the response's reward.",
+        f"{reason}. The file has no token_rewards, so each return is taken as the response's "
+        "reward.",
         "Write the reward of every token as token_rewards (verl's token_level_rewards): returns "
         "are then their sums from the token on.",
     )

@@ -1,4 +1,4 @@
-"""Sums over a stream of responses, of which nothing is kept: exact, however many rows there are."""
+"""Exact sums over a stream of responses. No response is kept, however long the stream is."""
 
 from __future__ import annotations
 
@@ -12,26 +12,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vapo.studies.inspection.group_sample import (
-    Valued,
+    ResponseValues,
     is_sampled,
     response_length,
+    response_values,
     returns_of,
     sampled_entries,
-    valued,
 )
 from vapo.studies.inspection.groups import Groups
 from vapo.studies.inspection.responses import InspectedResponse
 
 _TINY = 1e-12
-_MOST_REWARDS = 100  # different ones that are counted
+_MAX_COUNTED_REWARDS = 100  # different rewards; a further one is no longer counted
 _MICRO_BATCHES = (1, 4, 16)  # rows
-_UNLIKE = 0.01  # of the last value target and the reward: more than rounding
+_UNLIKE = 0.01  # last value target against reward, relative: a difference above rounding
 _ROUNDED_LOGPROB = 1e-3  # above 0: what rounding may do to the log-prob of a sure token
 
 
 @dataclass
 class Moments:
-    """Of some tokens: their number, and sums of R, R^2, R - V and (R - V)^2."""
+    """The number of some tokens, and their sums of R, R^2, R - V and (R - V)^2.
+
+    R is a token's return and V its value.
+    """
 
     num: int = 0
     r: float = 0.0
@@ -55,9 +58,9 @@ class Moments:
 
     @property
     def value(self) -> float:
-        """The explained variance, 1 - Var(R - V) / Var(R) of all in one piece.
+        """The explained variance 1 - Var(R - V) / Var(R) of all these tokens together.
 
-        NaN where there are no tokens, or all returns are equal.
+        It is NaN if there is no token, or if all returns are equal.
         """
         if not self.num:
             return math.nan
@@ -68,10 +71,10 @@ class Moments:
 
 @dataclass
 class MicroBatches:
-    """The mean of explained variances over micro-batches of `num_rows` rows, as they come.
+    """The mean explained variance of micro-batches of `num_rows` rows, cut in the rows' order.
 
-    That is what a framework logs which computes the figure in each micro-batch: not the explained
-    variance of the batch, as returns differ less within few rows than over all.
+    A framework that computes explained variance in each micro-batch logs this mean. It is not the
+    explained variance of the batch, because returns differ less within few rows than over all.
     """
 
     num_rows: int
@@ -93,7 +96,7 @@ class MicroBatches:
             self._rows, self._open = 0, Moments()
 
     def extend(self, other: MicroBatches) -> None:
-        """Take in another stream's, but for the last rows, which fill no micro-batch."""
+        """Add another stream's micro-batches, without the last rows, which do not fill one."""
         self.num += other.num
         self.num_undefined += other.num_undefined
         self.total += other.total
@@ -107,16 +110,17 @@ class MicroBatches:
 class TokenColumns:
     """What the sums need of one response's sampled tokens, computed once.
 
-    `length` is None where no column counts them. `valued`, `moments` and those of the framework's
-    own value targets are None without values. All lists are finite.
+    `length` is None if no column counts the tokens. `response_values` and `moments` are None if
+    the response has no values. `target_moments` has the file's own value targets as returns, and
+    is None if the file has none. All lists are finite.
 
-    Rewards along the way that the file lacks show where the last value target, which is the last
-    reward whatever lambda is, is not the response's reward (`ends_otherwise`), and may be anywhere
-    in turns without value targets (`has_turns`).
+    Two fields are signs of rewards along the way that the file lacks. `ends_otherwise`: the last
+    value target, which is the last reward for every lambda, is not the response's reward.
+    `has_turns`: there are several turns, and no value targets that could tell.
     """
 
     length: int | None
-    valued: Valued | None = None
+    response_values: ResponseValues | None = None
     moments: Moments | None = None
     target_moments: Moments | None = None
     num_logprobs: int = 0
@@ -127,43 +131,49 @@ class TokenColumns:
 
     @classmethod
     def of(cls, response: InspectedResponse, *, gamma: float) -> TokenColumns:
-        found: dict[str, Any] = {"length": response_length(response)}
+        columns: dict[str, Any] = {"length": response_length(response)}
         if response.logprobs is not None:
             logprobs = list(compress(response.logprobs, response.is_sampled or repeat(True)))
             possible = [x for x in logprobs if x <= _ROUNDED_LOGPROB]
-            found["num_logprobs"], found["logprob"] = len(possible), sum(possible)
-            found["num_impossible_logprobs"] = len(logprobs) - len(possible)
-        if (own := valued(response)) is not None:
-            found["valued"], values = own, own.values.astype(float)
-            returns = returns_of(own, gamma)
-            found["moments"] = Moments.of(values, returns)
+            columns["num_logprobs"], columns["logprob"] = len(possible), sum(possible)
+            columns["num_impossible_logprobs"] = len(logprobs) - len(possible)
+        if (own_values := response_values(response)) is not None:
+            columns["response_values"], values = own_values, own_values.values.astype(float)
+            returns = returns_of(own_values, gamma)
+            columns["moments"] = Moments.of(values, returns)
             if response.returns is not None:
                 targets = sampled_entries(response, response.returns)
-                found["target_moments"] = Moments.of(values, targets)
+                columns["target_moments"] = Moments.of(values, targets)
                 if response.token_rewards is None and not response.is_truncated and len(targets):
                     apart = abs(targets[-1] - response.reward)
-                    found["ends_otherwise"] = bool(apart > _UNLIKE * max(1.0, abs(response.reward)))
+                    columns["ends_otherwise"] = bool(
+                        apart > _UNLIKE * max(1.0, abs(response.reward))
+                    )
             elif response.token_rewards is None and response.is_sampled is not None:
                 begins = np.diff(is_sampled(response, len(response.values or ())), prepend=False)
-                found["has_turns"] = int(begins.sum()) > 2  # begin, end, and begin again
-        return cls(**found)
+                columns["has_turns"] = int(begins.sum()) > 2  # begin, end, and begin again
+        return cls(**columns)
 
 
 class NotFinite(NamedTuple):
-    """Rows whose list of one name has NaN, infinity or null and is left out; where the first is."""
+    """Rows whose list of some name is left out because it has NaN, infinity or null.
+
+    `first` is the place of the first such row.
+    """
 
     num_rows: int
     first: str
 
 
-_JOINED = {"low": min, "high": max, "longest": max}  # the others are added up
+_MERGE_RULES = {"low": min, "high": max, "longest": max}  # other numbers are added
 
 
 @dataclass
 class RunningSums:
-    """Everything that is exact over a stream: of all of it, or of one part.
+    """All sums over a stream, or over one part of it.
 
-    `lengths` counts sampled tokens where a column of the response counts them, else nothing.
+    `tokens` counts the sampled tokens of the `num_with_length` responses that have a column with
+    one entry for each token.
     """
 
     num: int = 0
@@ -191,42 +201,43 @@ class RunningSums:
     groups: Groups = field(default_factory=Groups)
 
     @classmethod
-    def together(cls, parts: Iterable[RunningSums]) -> RunningSums:
-        """Of all parts, which have no group in common; without micro-batches."""
-        whole = cls()
+    def merged(cls, parts: Iterable[RunningSums]) -> RunningSums:
+        """The sums over all parts together, without micro-batches. No group is in two parts."""
+        total = cls()
         for part in parts:
-            for one in fields(cls):
-                if isinstance(own := getattr(part, one.name), (int, float)):
-                    join, before = _JOINED.get(one.name, add), getattr(whole, one.name)
-                    setattr(whole, one.name, join(before, own))
+            for field_info in fields(cls):
+                if isinstance(number := getattr(part, field_info.name), (int, float)):
+                    merge = _MERGE_RULES.get(field_info.name, add)
+                    previous = getattr(total, field_info.name)
+                    setattr(total, field_info.name, merge(previous, number))
             for reward, num in part.rewards.items():
-                whole._count(reward, num)
-            for name, found in part.not_finite.items():
-                whole._leave_out(name, found)
-            whole.explained.add(part.explained)
-            whole.explained_of_targets.add(part.explained_of_targets)
-            whole.groups.extend(part.groups)
-        return whole
+                total._count_reward(reward, num)
+            for name, not_finite in part.not_finite.items():
+                total._count_not_finite(name, not_finite)
+            total.explained.add(part.explained)
+            total.explained_of_targets.add(part.explained_of_targets)
+            total.groups.extend(part.groups)
+        return total
 
-    def _count(self, reward: float, num: int) -> None:
-        if reward in self.rewards or len(self.rewards) <= _MOST_REWARDS:
+    def _count_reward(self, reward: float, num: int) -> None:
+        if reward in self.rewards or len(self.rewards) <= _MAX_COUNTED_REWARDS:
             self.rewards[reward] = self.rewards.get(reward, 0) + num
 
-    def _leave_out(self, name: str, found: NotFinite) -> None:
-        before = self.not_finite.get(name, NotFinite(0, found.first))
-        self.not_finite[name] = NotFinite(before.num_rows + found.num_rows, before.first)
+    def _count_not_finite(self, name: str, new: NotFinite) -> None:
+        previous = self.not_finite.get(name, NotFinite(0, new.first))
+        self.not_finite[name] = NotFinite(previous.num_rows + new.num_rows, previous.first)
 
     def add(self, response: InspectedResponse, columns: TokenColumns) -> None:
-        """Add a response, of which `columns` are."""
+        """Add a response and its `columns`."""
         reward = response.reward
         self.num += 1
         self.reward += reward
         self.reward_squares += reward * reward
         self.low, self.high = min(self.low, reward), max(self.high, reward)
-        self._count(reward, 1)
+        self._count_reward(reward, 1)
         self.groups.add(response.group, reward)
         for name in response.not_finite:
-            self._leave_out(name, NotFinite(1, response.place))
+            self._count_not_finite(name, NotFinite(1, response.place))
         if columns.length is not None:
             self.num_with_length += 1
             self.tokens += columns.length
@@ -270,7 +281,7 @@ Part = tuple[str, int | None]  # a table of rollouts, and a step
 
 @dataclass
 class RunningParts:
-    """The sums of each part of a stream, of which those of all of it are made."""
+    """The sums of each part of a stream. `total` adds them up."""
 
     parts: dict[Part, RunningSums] = field(default_factory=dict)
     _micro_batches: dict[str, list[MicroBatches]] = field(default_factory=dict)  # by table
@@ -281,18 +292,22 @@ class RunningParts:
             self._micro_batches.setdefault(part[0], _micro_batches())
         self.parts[part].add(response, columns)
         if columns.moments is not None:
-            for one in self._micro_batches[part[0]]:
-                one.add(columns.moments)
+            for micro_batches in self._micro_batches[part[0]]:
+                micro_batches.add(columns.moments)
 
-    def whole(self, table: str | None = None) -> RunningSums:
-        """Of all, or of one table. Micro-batches do not go over tables."""
+    def total(self, table: str | None = None) -> RunningSums:
+        """The sums over one table, or over all of them if `table` is None.
+
+        A micro-batch has rows of one table alone.
+        """
         tables = self._micro_batches if table is None else (table,)
-        found = RunningSums.together(x for part, x in self.parts.items() if part[0] in tables)
-        found.micro_batches = _micro_batches()
+        sums = RunningSums.merged(x for part, x in self.parts.items() if part[0] in tables)
+        sums.micro_batches = _micro_batches()
         for name in tables:
-            for own, one in zip(found.micro_batches, self._micro_batches[name], strict=True):
-                own.extend(one)
-        return found
+            table_batches = self._micro_batches[name]
+            for total, addend in zip(sums.micro_batches, table_batches, strict=True):
+                total.extend(addend)
+        return sums
 
 
 def _micro_batches() -> list[MicroBatches]:

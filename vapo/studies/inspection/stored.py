@@ -14,7 +14,7 @@ import pyarrow.parquet as parquet
 
 from vapo.rollouts.rollout_file import METADATA_KEY, SCHEMA, SCHEMA_VERSION
 from vapo.rollouts.stored_columns import TURN_COLUMNS
-from vapo.studies.inspection.group_sample import earned, is_sampled
+from vapo.studies.inspection.group_sample import is_sampled, sampled_rewards
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
 _AT_ONCE = 256
@@ -84,7 +84,7 @@ def _row(response: InspectedResponse, group: int) -> dict[str, Any]:
 def _turns(response: InspectedResponse) -> list[tuple[int, int, float]]:
     """(observed tokens, sampled tokens, reward) of each."""
     is_own = is_sampled(response, len(response.is_sampled or ()))
-    rewards = earned(response)
+    rewards = sampled_rewards(response)
     if rewards is None:
         rewards = np.zeros(int(is_own.sum()))
         rewards[-1:] = response.reward
