@@ -57,7 +57,7 @@ def expected(model: Any, head: nn.Module) -> list[list[float]]:
 
 def check(path: str, values: list[list[float]], says: str, **options: Any) -> None:
     critic = load_critic(path, **options)
-    assert says in critic.says
+    assert says in critic.description
     for found, wanted in zip(critic.values(SEQUENCES), values, strict=True):
         assert found == pytest.approx(wanted, abs=1e-5)
 
@@ -134,7 +134,7 @@ def test_an_adapter_on_a_base_with_a_head(tmp_path: Path) -> None:
     wrapped = adapted(policy, task_type="CAUSAL_LM")
     wrapped.save_pretrained(tmp_path / "adapter")
     critic = load_critic(str(tmp_path / "adapter"))
-    assert critic.says == f"LORA adapter on {path}, with its base's head `v_head.summary`"
+    assert critic.description == f"LORA adapter on {path}, with its base's head `v_head.summary`"
     merged = wrapped.merge_and_unload().eval()
     values = expected(merged, critic.critic.model.get_submodule("score"))
     assert critic.values(SEQUENCES)[0] == pytest.approx(values[0], abs=1e-5)

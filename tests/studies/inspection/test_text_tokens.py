@@ -98,7 +98,7 @@ def test_tokens_that_the_given_model_does_not_have() -> None:
 
 def test_few_prompts_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is encoded once while those of its step are, and no text is held."""
-    monkeypatch.setattr(text_tokens, "_MOST_HELD", 20)
+    monkeypatch.setattr(text_tokens, "_MAX_CACHED_TOKENS", 20)
     tokens = TextTokens(tiny_tokenizer())
     row = InspectedResponse("x, row 1", "1", "2", 1.0, "0")
     for number in range(30):

@@ -84,8 +84,9 @@ class ValueComparison:
         places = inner_places(response)
         if len(places):
             self._ours.append(np.diff(np.asarray(ours))[places])
-            earlier, same, later = value_changes(response)
-            for shift, change in ((-1, later), (0, same), (1, earlier)):  # theirs[t] is ours[t + s]
+            earlier, at_token, later = value_changes(response)
+            # at the right shift theirs[t] is ours[t + shift]
+            for shift, change in ((-1, later), (0, at_token), (1, earlier)):
                 self._theirs[shift].append(change)
 
     def result(self) -> Alignment:

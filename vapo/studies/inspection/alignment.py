@@ -92,12 +92,12 @@ def return_correlations(
     """
     values, returns = [], []
     for response in responses:
-        sampled = response_values(response)
-        if sampled is None or len(places := inner_places(response)) == 0:
+        numbers = response_values(response)
+        if numbers is None or len(places := inner_places(response)) == 0:
             continue
         at_token = np.cumsum(is_sampled(response, len(response.values or ())))[places] - 1
         values.append(np.asarray(response.values)[places + np.array(SHIFTS)[:, None]])
-        returns.append(returns_of(sampled, gamma)[at_token])
+        returns.append(returns_of(numbers, gamma)[at_token])
     if not values:
         return None
     all_returns = np.concatenate(returns)
@@ -200,7 +200,7 @@ def _pairs(
     """Yield pairs of a group's responses, and the place where their tokens first differ.
 
     The two of a pair are neighbours when the group is sorted by tokens. A pair is left out if a
-    token around the place was not sampled.
+    token around the place is missing or was not sampled.
     """
     groups: dict[str, list[InspectedResponse]] = defaultdict(list)
     for response in responses:

@@ -212,9 +212,9 @@ def _columns(response: InspectedResponse, num: int, gamma: float) -> dict[str, n
         if column is not None:
             places = sampled_places(response, len(column))
             columns[name] = np.asarray(column, dtype=float)[places][:num]
-    if (sampled := response_values(response)) is not None:
+    if (numbers := response_values(response)) is not None:
         places = sampled_places(response, len(response.values or ()))
-        returns = returns_of(sampled, gamma)
+        returns = returns_of(numbers, gamma)
         error = np.asarray(response.values, dtype=float)[places] - returns
         columns["return"] = returns[:num]
         columns["value_error"] = error[:num]

@@ -1,7 +1,8 @@
-"""Others' critics as live models: the head is found by its name in the weights.
+"""Loads critics of other frameworks. The value head is recognised by its name in the weights.
 
-It is `score` in OpenRLHF, in verl's critic once it is merged and in our own, `v_head.summary` in
-TRL and what took that over, else `classifier` or `value_head`; or an adapter stands on a base.
+Its name is `score` in OpenRLHF, in verl's merged critics and in our own, `v_head.summary` in TRL
+and in libraries that follow it, else `classifier` or `value_head`. A critic may also be an adapter
+on a base model.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ HEADS = ("score", "v_head.summary", "classifier", "value_head", "v_head")
 
 
 def load_value_network(path: str) -> tuple[PreTrainedModel, str, str]:
-    """A network with a head `score`; what the folder is; and the folder that may have a tokenizer.
+    """Load a critic, and return (network, description, folder with the tokenizer).
+
+    The network's head is named `score`. For an adapter the last folder is the base model's.
 
     Raises: UserError: no folder, no head that gives one number, or a pickle.
     """
@@ -46,8 +49,8 @@ def load_value_network(path: str) -> tuple[PreTrainedModel, str, str]:
 def _with_head(path: str) -> tuple[PreTrainedModel, str]:
     config = read_model_config(path)
     architecture = (config.architectures or ["no architecture"])[0]
-    own_dtype = str(config.dtype or torch.float32).removeprefix("torch.")
-    dtype = own_dtype if pick_device(TrainerConfig()).type == "cuda" else "float32"
+    saved_dtype = str(config.dtype or torch.float32).removeprefix("torch.")
+    dtype = saved_dtype if pick_device(TrainerConfig()).type == "cuda" else "float32"
     if has_classifier(config):
         model = load_value_model(path, dtype=dtype, attn_implementation="auto")
         return model, f"sequence classifier ({architecture})"
@@ -61,20 +64,22 @@ def _with_head(path: str) -> tuple[PreTrainedModel, str]:
 
 
 def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Tensor] | None]:
-    """The name of the folder's head, and its weight and bias."""
-    own = getattr(config, "value_head_prefix", None)
-    names = dict.fromkeys([*([own] if isinstance(own, str) else []), *HEADS])
+    """The name of the folder's head, with its weight and, if it has one, its bias.
+
+    The result is ("", None) if the folder has no head.
+    """
+    prefix = getattr(config, "value_head_prefix", None)
+    names = dict.fromkeys([*([prefix] if isinstance(prefix, str) else []), *HEADS])
     with refusals(str(folder), "head"):
         for file in weight_files(folder):
             with safe_open(file, framework="pt") as weights:
                 keys = set(weights.keys())
                 for name in names:
                     if f"{name}.weight" in keys:
-                        parts = ("weight", "bias")
                         head = {
-                            part: weights.get_tensor(f"{name}.{part}")
-                            for part in parts
-                            if f"{name}.{part}" in keys
+                            kind: weights.get_tensor(f"{name}.{kind}")
+                            for kind in ("weight", "bias")
+                            if f"{name}.{kind}" in keys
                         }
                         return name, head
     return "", None
@@ -83,7 +88,11 @@ def _head_of(folder: Path, config: PreTrainedConfig) -> tuple[str, dict[str, Ten
 def _backbone_with(
     path: str, config: PreTrainedConfig, head: Mapping[str, Tensor], dtype: str
 ) -> PreTrainedModel:
-    """The folder's backbone with a linear head `score` of these weights."""
+    """Load the folder's backbone, and give it a linear head `score` with these weights.
+
+    Args:
+        head: "weight" and perhaps "bias" -> tensor.
+    """
     shape = tuple(head["weight"].shape)
     if shape[0] != 1:
         raise UserError(f"{path}: its head has {shape[0]} outputs; a value is one")
@@ -92,15 +101,15 @@ def _backbone_with(
     auto: Any = AutoModelForSequenceClassification
     with refusals(path, "model"), torch.device("meta"):
         plain = auto.from_config(config, trust_remote_code=False)
-    made = class_with_head(type(plain), plan) if plan.has_bias else type(plain)
+    model_class = class_with_head(type(plain), plan) if plan.has_bias else type(plain)
     write_head(config, plan)
-    model, missing = load_weights(made, path, config, dtype, "auto")
-    if lacks := sorted(name for name in missing if not name.startswith("score.")):
+    model, missing_names = load_weights(model_class, path, config, dtype, "auto")
+    if lacks := sorted(name for name in missing_names if not name.startswith("score.")):
         raise UserError(f"{path}: {len(lacks)} weights are missing ({', '.join(lacks[:3])}, ...)")
     score = model.get_submodule("score")
     with torch.no_grad():
-        for part, weight in head.items():
-            score.get_parameter(part).copy_(weight)
+        for name, weight in head.items():
+            score.get_parameter(name).copy_(weight)
     remove_dropout(model)
     return model
 
@@ -120,7 +129,10 @@ def _adapter_config(folder: Path) -> Any:
 
 
 def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
-    """The base with the adapter merged into it, and the head that either of them has."""
+    """Return the base with the adapter merged into it, and a description.
+
+    The adapter's head is used, or the base's if the adapter has none.
+    """
     import peft
 
     config = _adapter_config(folder)
@@ -130,23 +142,23 @@ def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
     with about(f"{folder}: its base"):
         base_folder = check_critic_folder(base)
         base_config = read_model_config(base)
-        name, own = _head_of(base_folder, base_config)
-    found = own if head is None else head
-    if found is None:
+        name, base_head = _head_of(base_folder, base_config)
+    score_head = base_head if head is None else head
+    if score_head is None:
         raise UserError(
             f"{folder}: neither the adapter nor its base {base} has a value head: it was not saved "
             "(modules_to_save=['score'] of peft keeps it)"
         )
-    model = _backbone_with(base, base_config, found, "float32")
+    model = _backbone_with(base, base_config, score_head, "float32")
     with refusals(str(folder), "adapter"):
-        state = _renamed(weights, model)
+        state = _adapter_state(weights, model)
         config.modules_to_save, config.task_type, config.inference_mode = None, None, True
         wrapped: Any = peft.get_peft_model(model, config)
-        left = peft.set_peft_model_state_dict(wrapped, state)
-    if left.unexpected_keys:
+        unexpected_keys = peft.set_peft_model_state_dict(wrapped, state).unexpected_keys
+    if unexpected_keys:
         raise UserError(
-            f"{folder}: {len(left.unexpected_keys)} of the adapter's weights fit nowhere in its "
-            f"base ({left.unexpected_keys[0]}, ...)"
+            f"{folder}: {len(unexpected_keys)} of the adapter's weights fit nowhere in its "
+            f"base ({unexpected_keys[0]}, ...)"
         )
     merged = wrapped.merge_and_unload()
     where = "the adapter's own head" if head is not None else f"its base's head `{name}`"
@@ -154,27 +166,27 @@ def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
 
 
 def _adapter_head(weights: Path) -> dict[str, Tensor] | None:
+    """The head in an adapter's weights, or None."""
     with safe_open(weights, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  (no mapping)
             name = key.removesuffix(".weight").removesuffix(".modules_to_save")
             if key.endswith(".weight") and name.endswith(tuple(f".{head}" for head in HEADS)):
                 stem = key.removesuffix("weight")
-                parts = {"weight", "bias"} & {name.removeprefix(stem) for name in file.keys()}  # noqa: SIM118
-                return {part: file.get_tensor(stem + part) for part in parts}
+                kinds = {"weight", "bias"} & {name.removeprefix(stem) for name in file.keys()}  # noqa: SIM118
+                return {kind: file.get_tensor(stem + kind) for kind in kinds}
     return None
 
 
-def _renamed(weights: Path, model: PreTrainedModel) -> dict[str, Tensor]:
-    """The adapter's own weights, without a head, under the names of a sequence classifier."""
+def _adapter_state(weights: Path, model: PreTrainedModel) -> dict[str, Tensor]:
+    """The adapter's weights without its head, named as for an adapter on a sequence classifier."""
     prefix = f"base_model.model.{model.base_model_prefix}."
-    found = {}
+    state = {}
     with safe_open(weights, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118
             if "lora_" not in key:
                 continue
-            # of an adapter on the backbone alone, as on an AutoModel
-            bare = key.startswith("base_model.model.") and not key.startswith(prefix)
-            found[prefix + key.removeprefix("base_model.model.") if bare else key] = (
-                file.get_tensor(key)
-            )
-    return found
+            # the adapter may have been trained on the backbone alone, as on an AutoModel
+            is_bare = key.startswith("base_model.model.") and not key.startswith(prefix)
+            name = prefix + key.removeprefix("base_model.model.") if is_bare else key
+            state[name] = file.get_tensor(key)
+    return state

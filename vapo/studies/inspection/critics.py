@@ -1,7 +1,7 @@
-"""The values that a critic of any framework gives to a stream of responses.
+"""Computes the values of a stream of responses with a critic of any framework.
 
-The value of a state is read at the last token before the one that is sampled next. Whether a file's
-own values were, is asked by `agreement.ValueComparison`.
+The value of a state is the critic's output at its last token, before the next one is sampled.
+`agreement.ValueComparison` tests whether a file's own values were computed in this way.
 """
 
 from __future__ import annotations
@@ -31,50 +31,54 @@ from vapo.studies.inspection.responses import BadRow, InspectedResponse
 from vapo.system.libraries import pick_device
 
 _BUDGET = 16_384  # tokens of a forward pass
-_AT_ONCE = 256  # responses that are held, to be cut by their lengths
+_CHUNK_SIZE = 256  # responses that are sorted by length into forward passes
 
 
 @dataclass(frozen=True)
 class LoadedCritic:
-    """A critic ready to read.
+    """A critic that is loaded and ready to compute values.
 
     Attributes:
-        says: what kind of head the folder has.
-        mean, std: what OpenRLHF subtracts from the head's output, and divides it by.
+        description: what kind of head the folder has.
+        mean, std: as in OpenRLHF, a value is (the head's output - mean) / std.
     """
 
     critic: Critic
     tokenizer: PreTrainedTokenizerBase
-    says: str
+    description: str
     device: torch.device
     mean: float = 0.0
     std: float = 1.0
 
     @torch.no_grad()
     def values(self, sequences: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[list[float]]:
-        """The value of the state before each response token, of (prompt ids, response ids)."""
+        """Return the values of the state before each response token.
+
+        Args:
+            sequences: (prompt ids, response ids) of each response.
+        """
         lengths = [len(prompt) + len(response) for prompt, response in sequences]
-        found: list[list[float]] = [[] for _ in sequences]
+        results: list[list[float]] = [[] for _ in sequences]
         rows = range(len(sequences))
         for chunk in cut_by_tokens(lengths, rows, max_tokens=_BUDGET, layout="padded"):
             inputs = token_inputs([sequences[row] for row in chunk], pad_id=0).to(self.device)
             columns = inputs.scatter(self.critic(inputs).values).cpu()
             for row, column in zip(chunk, columns, strict=True):
                 values = (column[: len(sequences[row][1])] - self.mean) / self.std
-                found[row] = values.tolist()
-        return found
+                results[row] = values.tolist()
+        return results
 
 
 def load_critic(path: str, *, tokenizer: PreTrainedTokenizerBase | None = None) -> LoadedCritic:
-    """A critic from a folder of whatever framework.
+    """Load a critic from a folder of any framework.
 
     Args:
-        tokenizer: the policy's, for a folder without one.
+        tokenizer: the policy's. If None, the critic's folder must have one.
 
     Raises: UserError: no folder, no head that gives one number, a pickle, or no tokenizer.
     """
     with about("--critic"):
-        model, says, path = load_value_network(path)
+        model, description, path = load_value_network(path)
         if tokenizer is None:
             tokenizer = load_tokenizer(path)
     device = pick_device(TrainerConfig())
@@ -82,8 +86,8 @@ def load_critic(path: str, *, tokenizer: PreTrainedTokenizerBase | None = None) 
     mean, std = 0.0, 1.0
     if getattr(config, "normalize_reward", False) and hasattr(config, "mean"):
         mean, std = float(config.mean), float(config.std)
-        says += f", its output less {mean:g} and divided by {std:g}"
-    return LoadedCritic(Critic(model).to(device).eval(), tokenizer, says, device, mean, std)
+        description += f", its output less {mean:g} and divided by {std:g}"
+    return LoadedCritic(Critic(model).to(device).eval(), tokenizer, description, device, mean, std)
 
 
 # ---- values of a stream ----------------------------------------------------------------------
@@ -94,44 +98,46 @@ def responses_with_values(
     critic: LoadedCritic,
     *,
     notes: list[str],
-    done: Callable[[int], None] | None = None,
+    on_progress: Callable[[int], None] | None = None,
 ) -> Iterator[InspectedResponse | BadRow]:
-    """The responses, those without values with the critic's.
+    """Yield the responses, and give the critic's values to those that have none.
 
-    The values that a file has stay, and are compared with the critic's.
+    If a response has values, they stay, and are compared with the critic's.
 
     Args:
-        notes: gets what was computed, and whether a file's values are this critic's.
-        done: is told how many were.
+        notes: at the end notes are added on what was computed, and whether the file's values are
+            this critic's.
+        on_progress: called with the number of responses that the critic has read.
     """
-    compared, num, stream = ValueComparison(), 0, iter(responses)
-    without_tokens = computed = 0
-    while held := list(islice(stream, _AT_ONCE)):
-        wanted = [
+    comparison, num_read, stream = ValueComparison(), 0, iter(responses)
+    num_without_tokens = num_computed = 0
+    while chunk := list(islice(stream, _CHUNK_SIZE)):
+        places = [
             place
-            for place, one in enumerate(held)
-            if isinstance(one, InspectedResponse) and one.prompt_ids and one.response_ids
+            for place, item in enumerate(chunk)
+            if isinstance(item, InspectedResponse) and item.prompt_ids and item.response_ids
         ]
-        rows: list[Any] = [held[place] for place in wanted]
-        values = critic.values([(one.prompt_ids, one.response_ids) for one in rows])
-        num += len(rows)
-        for place, one, own in zip(wanted, rows, values, strict=True):
-            if one.values is None:
-                computed += 1
-                held[place] = check_lists(replace(one, values=tuple(own)))
+        rows: list[Any] = [chunk[place] for place in places]
+        values = critic.values([(row.prompt_ids, row.response_ids) for row in rows])
+        num_read += len(rows)
+        for place, row, row_values in zip(places, rows, values, strict=True):
+            if row.values is None:
+                num_computed += 1
+                chunk[place] = check_lists(replace(row, values=tuple(row_values)))
             else:
-                compared.add(one, own)
-        without_tokens += sum(isinstance(one, InspectedResponse) for one in held) - len(rows)
-        if done is not None:
-            done(num)
-        yield from held
-    notes.append(f"the critic: {critic.says}")
-    if computed:
+                comparison.add(row, row_values)
+        num_responses = sum(isinstance(item, InspectedResponse) for item in chunk)
+        num_without_tokens += num_responses - len(rows)
+        if on_progress is not None:
+            on_progress(num_read)
+        yield from chunk
+    notes.append(f"the critic: {critic.description}")
+    if num_computed:
         notes.append(
-            f"the values of {computed:,} responses are the critic's, computed here at the state "
-            "before each token"
+            f"the values of {num_computed:,} responses are the critic's, computed here at the "
+            "state before each token"
         )
-    if without_tokens:
-        notes.append(f"{without_tokens:,} responses were not read by the critic (no tokens)")
-    if num > computed:
-        notes.append(f"the file's values beside the critic's: {compared.result().text}")
+    if num_without_tokens:
+        notes.append(f"{num_without_tokens:,} responses were not read by the critic (no tokens)")
+    if num_read > num_computed:
+        notes.append(f"the file's values beside the critic's: {comparison.result().text}")

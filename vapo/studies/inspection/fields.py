@@ -1,4 +1,4 @@
-"""What is asked of every format's fields: texts, numbers, and one entry for each token."""
+"""Checked reading of a row's fields, for all formats: texts, numbers, and lists for tokens."""
 
 from __future__ import annotations
 
@@ -40,15 +40,17 @@ class RowError(Exception):
 
 @dataclass(frozen=True)
 class RowPlace:
-    """Where a row is, and how its columns are read.
+    """The place of a row, and how its columns are read.
 
     Args:
-        file: as the user gave it.
-        table: the name of the table that the file is, or is one of several of.
-        groups: a name for the files of a table whose groups have names in common.
-        step: what the file's name says.
-        rewards: the columns whose sum is the reward; empty: those of the format.
-        render: makes one text of a prompt's messages; None: a line `role: content` for each.
+        file: the file as the user gave it.
+        row: the row's number, from 1 up.
+        table: the name of the table that this file belongs to.
+        groups: files with this name in common share the names of groups.
+        step: the training step in the file's name, if there is one.
+        rewards: the columns whose sum is the reward. If empty, the format decides.
+        render: makes one text of a prompt's messages. If None, each message becomes
+            `role: content`.
     """
 
     file: str
@@ -63,7 +65,7 @@ class RowPlace:
         return f"{self.file}, row {self.row}"
 
     def prompt(self, row: Row, key: str) -> str:
-        """A text, or the messages of a conversation as one."""
+        """The prompt as text. A conversation's messages are rendered."""
         value = _text_or_messages(row, key)
         return value if isinstance(value, str) else self.rendered(value)
 
@@ -71,15 +73,16 @@ class RowPlace:
         return conversation(messages) if self.render is None else self.render(messages)
 
     def step_of(self, row: Row, key: str = "step") -> int | None:
-        own = whole_number(row.get(key))
-        return self.step if own is None else own
+        """The step in the row, else that of the file's name."""
+        row_step = whole_number(row.get(key))
+        return self.step if row_step is None else row_step
 
     def response(self, step: int | None, group: object, **fields: Any) -> InspectedResponse:
-        """A response of this row.
+        """Make a response of this row.
 
         Args:
-            group: what the responses to its prompt share in one step of a table. It may be as long
-                as the prompt, so a digest is kept.
+            group: responses to the same prompt in one step have the same. It may be as long as the
+                prompt, so the response keeps only its digest.
         """
         key = f"{self.groups}\0{step}\0{group}".encode(errors="surrogatepass")
         digest = blake2b(key, digest_size=16).hexdigest()
@@ -88,14 +91,17 @@ class RowPlace:
         )
 
 
-def words(row: Row, key: str) -> dict[str, Any]:
-    """The fields of a response that say its words: a text, or messages."""
+def text_fields(row: Row, key: str) -> dict[str, Any]:
+    """The fields of a response that hold its text, from a column of texts or messages."""
     value = _text_or_messages(row, key)
-    return {"response": value} if isinstance(value, str) else words_of(value)
+    return {"response": value} if isinstance(value, str) else message_fields(value)
 
 
-def words_of(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """A response of messages. One text is as it was generated; turns and calls of tools are not."""
+def message_fields(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of a response that hold its text, from its messages.
+
+    Only a single message without calls of tools or reasoning apart is the text as generated.
+    """
     only = messages[0] if len(messages) == 1 else {"tool_calls": True}
     is_verbatim = not only.get("tool_calls") and not only.get("reasoning_content")
     return {"response": conversation(messages), "is_verbatim": is_verbatim}
@@ -111,31 +117,34 @@ def _text_or_messages(row: Row, key: str) -> str | Sequence[Mapping[str, Any]]:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Messages as text, where no chat template is known; the only message's text alone."""
+    """Join messages to one text without a chat template. A single message gives its text alone."""
     if len(messages) == 1:
         return _content_of(messages[0])
     return "\n".join(f"{message.get('role')}: {_content_of(message)}" for message in messages)
 
 
 def _content_of(message: Mapping[str, Any]) -> str:
-    """A message's text, with its reasoning before it and its calls of tools behind it."""
+    """A message's reasoning, its text and its calls of tools, in this order."""
     content = message.get("content")
     if isinstance(content, list):  # parts of a message; a picture has no text
-        parts = (part.get("text") for part in content if isinstance(part, Mapping))
-        content = "".join(part for part in parts if isinstance(part, str))
-    said = [message.get("reasoning_content"), content]
+        texts = (part.get("text") for part in content if isinstance(part, Mapping))
+        content = "".join(text for text in texts if isinstance(text, str))
+    reasoning = message.get("reasoning_content")
     calls = [json.dumps(call, default=str) for call in message.get("tool_calls") or ()]
-    return "\n".join(str(part) for part in (*said, *calls) if part)
+    return "\n".join(str(text) for text in (reasoning, content, *calls) if text)
 
 
-def given(row: Row, key: str) -> Any:
-    """The entry of a column; None where it is null or NaN, which tables write for null."""
+def entry_or_none(row: Row, key: str) -> Any:
+    """The entry of a column, or None if it is missing, null or NaN. Tables write NaN for null."""
     value = row.get(key)
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def row_number(row: Row, key: str) -> float:
-    """A finite number; true and false are 1 and 0."""
+    """The finite number in a column. true and false count as 1 and 0.
+
+    Raises: RowError: the entry is no such number.
+    """
     value = row.get(key)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         raise RowError(f"{key} is {_shown(value)}, not a finite number")
@@ -143,56 +152,62 @@ def row_number(row: Row, key: str) -> float:
 
 
 def row_reward(row: Row, keys: Sequence[str]) -> float:
-    """The sum of some columns; `a.b` is the entry b of the mapping a.
+    """The sum of some columns. The key `a.b` means the entry b of the mapping in column a.
 
-    A column of several may be null or NaN, as where one of TRL's reward functions has no verdict.
+    If there are several columns, some may be null or NaN, as when one of TRL's reward functions has
+    no verdict.
+
+    Raises: RowError: no column has a number, or one has something else.
     """
-    total, counted = 0.0, 0
+    total, num_numbers = 0.0, 0
     for key in keys:
         value: Any = row
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
         entry = {key: value}
-        if len(keys) == 1 or given(entry, key) is not None:
-            total, counted = total + row_number(entry, key), counted + 1
-    if not counted:
+        if len(keys) == 1 or entry_or_none(entry, key) is not None:
+            total, num_numbers = total + row_number(entry, key), num_numbers + 1
+    if not num_numbers:
         raise RowError(f"none of {', '.join(keys)} is a number")
     return total
 
 
 def whole_number(value: Any) -> int | None:
-    """An int, also where a table without ints has made it a float; None for anything else."""
+    """The value as an int if it is a whole number, also one in a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None
 
 
 def flag_of(row: Row, key: str) -> bool | None:
-    """true or false, also as 1 and 0 or as texts; None where nothing is said.
+    """The flag in a column, or None if there is none. 1, 0 and the texts true and false count.
 
-    Raises: RowError: anything else.
+    Raises: RowError: the entry is something else.
     """
-    value = given(row, key)
-    said = value.lower() if isinstance(value, str) else value
-    if said is None:
+    value = entry_or_none(row, key)
+    flag = value.lower() if isinstance(value, str) else value
+    if flag is None:
         return None
-    if not isinstance(said, (str, int, float)) or said not in _FLAGS:
+    if not isinstance(flag, (str, int, float)) or flag not in _FLAGS:
         raise RowError(f"{key} is {_shown(value)}, not true or false")
-    return _FLAGS[said]
+    return _FLAGS[flag]
 
 
 def is_cut_short(reason: object) -> bool | None:
-    """Whether a response ended for its length, by the reason that an engine gave; None: none."""
+    """Whether an engine's finish reason means that a limit cut the response. None stays None."""
     return None if reason is None else str(reason).lower() in _CUT_SHORT
 
 
 def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
-    """The list of a column as a tuple; None where the row has none.
+    """The list in a column as a tuple, or None if the row has none.
 
     Args:
-        kind: float: NaN stands for null; int: ids and lengths; bool: also 1 and 0; str.
+        kind: the type of the entries. For float, null becomes NaN. For int, they are ids or lengths
+            from 0 up. For bool, 1 and 0 count.
+
+    Raises: RowError: the entry is no list, or has an item of another type.
     """
-    value = given(row, key)
+    value = entry_or_none(row, key)
     if value is None:
         return None
     if not isinstance(value, (list, tuple)):
@@ -218,34 +233,36 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
 
 
 def answer_of(row: Row, key: str) -> str | None:
-    """A reference answer as text; None where there is none."""
-    value = given(row, key)
+    """The reference answer as text, or None if the row has none."""
+    value = entry_or_none(row, key)
     return None if value is None else value_text(value)
 
 
 def check_lists(response: InspectedResponse) -> InspectedResponse:
-    """The response without its lists of numbers that are not all finite, which it names instead.
+    """Check a response's per-token lists, and drop those with a number that is not finite.
 
-    Only sampled tokens count: an environment's may have no number, and get 0.
+    The names of dropped lists go into `not_finite`. Only numbers of sampled tokens matter: in a
+    list with other numbers that are not finite, all numbers of an environment's tokens become 0.
 
-    Raises: RowError: lists that do not have one entry for each response token; it names two.
+    Raises: RowError: two lists differ in length. The message names both.
     """
     ids = response.response_ids
-    first = None if ids is None else ("response_ids", len(ids))
+    reference = None if ids is None else ("response_ids", len(ids))
     changed: dict[str, Any] = {}
     for name in PER_TOKEN:
-        found = getattr(response, name)
-        if found is None:
+        column = getattr(response, name)
+        if column is None:
             continue
-        first = first or (name, len(found))
-        if len(found) != first[1]:
+        reference = reference or (name, len(column))
+        if len(column) != reference[1]:
             raise RowError(
-                f"{name} has {len(found)} entries, and {first[0]} {first[1]}: one for each token "
-                "of the response, and none for the prompt"
+                f"{name} has {len(column)} entries, and {reference[0]} {reference[1]}: one for "
+                "each token of the response, and none for the prompt"
             )
-        if name not in ("tokens", "is_sampled") and not all(map(math.isfinite, found)):
-            is_own = response.is_sampled or repeat(True)
-            numbers = tuple(x if own else 0.0 for x, own in zip(found, is_own, strict=False))
+        if name not in ("tokens", "is_sampled") and not all(map(math.isfinite, column)):
+            flags = response.is_sampled or repeat(True)
+            pairs = zip(column, flags, strict=False)
+            numbers = tuple(x if is_sampled else 0.0 for x, is_sampled in pairs)
             changed[name] = numbers if all(map(math.isfinite, numbers)) else None
     if not changed:
         return response

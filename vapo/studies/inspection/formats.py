@@ -1,7 +1,7 @@
-"""The forms of rollouts that are recognised, by the columns of their rows, and how each is read.
+"""The known forms of rollouts. A form is recognised by its rows' columns and has its own reader.
 
-docs/inspect.md says of every one which source it was read from. What a framework's file has
-beside these columns is left alone.
+docs/inspect.md says for each form from which version of a framework it was taken. Further columns
+of a file are ignored.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from vapo.studies.inspection.fields import (
     RowPlace,
     answer_of,
     entries,
+    entry_or_none,
     flag_of,
-    given,
     is_cut_short,
     row_reward,
-    words,
+    text_fields,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 from vapo.studies.inspection.token_dumps import nemo_rl, slime_rollouts, slime_training
@@ -33,15 +33,15 @@ class Format:
     """A form of rows.
 
     Args:
-        name: as a reader is told.
-        columns: those that a row has to have.
-        read: the responses of a row. Raises: RowError.
-        notes: what whoever reads figures of it has to know.
+        name: the form's name in messages.
+        columns: the columns that a row must have.
+        read_row: returns the responses of a row. Raises: RowError.
+        notes: what a reader of figures from such files has to know.
     """
 
     name: str
     columns: tuple[str, ...]
-    read: Callable[[Row, RowPlace], Sequence[InspectedResponse]]
+    read_row: Callable[[Row, RowPlace], Sequence[InspectedResponse]]
     notes: tuple[str, ...] = ()
 
     def fits(self, row: Row) -> bool:
@@ -49,18 +49,18 @@ class Format:
 
 
 def recognise(row: Row) -> Format | None:
-    """The first form that a row has."""
-    return next((one for one in FORMATS if one.fits(row)), None)
+    """The first form whose columns the row has, or None."""
+    return next((form for form in FORMATS if form.fits(row)), None)
 
 
 # ---- the plain form, and our own file --------------------------------------------------------
 
 
 def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    prompt, group = place.prompt(row, "prompt"), given(row, "group")
+    prompt, group = place.prompt(row, "prompt"), entry_or_none(row, "group")
     truncated = flag_of(row, "is_truncated")
     if truncated is None:
-        truncated = is_cut_short(given(row, "finish_reason"))
+        truncated = is_cut_short(entry_or_none(row, "finish_reason"))
     logprobs = "rollout_logprobs" if "rollout_logprobs" in row else "logprobs"
     return [
         place.response(
@@ -71,7 +71,7 @@ def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
             prompt_ids=entries(row, "prompt_ids", int),
             response_ids=entries(row, "response_ids", int),
             tokens=entries(row, "tokens", str),
-            is_sampled=_sampled(row),
+            is_sampled=_sampled_flags(row),
             values=entries(row, "values", float),
             logprobs=entries(row, logprobs, float),
             advantages=entries(row, "advantages", float),
@@ -79,27 +79,31 @@ def _plain(row: Row, place: RowPlace) -> list[InspectedResponse]:
             returns=entries(row, "returns", float),
             is_truncated=truncated,
             answer=answer_of(row, "answer"),
-            **words(row, "response"),
+            **text_fields(row, "response"),
         )
     ]
 
 
-def _sampled(row: Row) -> tuple[bool, ...] | None:
-    """Which tokens were sampled; our own file has the lengths of turns."""
-    observed, sampled = entries(row, "turn_observed", int), entries(row, "turn_sampled", int)
-    if observed is None or sampled is None:
+def _sampled_flags(row: Row) -> tuple[bool, ...] | None:
+    """Whether each token was sampled. Files that vapo writes have lengths of turns instead."""
+    num_observed = entries(row, "turn_observed", int)
+    num_sampled = entries(row, "turn_sampled", int)
+    if num_observed is None or num_sampled is None:
         return entries(row, "is_sampled", bool)
-    turns = zip(observed, sampled, strict=True)
-    return tuple(kind for o, s in turns for kind in (*[False] * o, *[True] * s))
+    turns = zip(num_observed, num_sampled, strict=True)
+    return tuple(flag for o, s in turns for flag in (*[False] * o, *[True] * s))
 
 
 def _token_rewards(row: Row) -> tuple[float, ...] | None:
-    """Rewards along the way; our own file has one for each turn, which its last token earned."""
-    rewards, sampled = entries(row, "turn_rewards", float), entries(row, "turn_sampled", int)
-    observed = entries(row, "turn_observed", int)
-    if rewards is None or sampled is None or observed is None:
+    """The reward of each token, or None.
+
+    Files that vapo writes have a reward for each turn instead, which its last token gets.
+    """
+    rewards, num_sampled = entries(row, "turn_rewards", float), entries(row, "turn_sampled", int)
+    num_observed = entries(row, "turn_observed", int)
+    if rewards is None or num_sampled is None or num_observed is None:
         return entries(row, "token_rewards", float)
-    turns = zip(observed, sampled, rewards, strict=True)
+    turns = zip(num_observed, num_sampled, rewards, strict=True)
     return tuple(x for o, s, reward in turns for x in (*[0.0] * (o + s - 1), reward))
 
 
@@ -107,8 +111,8 @@ def _token_rewards(row: Row) -> tuple[float, ...] | None:
 
 
 def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """`uid` is `{prompt}_{session}_{output}` in newer versions, and absent in older ones."""
-    prompt, uid = place.prompt(row, "input"), given(row, "uid")
+    """Read a row of verl. Newer versions have a `uid` of the form `{prompt}_{session}_{output}`."""
+    prompt, uid = place.prompt(row, "input"), entry_or_none(row, "uid")
     return [
         place.response(
             place.step_of(row),
@@ -116,16 +120,16 @@ def _verl(row: Row, place: RowPlace) -> list[InspectedResponse]:
             prompt=prompt,
             reward=row_reward(row, place.rewards or ("score",)),
             answer=answer_of(row, "gts"),
-            **words(row, "output"),
+            **text_fields(row, "output"),
         )
     ]
 
 
 def session_of(row: Row | str) -> str | None:
-    """What verl's rows of one session share; None of a row of another form, or of older versions.
+    """The name of a verl row's session, or None for other forms and older versions.
 
-    An agent loop with several outputs has a row for each. They stand together in their order, and
-    the last has the session's score (`compute_advantage_for_multi_trajectories` of verl 0.9.1).
+    An agent loop writes a row for each of its outputs. The rows of a session follow one another,
+    and the last has its score (`compute_advantage_for_multi_trajectories` of verl 0.9.1).
     """
     if isinstance(row, str) or not _VERL.fits(row) or not isinstance(uid := row.get("uid"), str):
         return None
@@ -136,7 +140,9 @@ def _openrlhf(row: Row, place: RowPlace) -> list[InspectedResponse]:
     prompt = place.prompt(row, "input")
     reward = row_reward(row, place.rewards or ("reward",))
     return [
-        place.response(place.step, prompt, prompt=prompt, reward=reward, **words(row, "output"))
+        place.response(
+            place.step, prompt, prompt=prompt, reward=reward, **text_fields(row, "output")
+        )
     ]
 
 
@@ -144,7 +150,7 @@ def _openrlhf(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _results(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """A response of several turns is its whole conversation; tokens are read of a single turn."""
+    """Read a row of results. Several turns become one text; only a single turn has token ids."""
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")
     steps = row.get("trajectory")
@@ -163,7 +169,7 @@ def _results(row: Row, place: RowPlace) -> list[InspectedResponse]:
             logprobs=entries(tokens, "completion_logprobs", float),
             is_truncated=flag_of(tokens, "is_truncated") if truncated is None else truncated,
             answer=answer_of(row, "answer"),
-            **words(row, "completion"),
+            **text_fields(row, "completion"),
         )
     ]
 

@@ -1,4 +1,4 @@
-"""Anybody's rollouts as a stream of responses, and what their files do not say."""
+"""A stream of responses from anybody's rollouts, with notes on what their files lack."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from vapo.studies.inspection.trl import AdvantageOrder
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_TRL = next(one for one in FORMATS if "TRL" in one.name)
-_NO_ROW_OF_ITS_FORM = (
+_TRL = next(form for form in FORMATS if "TRL" in form.name)
+_FORMAT_ERRORS = (
     ArithmeticError, AttributeError, LookupError, TypeError, ValueError, RecursionError,
 )  # fmt: skip
-_MOST_UNKNOWN = 20  # rows, before a file is none of rollouts
-_OF_RANKS = ("rank", "rollout_id", "sample_indices")  # what slime's older files say
+_MAX_UNKNOWN_ROWS = 20  # rows of unknown form before the reader gives up a file
+_RANK_COLUMNS = ("rank", "rollout_id", "sample_indices")  # of slime's older files
 _COUNTED = ("values", "logprobs", "advantages", "returns", "response_ids", "step")
 _WITHOUT = {
     "values": (
@@ -51,11 +51,11 @@ _WITHOUT = {
 
 @dataclass
 class _File:
-    """Rows of one file, which have one form.
+    """One file and its rows, which all have one form.
 
     Args:
-        table: the name of the table that the file is, or is one of several of.
-        groups: what is the name of the files of a table whose groups have names in common.
+        table: the name of the table that this file belongs to.
+        groups: files with this name in common share the names of groups.
     """
 
     name: str
@@ -67,19 +67,18 @@ class _File:
 
 
 class ResponseReader:
-    """The responses of files or of data, one by one; rows that cannot be read are `BadRow`s.
+    """An iterator over the responses of files or of data. An unreadable row becomes a `BadRow`.
 
-    It can be gone through once. `notes` grows on the way: what form the files have, and what
-    they do not have.
+    It can be iterated once. At the end `notes` says which form the files have, and what they lack.
 
     Args:
-        rewards: the columns whose sum is the reward; empty: those of the format.
-        tokenizer: makes tokens of texts, and texts of tokens, where the file has one of them.
-        num_ids: the tokens of the model that is to read them; None: it is not known.
-        has_critic: values are computed later, so that nobody misses them.
-        chat_template_kwargs: variables of the chat template in which messages are put.
+        rewards: the columns whose sum is the reward. If empty, the format decides.
+        tokenizer: makes tokens of texts, or texts of tokens, if the file has only one of them.
+        num_ids: how many token ids the model knows that will read the responses. None: unknown.
+        has_critic: whether values are computed later, so that no note says they are missing.
+        chat_template_kwargs: variables of the chat template that renders messages.
 
-    Raises: UserError: a file of no known form, or the only file is unreadable.
+    Raises: UserError: the source cannot be read, or the only file has no known form.
     """
 
     def __init__(
@@ -102,31 +101,31 @@ class ResponseReader:
         self._formats: Counter[str] = Counter()
         self._counts = dict.fromkeys(_COUNTED, 0)
         self._order = AdvantageOrder()
-        self._repeated: list[str] = []
-        self._num_turns = self._num_seen = 0
-        self._ranks: dict[tuple[int | None, ...], int] = {}  # of slime's samples, the first
+        self._repeated_files: list[str] = []
+        self._num_earlier_outputs = self._num_repeated_samples = 0
+        self._ranks: dict[tuple[int | None, ...], int] = {}  # slime's sample -> its first rank
 
     def __iter__(self) -> Iterator[InspectedResponse | BadRow]:
-        before = None
+        previous_digest = None
         for file in self._files:
             try:
-                now = self._trl_digest(file)
-                if now is not None and now == before:
-                    self._repeated.append(file.name)
+                digest = self._trl_digest(file)
+                if digest is not None and digest == previous_digest:
+                    self._repeated_files.append(file.name)
                     continue
-                before = now
-                yield from self._of_file(file)
+                previous_digest = digest
+                yield from self._responses_of_file(file)
             except UserError as error:
                 if len(self._files) == 1:
                     raise
                 yield BadRow(f"{file.name}, row 1", str(error))
-        self.notes += self._said()
+        self.notes += self._final_notes()
 
     def _trl_digest(self, file: _File) -> bytes | None:
-        """What a file of TRL's completions says, but for its step; None of another form.
+        """A digest of a file of TRL's completions without its steps; None for another form.
 
-        Whether a file repeats the one before is known at its end. So it is read twice, here without
-        making rows of it, and is never held.
+        It shows whether a file repeats the previous one, which is certain only at the file's end.
+        The file is therefore read twice, instead of being held in memory.
         """
         if len(self._files) == 1 or file.path is None or file.path.suffix != ".parquet":
             return None
@@ -134,8 +133,8 @@ class ResponseReader:
         is_trl = recognise(dict.fromkeys(columns)) is _TRL
         return parquet_digest(file.path, [x for x in columns if x != "step"]) if is_trl else None
 
-    def _of_file(self, file: _File) -> Iterator[InspectedResponse | BadRow]:
-        found: Format | None = None
+    def _responses_of_file(self, file: _File) -> Iterator[InspectedResponse | BadRow]:
+        form: Format | None = None
         num_unknown = 0
         render = None if self._tokens is None else self._tokens.render
         for number, row in self._last_outputs(file.rows):
@@ -145,73 +144,73 @@ class ResponseReader:
             if isinstance(row, str):
                 yield BadRow(str(place), row)
                 continue
-            found = found or recognise(row)
-            if found is None:
+            form = form or recognise(row)
+            if form is None:
                 num_unknown += 1
-                if num_unknown == _MOST_UNKNOWN:
+                if num_unknown == _MAX_UNKNOWN_ROWS:
                     break
                 yield BadRow(str(place), _unknown(row))
                 continue
-            if not self._is_seen(row):
-                yield from self._of_row(found, row, place)
-        if found is None:
-            first = _unknown(row) if num_unknown and not isinstance(row, str) else "it has no rows"
-            raise UserError(f"{file.name}: no known form of rollouts: {first} (docs/inspect.md)")
+            if not self._is_repeated_sample(row):
+                yield from self._responses_of_row(form, row, place)
+        if form is None:
+            why = _unknown(row) if num_unknown and not isinstance(row, str) else "it has no rows"
+            raise UserError(f"{file.name}: no known form of rollouts: {why} (docs/inspect.md)")
 
     def _last_outputs(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-        """The rows, of each of verl's sessions the last."""
-        held: NumberedRow | None = None
-        session = None
+        """Yield the rows, but only the last row of each of verl's sessions."""
+        pending: NumberedRow | None = None
+        pending_session = None
         for numbered in rows:
-            now = session_of(numbered[1])
-            if held is not None and now == session:
-                self._num_turns += 1
-            elif held is not None:
-                yield held
-            held, session = (None if now is None else numbered), now
-            if held is None:
+            session = session_of(numbered[1])
+            if pending is not None and session == pending_session:
+                self._num_earlier_outputs += 1
+            elif pending is not None:
+                yield pending
+            pending, pending_session = (None if session is None else numbered), session
+            if pending is None:
                 yield numbered
-        if held is not None:
-            yield held
+        if pending is not None:
+            yield pending
 
-    def _is_seen(self, row: Row) -> bool:
-        """Whether it is a sample of slime that another rank has, too."""
+    def _is_repeated_sample(self, row: Row) -> bool:
+        """Whether a row is a sample of slime that was already read from another rank's file."""
         if "response_lengths" not in row:
             return False
-        rank, *sample = (whole_number(row.get(key)) for key in _OF_RANKS)
+        rank, *sample = (whole_number(row.get(key)) for key in _RANK_COLUMNS)
         if rank is None or None in sample:
             return False
-        is_seen = self._ranks.setdefault(tuple(sample), rank) != rank
-        self._num_seen += is_seen
-        return is_seen
+        is_repeated = self._ranks.setdefault(tuple(sample), rank) != rank
+        self._num_repeated_samples += is_repeated
+        return is_repeated
 
-    def _of_row(
-        self, found: Format, row: Row, place: RowPlace
+    def _responses_of_row(
+        self, form: Format, row: Row, place: RowPlace
     ) -> Iterator[InspectedResponse | BadRow]:
-        if not found.fits(row):
-            lacks = ", ".join(name for name in found.columns if name not in row)
+        if not form.fits(row):
+            lacks = ", ".join(name for name in form.columns if name not in row)
             yield BadRow(str(place), f"it lacks {lacks}")
             return
         try:
             complete = without_tokenizer if self._tokens is None else self._tokens.complete
-            responses = [complete(check_lists(one)) for one in found.read(row, place)]
+            responses = [complete(check_lists(response)) for response in form.read_row(row, place)]
         except RowError as error:
             yield BadRow(str(place), str(error))
             return
-        except _NO_ROW_OF_ITS_FORM as error:
-            reason = f"it is no row of {found.name} ({type(error).__name__}: {error})"
+        except _FORMAT_ERRORS as error:
+            reason = f"it is no row of {form.name} ({type(error).__name__}: {error})"
             yield BadRow(str(place), reason)
             return
         for response in responses:
-            self._formats[found.name] += 1
+            self._formats[form.name] += 1
             for name in _COUNTED:
                 if getattr(response, name) is not None or name in response.not_finite:
                     self._counts[name] += 1
-            if found is _TRL and not response.not_finite:
+            if form is _TRL and not response.not_finite:
                 self._order.add(response, float(row["advantage"]))
             yield response
 
-    def _said(self) -> Iterator[str]:
+    def _final_notes(self) -> Iterator[str]:
         total = self._formats.total()
         if not total:
             return
@@ -229,35 +228,37 @@ class ResponseReader:
                 yield text
             elif num < total:
                 yield f"{total - num:,} of {total:,} responses have {text.partition(':')[0]}"
-        yield from self._order.said()
+        yield from self._order.notes()
         for table, num in Counter(file.table for file in self._files).items():
             if num > 1:
                 yield f"{table}: {num} files are read as one table (docs/inspect.md says when)"
-        if self._num_turns:
+        if self._num_earlier_outputs:
             yield (
-                f"{self._num_turns:,} rows of earlier outputs of verl's sessions are left out: the "
-                "last has the session's score"
+                f"{self._num_earlier_outputs:,} rows of earlier outputs of verl's sessions are "
+                "left out: the last has the session's score"
             )
-        if self._num_seen:
-            yield f"{self._num_seen:,} samples are those of another of slime's ranks, and left out"
-        if self._repeated:
+        if num := self._num_repeated_samples:
+            yield f"{num:,} samples are those of another of slime's ranks, and left out"
+        if self._repeated_files:
             yield (
-                f"{len(self._repeated)} files repeat the one before them and are left out (TRL "
-                f"logs its last batch at every logging step): {', '.join(self._repeated[:3])}"
+                f"{len(self._repeated_files)} files repeat the one before them and are left out "
+                "(TRL logs its last batch at every logging step): "
+                f"{', '.join(self._repeated_files[:3])}"
             )
         if self._tokens is not None:
-            yield from self._said_of_tokens(self._tokens)
+            yield from self._token_notes(self._tokens)
 
-    def _said_of_tokens(self, tokens: TextTokens) -> Iterator[str]:
+    def _token_notes(self, tokens: TextTokens) -> Iterator[str]:
         if tokens.num_encoded:
             yield (
                 f"the tokens of {tokens.num_encoded:,} responses were made of their texts, which "
                 "may cut them otherwise than they were sampled; the end token is not among them"
             )
-        if tokens.num_turns:
+        if tokens.num_without_text:
             yield (
-                f"{tokens.num_turns:,} responses are several messages, calls of tools or reasoning "
-                "apart: the text that was generated is not in the file, so no tokens are made of it"
+                f"{tokens.num_without_text:,} responses are several messages, calls of tools or "
+                "reasoning apart: the text that was generated is not in the file, so no tokens are "
+                "made of it"
             )
         if tokens.num_rebuilt:
             yield (
@@ -274,11 +275,11 @@ class ResponseReader:
 def _files(source: Any) -> list[_File]:
     if isinstance(source, (str, Path)):
         source = [source]
-    if isinstance(source, Sequence) and all(isinstance(one, (str, Path)) for one in source):
+    if isinstance(source, Sequence) and all(isinstance(item, (str, Path)) for item in source):
         files = find_files(source)
         return [
             _File(str(path), table, numberless(path.name), rows_of(path), step_in_path(path), path)
-            for path, table in zip(files, table_names(files, named=source), strict=True)
+            for path, table in zip(files, table_names(files, user_paths=source), strict=True)
         ]
     return [_File("data", "data", "data", rows_of_data(source))]
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InspectedResponse:
-    """One response of anybody's rollouts. Lists are per response token; None: the file has none."""
+    """One response of anybody's rollouts.
+
+    Lists have an entry for each response token (`prompt_ids`: for each prompt token). A field is
+    None if the file does not have it.
+    """
 
     place: str  # "rollouts.jsonl, row 12", for messages
     prompt: str
     response: str
     reward: float
-    group: str  # responses to one prompt of one step share it
+    group: str  # equal for the responses to one prompt in one step
     step: int | None = None
     prompt_ids: tuple[int, ...] | None = None  # as the policy read it
     response_ids: tuple[int, ...] | None = None
@@ -26,14 +30,14 @@ class InspectedResponse:
     returns: tuple[float, ...] | None = None  # the framework's own value targets
     is_truncated: bool | None = None
     answer: str | None = None  # the reference that a verifier compares with
-    table: str = ""  # the file, or all that are shards of one table; empty: that of `place`
-    is_verbatim: bool = True  # False: `response` is no text that was generated, as of several turns
-    not_finite: tuple[str, ...] = ()  # lists left out, for they have NaN, infinity or null
+    table: str = ""  # the file or table of shards; empty: the file of `place`
+    is_verbatim: bool = True  # False: `response` is not the text as generated, as for several turns
+    not_finite: tuple[str, ...] = ()  # lists that were left out because of NaN, infinity or null
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row that cannot be read; the others still are."""
+    """A row that could not be read. The other rows of its file are read nevertheless."""
 
     place: str
     reason: str  # one line: what is wrong with it

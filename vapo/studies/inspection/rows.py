@@ -1,7 +1,7 @@
 """The rows of others' files: JSON lines, Parquet, and tensors that torch loads without a pickle.
 
-Rows come one by one, so that a million of them are never in memory together. Where a row is
-no row, its number and a reason come instead of it.
+Rows come one by one, so that a million of them are never in memory together. If a row cannot be
+read, its number comes with a reason in place of the row.
 """
 
 from __future__ import annotations
@@ -27,44 +27,46 @@ from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
 from vapo.system.process_protocol import printable
 
 NumberedRow = tuple[int, Row | str]
-"""A row and its number in the file, from 1 up; a text says why it cannot be read."""
+"""A row's number in the file, from 1 up, and the row, or a text that says why it is unreadable."""
 
 _BATCH_ROWS = 256
 _PLAIN = {float, int, bool, str, type(None)}
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet", ".pt")
 _SHARD = re.compile(r"(?<![a-z])(?:part|shard|chunk|rank)[-_.]?\d+|\d+-of-\d+", re.IGNORECASE)
 _HALF_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]|\xed[\xa0-\xbf]")
-"""As JSON escapes it, or as UTF-8 must not have it; whole characters beyond 16 bits match, too."""
+"""Half a surrogate pair, escaped in JSON or in invalid UTF-8. Whole escaped pairs match too."""
 _STEP = re.compile(r"(?:^|[_-])(?:global_)?(?:steps?|completions)[_-]?(\d+)(?=[._-]|$)")
 
 
 def find_files(paths: Iterable[str | Path]) -> list[Path]:
-    """The files that are named, and those in folders that are, by the numbers in their names.
+    """Return the files among the paths, and the files of rollouts in the folders among them.
 
-    Raises: UserError: no such path, nothing in a folder, a kind of file that is not read, a pipe or
-        device, or one that this user may not read.
+    Files of a folder are sorted by the numbers in their names.
+
+    Raises: UserError: a path does not exist, is a folder without such files, a file of another
+        kind, a pipe or device, or may not be read by this user.
     """
-    found: list[Path] = []
-    for given in map(Path, paths):
-        if given.is_dir():
-            paths_inside = [path for path in given.rglob("*") if not path.is_dir()]
-            tables = [path for path in paths_inside if path.name.endswith(_SUFFIXES[:-1])]
+    files: list[Path] = []
+    for path in map(Path, paths):
+        if path.is_dir():
+            paths_inside = [inside for inside in path.rglob("*") if not inside.is_dir()]
+            tables = [inside for inside in paths_inside if inside.name.endswith(_SUFFIXES[:-1])]
             # beside tables a .pt file is an optimizer's state or the like
-            inside = tables or [path for path in paths_inside if path.suffix == ".pt"]
-            if not inside:
-                raise UserError(f"{given}: the folder has no file of rollouts ({_kinds()})")
-            found += sorted(inside, key=_by_numbers)
-        elif not given.exists():
-            raise UserError(f"{given}: no such file or folder{nearest_path(given)}")
-        elif not given.name.endswith(_SUFFIXES):
-            raise UserError(f"{given}: rollouts are read from {_kinds()} files, by their names")
+            rollout_files = tables or [x for x in paths_inside if x.suffix == ".pt"]
+            if not rollout_files:
+                raise UserError(f"{path}: the folder has no file of rollouts ({_kinds()})")
+            files += sorted(rollout_files, key=_by_numbers)
+        elif not path.exists():
+            raise UserError(f"{path}: no such file or folder{nearest_path(path)}")
+        elif not path.name.endswith(_SUFFIXES):
+            raise UserError(f"{path}: rollouts are read from {_kinds()} files, by their names")
         else:
-            found.append(given)
-    for path in found:
+            files.append(path)
+    for path in files:
         check_regular_file(path)
         if not os.access(path, os.R_OK):
             raise UserError(f"{path} may not be read by this user; chmod it")
-    return found
+    return files
 
 
 def _kinds() -> str:
@@ -72,48 +74,52 @@ def _kinds() -> str:
 
 
 def _by_numbers(path: Path) -> list[tuple[int, str]]:
-    """10.jsonl comes after 9.jsonl."""
-    return [(int(part or -1), text) for text, part in re.findall(r"(\D*)(\d*)", str(path))]
+    """A sort key with which 10.jsonl comes after 9.jsonl."""
+    return [(int(digits or -1), text) for text, digits in re.findall(r"(\D*)(\d*)", str(path))]
 
 
 def step_in_path(path: Path) -> int | None:
-    """The training step that a file's name, or its folder's, says: step_12/, completions_00012."""
-    name = path.name.partition(".")[0]
-    if name.isdigit():
-        return int(name)
-    for part in (name, path.parent.name):
-        if match := _STEP.search(part):
+    """The training step in the name of a file or its folder, as in step_12/, completions_00012."""
+    stem = path.name.partition(".")[0]
+    if stem.isdigit():
+        return int(stem)
+    for name in (stem, path.parent.name):
+        if match := _STEP.search(name):
             return int(match.group(1))
     return None
 
 
-def table_names(files: Sequence[Path], *, named: Iterable[str | Path]) -> list[str]:
-    """The table that each file is, or is one of several of.
+def table_names(files: Sequence[Path], *, user_paths: Iterable[str | Path]) -> list[str]:
+    """The name of the table that each file belongs to.
 
-    Shards by their names are one table: part-0001.parquet, train-00000-of-00004.parquet,
-    step_3_rank_1.jsonl. So are files of a folder whose names say no step, unless they are `named`.
+    Files are shards of one table if their names say so: part-0001.parquet,
+    train-00000-of-00004.parquet, step_3_rank_1.jsonl. Files of one folder are also one table if
+    their names have no step, but not those that the user gave by name.
+
+    Args:
+        user_paths: the paths that the user gave.
     """
-    apart = set(map(Path, named))
-    tables = [_table(path, is_named=path in apart) for path in files]
+    listed = set(map(Path, user_paths))
+    tables = [_table(path, is_listed=path in listed) for path in files]
     num = Counter(tables)
     return [name if num[name] > 1 else str(path) for name, path in zip(tables, files, strict=True)]
 
 
-def _table(path: Path, *, is_named: bool) -> str:
-    if step_in_path(path) is None and not is_named:
+def _table(path: Path, *, is_listed: bool) -> str:
+    if step_in_path(path) is None and not is_listed:
         return str(path.parent)
-    return str(path.with_name(_SHARD.sub(lambda found: numberless(found[0]), path.name)))
+    return str(path.with_name(_SHARD.sub(lambda match: numberless(match[0]), path.name)))
 
 
 def numberless(name: str) -> str:
-    """Names of one form become the same: part-1.parquet and part-2.parquet part-*.parquet."""
+    """Replace numbers by *, so that part-1.parquet and part-2.parquet become part-*.parquet."""
     return re.sub("[0-9]+", "*", name)
 
 
 def rows_of(path: Path) -> Iterator[NumberedRow]:
     """The rows of a file.
 
-    Raises: UserError: the whole file cannot be read.
+    Raises: UserError, while it is iterated: the file cannot be read at all.
     """
     if path.suffix == ".parquet":
         return _parquet_rows(path)
@@ -144,7 +150,7 @@ def _row_of(line: bytes) -> Row | str:
 
 
 def _whole_characters(value: Any) -> Any:
-    """Texts with `?` in the place of half a character, which nothing could print or write."""
+    """The value with `?` in place of half characters in texts, which could not be printed."""
     if isinstance(value, str):
         return value if value.isascii() else printable(value)
     if isinstance(value, dict):
@@ -167,14 +173,20 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def parquet_columns(path: Path) -> list[str]:
-    """Raises: UserError: no readable Parquet file."""
+    """The names of a Parquet file's columns.
+
+    Raises: UserError: it is no readable Parquet file.
+    """
     from vapo.system.parquet_rows import column_names
 
     return column_names(path)
 
 
 def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
-    """Of what some columns say. Raises: UserError: no readable Parquet file."""
+    """A digest of the content of some columns.
+
+    Raises: UserError: it is no readable Parquet file.
+    """
     from vapo.system.parquet_rows import checked_batches, opened
 
     digest = blake2b(digest_size=16)
@@ -185,9 +197,9 @@ def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
 
 
 def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
-    """The samples of a slime dump, which is one pickle: read as weights are, so that no code runs.
+    """The samples of a slime dump, which is a pickle. It is read as weights are: no code runs.
 
-    torch has the whole file in memory.
+    torch reads the whole file into memory.
     """
     import torch
 
@@ -217,10 +229,11 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _samples(dump: dict[str, Any]) -> list[Any] | None:
-    """A dict for each sample. Older versions have a file for each rank, and in it `rollout_data`,
-    a list for each column.
+    """A dict for each sample of a slime dump, or None if it is no such dump.
 
-    There `raw_reward` is that of all ranks; of several it is not known whose entry is whose.
+    Older versions write a file for each rank with `rollout_data`, a list for each column. There
+    `raw_reward` has the samples of all ranks. If there are several ranks, it is left out here,
+    because its entries cannot be matched with samples.
     """
     samples, columns = dump.get("samples"), dump.get("rollout_data")
     if isinstance(samples, list):
@@ -228,14 +241,15 @@ def _samples(dump: dict[str, Any]) -> list[Any] | None:
     if not isinstance(columns, dict) or not isinstance(columns.get("tokens"), list):
         return None
     num = len(columns["tokens"])
-    own = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == num}
-    return [dict(zip(own, sample, strict=True)) for sample in zip(*own.values(), strict=True)]
+    full = {k: v for k, v in columns.items() if isinstance(v, list) and len(v) == num}
+    return [dict(zip(full, sample, strict=True)) for sample in zip(*full.values(), strict=True)]
 
 
 def _as_lists(value: Any) -> Any:
-    """Numbers, lists and dicts of Python in the place of others'; None for what is null to pandas.
+    """Turn other libraries' numbers, lists and mappings into Python's, and pandas' nulls into None.
 
-    Numbers: numpy's, a tensor's, decimals, fractions. Lists: tuples, arrays, tensors, columns.
+    Numbers may be numpy's, a tensor's, decimals or fractions. Lists may be tuples, arrays, tensors
+    or columns of tables.
     """
     if type(value) in _PLAIN:
         return value
@@ -251,9 +265,9 @@ def _as_lists(value: Any) -> Any:
     if isinstance(value, (Real, Decimal)):
         return float(value)
     for name in ("tolist", "to_list", "as_py"):  # numpy and torch; pandas and polars; Arrow
-        if callable(converted := getattr(value, name, None)):
-            found = converted()
-            return found if type(found) is type(value) else _as_lists(found)
+        if callable(convert := getattr(value, name, None)):
+            result = convert()
+            return result if type(result) is type(value) else _as_lists(result)
     return value
 
 

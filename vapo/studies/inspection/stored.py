@@ -1,4 +1,4 @@
-"""Others' responses as a file of rollouts, which value pretraining and `vapo critics` read."""
+"""Writes responses as a file of rollouts, which value pretraining and `vapo critics` read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vapo.rollouts.stored_columns import TURN_COLUMNS
 from vapo.studies.inspection.group_sample import is_sampled, sampled_rewards
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
 
-_AT_ONCE = 256
+_CHUNK_SIZE = 256  # responses that are written together
 
 
 def stored(
@@ -27,33 +27,34 @@ def stored(
     tokenizer: str | None,
     notes: list[str],
 ) -> Iterator[InspectedResponse | BadRow]:
-    """The responses, which are written when they have all been read: the file is whole or not
-    there.
+    """Yield the responses and write them to a file of rollouts at `path`.
 
-    Rewards along the way count at the end of their turn. Of a text without ids whoever reads the
-    file makes tokens.
+    The file appears when all responses have been read, so it is complete or not there. A turn's
+    rewards along the way are added up at its end. If a response has no ids, the file's reader makes
+    tokens of its text.
 
     Args:
-        tokenizer: the fingerprint of the one whose ids they are; None: not known.
-        notes: gets what was written.
+        tokenizer: the fingerprint of the tokenizer whose ids the responses have. None: unknown.
+        notes: at the end notes are added on what was written.
     """
     metadata = {"schema_version": SCHEMA_VERSION, "tokenizer": tokenizer}
-    said = json.dumps({name: x for name, x in metadata.items() if x is not None})
-    aside, stream = path.with_name(f".{path.name}.new"), iter(responses)
+    metadata_json = json.dumps({name: x for name, x in metadata.items() if x is not None})
+    unfinished, stream = path.with_name(f".{path.name}.new"), iter(responses)
     groups: dict[str, int] = {}
     num = num_unknown = 0
     try:
-        with parquet.ParquetWriter(aside, SCHEMA.with_metadata({METADATA_KEY: said})) as table:
-            while held := list(islice(stream, _AT_ONCE)):
-                good = [one for one in held if isinstance(one, InspectedResponse)]
+        schema = SCHEMA.with_metadata({METADATA_KEY: metadata_json})
+        with parquet.ParquetWriter(unfinished, schema) as writer:
+            while chunk := list(islice(stream, _CHUNK_SIZE)):
+                good = [item for item in chunk if isinstance(item, InspectedResponse)]
                 rows = [_row(x, groups.setdefault(x.group, len(groups))) for x in good]
-                table.write_table(pa.Table.from_pylist(rows, schema=table.schema))
+                writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
                 num += len(good)
-                num_unknown += sum(one.is_truncated is None for one in good)
-                yield from held
-        aside.replace(path)
+                num_unknown += sum(response.is_truncated is None for response in good)
+                yield from chunk
+        unfinished.replace(path)
     finally:
-        aside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
     notes.append(f"{path} has {num:,} responses in {len(groups):,} groups for `vapo critics`")
     if num_unknown:
         notes.append(f"{num_unknown:,} of them count as ended there: if they did is not known")
@@ -75,24 +76,27 @@ def _row(response: InspectedResponse, group: int) -> dict[str, Any]:
     if response.is_sampled is not None and not all(response.is_sampled):
         turns = _turns(response)
         row |= {name: [turn[i] for turn in turns] for i, name in enumerate(TURN_COLUMNS)}
-        length = sum(observed + sampled for observed, sampled, _ in turns)
-        for name in ("response_ids", "rollout_logprobs"):  # nothing was sampled after the rest
+        length = sum(num_observed + num_sampled for num_observed, num_sampled, _ in turns)
+        for name in ("response_ids", "rollout_logprobs"):  # a turn ends with a sampled token
             row[name] = row[name] and row[name][:length]
     return row
 
 
 def _turns(response: InspectedResponse) -> list[tuple[int, int, float]]:
-    """(observed tokens, sampled tokens, reward) of each."""
-    is_own = is_sampled(response, len(response.is_sampled or ()))
+    """(number of observed tokens, of sampled tokens, reward) of each turn.
+
+    Tokens after the last sampled one belong to no turn.
+    """
+    flags = is_sampled(response, len(response.is_sampled or ()))
     rewards = sampled_rewards(response)
     if rewards is None:
-        rewards = np.zeros(int(is_own.sum()))
+        rewards = np.zeros(int(flags.sum()))
         rewards[-1:] = response.reward
-    turns, observed, done = [], 0, 0
-    for own, tokens in groupby(is_own.tolist()):
+    turns, num_observed, start = [], 0, 0
+    for is_turn, tokens in groupby(flags.tolist()):
         num = len(list(tokens))
-        if own:
-            turns.append((observed, num, float(rewards[done : done + num].sum())))
-            done += num
-        observed = 0 if own else num
+        if is_turn:
+            turns.append((num_observed, num, float(rewards[start : start + num].sum())))
+            start += num
+        num_observed = 0 if is_turn else num
     return turns

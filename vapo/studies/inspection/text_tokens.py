@@ -1,4 +1,4 @@
-"""Tokens of texts, and texts of tokens, for responses whose file has only one of them."""
+"""Makes tokens of texts, and texts of tokens, for responses whose file has only one of them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _SPEAKER = re.compile(r"^(system|user|assistant|tool|model)\n", re.MULTILINE)
-_MOST_SHOWN = 12
-_MOST_HELD = 1_000_000  # tokens of prompts, about 40 bytes each
+_MAX_SHOWN_IDS = 12
+_MAX_CACHED_TOKENS = 1_000_000  # tokens of prompts, about 40 bytes each
 
 
 class TextTokens:
-    """Fills in what one tokenizer tells, and counts what it could not.
+    """Fills in responses' missing tokens or texts with a tokenizer, and counts the cases.
 
     Args:
-        num_ids: the tokens of the model that is to read them; None: it is not known.
+        num_ids: how many token ids the model knows that will read the responses. None: unknown.
         chat_template_kwargs: further variables of the chat template.
 
     Attributes:
         num_encoded: responses whose tokens were made of their text.
-        num_turns: responses whose words are not in the file, so that no tokens were made.
-        num_rebuilt: prompts whose chat template was put back, and reads the same without it.
+        num_without_text: responses that got no tokens, because the text as generated is not in
+            the file.
+        num_rebuilt: prompts to which the chat template was applied again. Without special tokens
+            the result is the file's text.
         num_unlike: responses whose text has another number of tokens than the file's lists.
     """
 
@@ -48,11 +50,11 @@ class TextTokens:
         self._variables = dict(chat_template_kwargs or {})
         self._start = start_ids(tokenizer)
         self._prompts: dict[bytes, tuple[int, ...]] = {}
-        self._num_held = 0  # tokens of these
-        self.num_encoded = self.num_turns = self.num_rebuilt = self.num_unlike = 0
+        self._num_cached_tokens = 0
+        self.num_encoded = self.num_without_text = self.num_rebuilt = self.num_unlike = 0
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """A conversation as the policy reads it.
+        """Render a conversation to the text that the policy reads.
 
         Raises: RowError: the chat template refuses it.
         """
@@ -66,9 +68,9 @@ class TextTokens:
             raise RowError(f"the chat template says: {error}") from None
 
     def complete(self, response: InspectedResponse) -> InspectedResponse:
-        """The response with its tokens, or with texts of them.
+        """Fill in the response's missing token ids, or its missing texts.
 
-        Raises: RowError: the tokenizer refuses a text, or the model has no such token.
+        Raises: RowError: the tokenizer refuses a text, or a token id is not the model's.
         """
         for name in ("prompt_ids", "response_ids"):
             largest = max(getattr(response, name) or (), default=0)
@@ -88,29 +90,33 @@ class TextTokens:
             response = replace(response, prompt_ids=self._prompt_ids(response.prompt))
         if response.response_ids is None and response.is_verbatim:
             response = replace(response, response_ids=self._response_ids(response))
-        self.num_turns += response.response_ids is None and not response.is_verbatim
+        self.num_without_text += response.response_ids is None and not response.is_verbatim
         return response
 
     def _prompt_ids(self, text: str) -> tuple[int, ...]:
         digest = blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest()
         if digest not in self._prompts:
-            if self._num_held > _MOST_HELD:  # those of one step come together
+            if self._num_cached_tokens > _MAX_CACHED_TOKENS:  # prompts repeat within a step alone
                 self._prompts.clear()
-                self._num_held = 0
+                self._num_cached_tokens = 0
             from vapo.networks.saved_tokenizers import with_start
 
             rebuilt = self._rebuilt(text)
             ids = self._encode(text if rebuilt is None else rebuilt)
             ids = with_start(ids, self._start)
             self._prompts[digest] = ids
-            self._num_held += len(ids)
+            self._num_cached_tokens += len(ids)
             self.num_rebuilt += rebuilt is not None
         return self._prompts[digest]
 
     def _response_ids(self, response: InspectedResponse) -> tuple[int, ...] | None:
+        """The token ids of the text, or None if the file's lists have another length.
+
+        An end token is appended if the lists are one entry longer.
+        """
         ids = self._encode(response.response)
-        lists = (getattr(response, name) for name in PER_TOKEN)
-        length = next((len(found) for found in lists if found is not None), len(ids))
+        columns = (getattr(response, name) for name in PER_TOKEN)
+        length = next((len(column) for column in columns if column is not None), len(ids))
         if length == len(ids) + 1 and self._tokenizer.eos_token_id is not None:
             ids = (*ids, self._end)
         if length != len(ids):
@@ -121,7 +127,7 @@ class TextTokens:
 
     @cached_property
     def _end(self) -> int:
-        """The token that ended responses whose text does not show it."""
+        """The token that ends a response, for texts that do not show it."""
         from vapo.networks.end_tokens import end_tokens
 
         try:
@@ -131,33 +137,36 @@ class TextTokens:
 
     def _encode(self, text: str) -> tuple[int, ...]:
         try:
-            found = self._tokenizer(text, add_special_tokens=False, verbose=False)
+            encoding = self._tokenizer(text, add_special_tokens=False, verbose=False)
         except Exception as error:  # `tokenizers` raises Exception itself
             raise RowError(f"the tokenizer cannot write {text!r:.60}: {error}") from None
-        return tuple(found["input_ids"])
+        return tuple(encoding["input_ids"])
 
     def _rebuilt(self, text: str) -> str | None:
-        """The prompt with its chat template, where the text is what is left without its special
-        tokens, as verl writes it; None where that is not so, to the letter."""
-        parts = _SPEAKER.split(text)
-        if not self._tokenizer.chat_template or len(parts) < 3 or parts[0].strip():
+        """Apply the chat template again to a prompt that was written without special tokens.
+
+        verl writes prompts in this way. The result is None if it would not decode to exactly this
+        text.
+        """
+        pieces = _SPEAKER.split(text)
+        if not self._tokenizer.chat_template or len(pieces) < 3 or pieces[0].strip():
             return None
         turns = [
-            {"role": role, "content": said.removesuffix("\n")}
-            for role, said in zip(parts[1::2], parts[2::2], strict=True)
+            {"role": role, "content": content.removesuffix("\n")}
+            for role, content in zip(pieces[1::2], pieces[2::2], strict=True)
         ]
         if turns[-1]["role"] not in ("assistant", "model"):
             return None
         try:
-            whole = self.render(turns[:-1])
+            rendered = self.render(turns[:-1])
         except RowError:
             return None
-        plain = self._tokenizer.decode(list(self._encode(whole)), skip_special_tokens=True)
-        return whole if plain == text else None
+        plain = self._tokenizer.decode(list(self._encode(rendered)), skip_special_tokens=True)
+        return rendered if plain == text else None
 
 
 def without_tokenizer(response: InspectedResponse) -> InspectedResponse:
-    """A response without text, named by its tokens."""
+    """The response; if it has ids and no text, its texts become lists of the ids."""
     if response.prompt or response.response or response.response_ids is None:
         return response
     return replace(
@@ -168,5 +177,5 @@ def without_tokenizer(response: InspectedResponse) -> InspectedResponse:
 
 
 def _numbers(ids: Sequence[int]) -> str:
-    more = " ..." if len(ids) > _MOST_SHOWN else ""
-    return f"tokens {' '.join(map(str, ids[:_MOST_SHOWN]))}{more}"
+    ellipsis = " ..." if len(ids) > _MAX_SHOWN_IDS else ""
+    return f"tokens {' '.join(map(str, ids[:_MAX_SHOWN_IDS]))}{ellipsis}"

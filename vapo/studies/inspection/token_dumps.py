@@ -1,7 +1,7 @@
-"""Files of tokens: slime's dumps of rollouts and of training, NeMo-RL's training data.
+"""Readers of files of tokens: slime's dumps of rollouts and of training, NeMo-RL's training data.
 
-Read from slime of August 2026 (`save_debug_rollout_data`, `save_debug_train_data`) and NeMo-RL of
-the same month (`train_data_step{N}.jsonl`).
+The formats are those of slime (`save_debug_rollout_data`, `save_debug_train_data`) and of NeMo-RL
+(`train_data_step{N}.jsonl`), both of August 2026.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from vapo.studies.inspection.fields import (
     answer_of,
     conversation,
     entries,
+    entry_or_none,
     flag_of,
-    given,
     is_cut_short,
+    message_fields,
     row_reward,
+    text_fields,
     whole_number,
-    words,
-    words_of,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
 
 def slime_rollouts(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """A `Sample` as a dict. `status` says whether it was cut short."""
-    status = given(row, "status")
+    """Read a `Sample` of slime, which is a dict. Its `status` says whether it was cut short."""
+    status = entry_or_none(row, "status")
     if status in ("aborted", "failed", "pending"):
         raise RowError(f"its status is {status}")
-    ids, prompt_ids = _parted(row, row["response_length"])
-    prompt, group = place.prompt(row, "prompt"), given(row, "group_index")
+    ids, prompt_ids = _split_ids(row, row["response_length"])
+    prompt, group = place.prompt(row, "prompt"), entry_or_none(row, "group_index")
     return [
         place.response(
             place.step_of(row, "rollout_id"),
@@ -46,14 +46,14 @@ def slime_rollouts(row: Row, place: RowPlace) -> list[InspectedResponse]:
             logprobs=entries(row, "rollout_log_probs", float),
             is_truncated=is_cut_short(status),
             answer=answer_of(row, "label"),
-            **words(row, "response"),
+            **text_fields(row, "response"),
         )
     ]
 
 
 def slime_training(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """A sample of the trainer, which has values, advantages and returns, and no text."""
-    ids, prompt_ids = _parted(row, row["response_lengths"])
+    """Read a sample of slime's trainer. It has values, advantages and returns, but no text."""
+    ids, prompt_ids = _split_ids(row, row["response_lengths"])
     keys = place.rewards or (("raw_reward",) if "raw_reward" in row else ("rewards",))
     return [
         place.response(
@@ -74,8 +74,8 @@ def slime_training(row: Row, place: RowPlace) -> list[InspectedResponse]:
     ]
 
 
-def _parted(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The tokens of the response, the last ones, and those of the prompt."""
+def _split_ids(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Split the tokens into the response's, which are the last `length`, and the prompt's."""
     ids, num = entries(row, "tokens", int), whole_number(length)
     if ids is None or num is None or not 0 < num <= len(ids):
         raise RowError(f"a response of {length!r} tokens, and {len(ids or ())} tokens in all")
@@ -83,50 +83,53 @@ def _parted(row: Row, length: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _mask(row: Row, key: str) -> tuple[bool, ...] | None:
+    """The mask of sampled tokens, or None if there is none or all are sampled."""
     mask = entries(row, key, bool)
     return None if mask is None or all(mask) else mask
 
 
 def nemo_rl(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """A line whose columns have one entry each, of the padded sequence; its mask parts it.
+    """Read a line of NeMo-RL, a batch with one padded sequence.
 
-    A log-prob stands at the token that it is of. `step` comes from the file's name.
+    The response is from the first to the last token that the mask marks. A token and its log-prob
+    have the same place. The step comes from the file's name.
     """
-    only = {key: _only(value) for key, value in row.items()}
-    mask, ids = entries(only, "token_loss_mask", bool), entries(only, "token_ids", int)
+    sample = {key: _single(value) for key, value in row.items()}
+    mask, ids = entries(sample, "token_loss_mask", bool), entries(sample, "token_ids", int)
     if mask is None or True not in mask:
         raise RowError("token_loss_mask marks no token of a response")
     start, end = mask.index(True), len(mask) - mask[::-1].index(True)
-    texts = _texts(only.get("content"))
+    texts = _texts(sample.get("content"))
     num_prompt = 1 if len(texts) == 2 else max(1, len(texts) - 1)
-    prompt, sampled = conversation(texts[:num_prompt]), mask[start:end]
+    prompt, response_mask = conversation(texts[:num_prompt]), mask[start:end]
 
-    def part(key: str) -> tuple[float, ...] | None:
-        found = entries(only, key, float)
-        return None if found is None else found[start:end]
+    def response_entries(key: str) -> tuple[float, ...] | None:
+        column = entries(sample, key, float)
+        return None if column is None else column[start:end]
 
     return [
         place.response(
             place.step,
             prompt,
             prompt=prompt,
-            reward=row_reward(only, place.rewards or ("rewards",)),
+            reward=row_reward(sample, place.rewards or ("rewards",)),
             prompt_ids=None if ids is None else ids[:start],
             response_ids=None if ids is None else ids[start:end],
-            is_sampled=None if all(sampled) else sampled,
-            logprobs=part("generation_logprobs"),
-            advantages=part("advantages"),
-            **words_of(texts[num_prompt:]),
+            is_sampled=None if all(response_mask) else response_mask,
+            logprobs=response_entries("generation_logprobs"),
+            advantages=response_entries("advantages"),
+            **message_fields(texts[num_prompt:]),
         )
     ]
 
 
-def _only(value: Any) -> Any:
-    """A column's one entry: a line is a batch of one."""
+def _single(value: Any) -> Any:
+    """The entry of a list of one; any other value as it is."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _texts(content: Any) -> list[Mapping[str, Any]]:
+    """The texts as messages. Raises: RowError: it is neither a text nor a list of texts."""
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):

@@ -1,8 +1,8 @@
-"""verifiers' traces, which prime-rl writes, too: a graph of messages, each with its tokens.
+"""Reads verifiers' traces, which prime-rl writes too: a graph of messages, each with its tokens.
 
-Read from verifiers 0.4.0: a line is an episode with `traces`, or one trace. A message node has the
-tokens that it adds to the sequence, `mask` of those that were sampled, and one log-prob and credit
-for each of these.
+The format is that of verifiers 0.4.0. A line is an episode with `traces`, or one trace. A message
+node has the tokens that it adds to the sequence, and a `mask` that marks sampled ones. It has one
+log-prob and one advantage for each sampled token.
 """
 
 from __future__ import annotations
@@ -17,49 +17,51 @@ from vapo.studies.inspection.fields import (
     answer_of,
     entries,
     is_cut_short,
+    message_fields,
     row_number,
     row_reward,
     whole_number,
-    words_of,
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
 
 def traces(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """A response for each trace of an episode, the longest way through its messages.
+    """Read a response from each trace of an episode, from a root to its last message.
+
+    Traces of agents that are not trainable are left out if there are others.
 
     Raises: RowError: nothing was sampled or scored.
     """
     if "nodes" in row:
         return [_response(row, {}, place)]
-    found = row["traces"]
-    if not isinstance(found, list) or not found:
+    records = row["traces"]
+    if not isinstance(records, list) or not records:
         raise RowError(f"the episode has no traces{_failure(row)}")
-    agents = [one for one in found if (one.get("agent") or {}).get("trainable", True)]
-    return [_response(one, row, place) for one in agents or found]
+    trainable = [x for x in records if (x.get("agent") or {}).get("trainable", True)]
+    return [_response(record, row, place) for record in trainable or records]
 
 
 def _failure(record: Row) -> str:
     errors = record.get("errors") or ()
     if not errors:
         return ""
-    last = errors[-1]
-    said = last.get("message") or last.get("type") if isinstance(last, Mapping) else last
-    return f"; it ended in an error: {(str(said).splitlines() or [''])[0]:.100}"
+    error = errors[-1]
+    text = error.get("message") or error.get("type") if isinstance(error, Mapping) else error
+    return f"; it ended in an error: {(str(text).splitlines() or [''])[0]:.100}"
 
 
 def _response(trace: Row, episode: Row, place: RowPlace) -> InspectedResponse:
     nodes = _last_branch(trace)
-    first = next((i for i, node in enumerate(nodes) if node.get("sampled")), None)
-    if first is None:
+    start = next((i for i, node in enumerate(nodes) if node.get("sampled")), None)
+    if start is None:
         raise RowError(f"no message of the trace was sampled{_failure(trace)}")
-    asked = [_message(node) for node in nodes[:first]]
-    said = [_message(node) for node in nodes[first:]]
+    prompt_messages = [_message(node) for node in nodes[:start]]
+    response_messages = [_message(node) for node in nodes[start:]]
     task, info = trace.get("task") or episode.get("task") or {}, trace.get("info") or {}
     data = task.get("data") or {}
     step = _step(episode, info)
     group = (episode.get("group") or {}).get("id") or info.get("group_id")
-    prompt = place.rendered(asked)
+    prompt = place.rendered(prompt_messages)
     return place.response(
         place.step if step is None else step,
         group or task.get("key") or task.get("hash") or prompt,
@@ -67,13 +69,13 @@ def _response(trace: Row, episode: Row, place: RowPlace) -> InspectedResponse:
         reward=_reward(trace, place),
         is_truncated=_is_truncated(trace),
         answer=answer_of(data, "answer"),
-        **words_of(said),
+        **message_fields(response_messages),
         **_token_lists(nodes),
     )
 
 
 def _last_branch(trace: Row) -> list[Row]:
-    """The messages from a root to the last one, by their parents."""
+    """The last message and all its parents, in order from the root."""
     nodes = trace.get("nodes")
     if not isinstance(nodes, list) or not nodes:
         raise RowError(f"the trace has no messages{_failure(trace)}")
@@ -95,19 +97,22 @@ def _message(node: Row) -> Mapping[str, Any]:
 
 
 def _reward(trace: Row, place: RowPlace) -> float:
-    """The sum of the weighted rewards, as verifiers has it."""
+    """The sum of the weighted rewards, as verifiers computes it, or of the columns that are named.
+
+    Raises: RowError: there is no reward, or one is null or no number.
+    """
     if place.rewards:
         return row_reward(trace, place.rewards)
     rewards = trace.get("rewards")
     if not isinstance(rewards, Mapping) or not rewards:
         raise RowError(f"the trace was not scored{_failure(trace)}")
     total = 0.0
-    for name, found in rewards.items():
-        if found is None:
+    for name, entry in rewards.items():
+        if entry is None:
             raise RowError(f"the reward {name} is null: it was not scored{_failure(trace)}")
-        if isinstance(found, Mapping):
-            weight = row_number(found, "weight") if "weight" in found else 1.0
-            total += row_number(found, "score") * weight
+        if isinstance(entry, Mapping):
+            weight = row_number(entry, "weight") if "weight" in entry else 1.0
+            total += row_number(entry, "score") * weight
         else:
             total += row_number(rewards, name)
     return total
@@ -115,9 +120,9 @@ def _reward(trace: Row, place: RowPlace) -> float:
 
 def _step(episode: Row, info: Row) -> int | None:
     work = (episode.get("run") or {}).get("work") or {}
-    of_prime_rl = info.get("prime_rl") or {}
-    steps = (work.get("step"), of_prime_rl.get("step"), of_prime_rl.get("train_step"))
-    return next((found for step in steps if (found := whole_number(step)) is not None), None)
+    prime_rl = info.get("prime_rl") or {}
+    candidates = (work.get("step"), prime_rl.get("step"), prime_rl.get("train_step"))
+    return next((step for x in candidates if (step := whole_number(x)) is not None), None)
 
 
 def _is_truncated(trace: Row) -> bool:
@@ -127,37 +132,38 @@ def _is_truncated(trace: Row) -> bool:
 
 
 def _token_lists(nodes: Sequence[Row]) -> dict[str, Any]:
-    """Tokens of prompt and response, parted at the first sampled one; none where a node has none.
+    """The ids of prompt and response, and the response's lists; nothing if a node lacks tokens.
 
-    What is of sampled tokens alone is 0 on the others.
+    The response begins at the first sampled token. Log-probs and advantages of tokens that were
+    not sampled are 0.
     """
     ids: list[int] = []
     mask: list[bool] = []
-    of_sampled: dict[str, list[float] | None] = {"logprobs": [], "advantages": []}
+    columns: dict[str, list[float] | None] = {"logprobs": [], "advantages": []}
     for node in nodes:
-        own, own_mask = entries(node, "token_ids", int), entries(node, "mask", bool)
-        if not own or own_mask is None or len(own) != len(own_mask):
+        node_ids, node_mask = entries(node, "token_ids", int), entries(node, "mask", bool)
+        if not node_ids or node_mask is None or len(node_ids) != len(node_mask):
             return {}
-        ids += own
-        mask += own_mask
-        for name, column in of_sampled.items():
-            found = entries(node, name, float)
-            if column is None or (sum(own_mask) and (not found or len(found) != sum(own_mask))):
-                of_sampled[name] = None
+        ids += node_ids
+        mask += node_mask
+        num_sampled = sum(node_mask)
+        for name, column in columns.items():
+            numbers = entries(node, name, float)
+            if column is None or (num_sampled and (not numbers or len(numbers) != num_sampled)):
+                columns[name] = None
             else:
-                place = iter(found or ())
-                column += [next(place) if sampled else 0.0 for sampled in own_mask]
+                remaining = iter(numbers or ())
+                column += [next(remaining) if is_sampled else 0.0 for is_sampled in node_mask]
     if True not in mask:
         return {}
     start = mask.index(True)
-    columns = {
-        name: None if column is None else tuple(column[start:])
-        for name, column in of_sampled.items()
-    }
-    sampled = tuple(mask[start:])
+    response_mask = tuple(mask[start:])
     return {
         "prompt_ids": tuple(ids[:start]),
         "response_ids": tuple(ids[start:]),
-        "is_sampled": None if all(sampled) else sampled,
-        **columns,
+        "is_sampled": None if all(response_mask) else response_mask,
+        **{
+            name: None if column is None else tuple(column[start:])
+            for name, column in columns.items()
+        },
     }

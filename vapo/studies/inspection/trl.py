@@ -1,4 +1,4 @@
-"""TRL's completions (`log_completions`): a Parquet file for each step that is logged."""
+"""Reads TRL's completions (`log_completions`): a Parquet file for each step that is logged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,14 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from vapo.studies.inspection.fields import Row, RowError, RowPlace, answer_of, row_reward, words
+from vapo.studies.inspection.fields import (
+    Row,
+    RowError,
+    RowPlace,
+    answer_of,
+    row_reward,
+    text_fields,
+)
 from vapo.studies.inspection.responses import InspectedResponse
 
 _ANSWERS = ("answer", "solution", "ground_truth", "target", "label")
@@ -14,9 +21,10 @@ _NOT_REWARDS = {"step", "prompt", "completion", "advantage"}
 
 
 def completions(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """The advantage is one number for a response: no column of its tokens.
+    """Read a row of TRL's completions.
 
-    A reference is there if a reward function logged it with TRL's `log_extra`.
+    Its advantage is one number for the whole response, so the response gets no advantages for its
+    tokens. It has a reference answer only if a reward function logged one with `log_extra`.
     """
     prompt, rewards = place.prompt(row, "prompt"), place.rewards or _rewards(row)
     if not rewards:
@@ -31,13 +39,13 @@ def completions(row: Row, place: RowPlace) -> list[InspectedResponse]:
             reward=row_reward(row, rewards),
             answer=next((answer_of(row, name) for name in _ANSWERS if name in row), None),
             not_finite=() if is_number else ("advantages",),
-            **words(row, "completion"),
+            **text_fields(row, "completion"),
         )
     ]
 
 
 def _rewards(row: Row) -> list[str]:
-    """The columns of reward functions, which stand between the completion and the advantage."""
+    """The columns of reward functions: all columns of numbers that have no other known meaning."""
     return [
         name
         for name, value in row.items()
@@ -46,9 +54,9 @@ def _rewards(row: Row) -> list[str]:
 
 
 class AdvantageOrder:
-    """Do TRL's advantages follow the sum of its reward columns within each group?
+    """Tests whether TRL's advantages follow the sum of its reward columns within each group.
 
-    Where they do not, the run had weights, or a column is no reward.
+    If they do not, the run had weights for its rewards, or a column is no reward.
     """
 
     def __init__(self) -> None:
@@ -56,16 +64,19 @@ class AdvantageOrder:
         self._pairs: Counter[bool] = Counter()
 
     def add(self, response: InspectedResponse, advantage: float) -> None:
-        if len(self._groups) > 1000:  # enough, and no more is held
+        """Compare a response with those of its group. After 1000 groups it is ignored."""
+        if len(self._groups) > 1000:
             return
         group = self._groups[response.table, response.group]
-        for reward, other in group:
-            if reward != response.reward and other != advantage:
-                self._pairs[(reward < response.reward) == (other < advantage)] += 1
+        for sibling_reward, sibling_advantage in group:
+            if sibling_reward != response.reward and sibling_advantage != advantage:
+                is_lower = sibling_reward < response.reward
+                self._pairs[is_lower == (sibling_advantage < advantage)] += 1
         if len(group) < 64:
             group.append((response.reward, advantage))
 
-    def said(self) -> Iterator[str]:
+    def notes(self) -> Iterator[str]:
+        """Yield a note if more than 2 % of the pairs are in different orders."""
         if self._pairs[False] > 0.02 * self._pairs.total():
             yield (
                 f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "

@@ -1,4 +1,4 @@
-"""The truth about others' values: their responses continued by a policy, and judged again."""
+"""The truth about a file's values: a policy continues its responses, and a verifier judges them."""
 
 from __future__ import annotations
 
@@ -41,14 +41,17 @@ from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 _AGREES_ABOVE = 0.95  # share of the file's rewards that the verifier must give again
-_MAX_RESPONSES = 2000  # of which those to continue are chosen
+_MAX_RESPONSES = 2000  # candidates for continuation
 
 
 @dataclass(frozen=True)
 class MeasuredTruth:
-    """What continuations earned, beside the critic. A point's `row` is its number in the sample.
+    """The rewards of continuations from prefixes, together with the critic's values there.
 
-    `agreement`: the share of the file's rewards that the verifier gave again, of `num_judged`.
+    Attributes:
+        truth: the measured points. A point's `row` is the response's number in the sample.
+        agreement: the share of `num_judged` rewards of the file that the verifier gave again.
+        num_judged: how many of the file's responses the verifier judged.
     """
 
     truth: ValueTruth
@@ -73,24 +76,26 @@ class MeasuredTruth:
         return "\n".join(lines)
 
     def table(self) -> dict[str, Any]:
-        own = {"agreement": self.agreement, "num_judged": self.num_judged}
-        return own | truth_table(self.truth)
+        agreement = {"agreement": self.agreement, "num_judged": self.num_judged}
+        return agreement | truth_table(self.truth)
 
     def page_data(self) -> dict[str, Any]:
         """The verdict and two charts, for `page.js`."""
         return truth_data(self.truth)
 
     def groups(self, findings: Findings) -> list[GroupKey]:
-        """The groups with a response that was continued from every step; first those in whose
-        responses most is lost or won."""
-        moves: dict[int, list[float]] = {}
+        """The groups with a response that was continued from every step.
+
+        First comes the group with the response whose measured means have the largest range.
+        """
+        means: dict[int, list[float]] = {}
         for point in self.truth.points:
-            moves.setdefault(point.row, []).append(point.mean)
+            means.setdefault(point.row, []).append(point.mean)
         spread: dict[GroupKey, float] = {}
         for key, numbers in findings.numbers.items():
             rows = [row for row in numbers if row in self.truth.rows]
             if rows:
-                spread[key] = max(max(moves[row]) - min(moves[row]) for row in rows)
+                spread[key] = max(max(means[row]) - min(means[row]) for row in rows)
         return sorted(spread, key=lambda key: -spread[key])
 
     def prefixes(self) -> dict[int, Profile]:
@@ -100,12 +105,12 @@ class MeasuredTruth:
 
 
 def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTruth:
-    """Continue some of the sampled responses.
+    """Continue some responses of the sample, and compare the rewards with the values.
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
     """
     responses = findings.responses
-    rows = [i for i, one in enumerate(responses) if _can_continue(one)][:_MAX_RESPONSES]
+    rows = [i for i, response in enumerate(responses) if _can_continue(response)][:_MAX_RESPONSES]
     config = request.config(findings)
     check_engine(config)
     tokenizer = request.tokenizer or load_tokenizer(str(request.policy), key="--policy")
@@ -121,23 +126,26 @@ def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTrut
         for i in rows
     ]
     with Progress() as progress, VerifierScorer(config) as scorer:
-        judged = scorer.score(rollouts[: 4 * request.num_responses])
-        points, num_tokens = _continued(config, rollouts, scorer, tokenizer, progress, request.seed)
-    same = [abs(a.reward - b.reward) < 1e-6 for a, b in zip(judged, rollouts, strict=False)]
+        verdicts = scorer.score(rollouts[: 4 * request.num_responses])
+        bare_points, num_tokens = _measure(
+            config, rollouts, scorer, tokenizer, progress, request.seed
+        )
+    agrees = [abs(a.reward - b.reward) < 1e-6 for a, b in zip(verdicts, rollouts, strict=False)]
     siblings = {row: numbers for numbers in findings.numbers.values() for row in numbers}
-    beside = [
-        _beside(point, row, responses, siblings[row])
-        for point, row in ((point, rows[point.row]) for point in points)
-    ]
-    kept = [one for one in beside if one is not None]
-    if not kept:
+    points = []
+    for bare_point in bare_points:
+        row = rows[bare_point.row]
+        point = _with_estimates(bare_point, row, responses, siblings[row])
+        points += [] if point is None else [point]
+    if not points:
         raise UserError("--value_truth: nothing could be measured: no finite value at a prefix")
-    outcomes = _outcomes(kept)
-    figures = truth_figures(kept, outcomes=outcomes, seed=request.seed)
-    return MeasuredTruth(ValueTruth(kept, figures, outcomes, num_tokens), fmean(same), len(judged))
+    outcomes = _outcomes(points)
+    figures = truth_figures(points, outcomes=outcomes, seed=request.seed)
+    truth = ValueTruth(points, figures, outcomes, num_tokens)
+    return MeasuredTruth(truth, fmean(agrees), len(verdicts))
 
 
-def _continued(
+def _measure(
     config: FitConfig,
     rollouts: Sequence[Rollout],
     scorer: Scorer,
@@ -145,6 +153,7 @@ def _continued(
     progress: Progress,
     seed: int,
 ) -> tuple[list[TruthPoint], int]:
+    """Load the policy and continue rollouts. Return the points and the number of sampled tokens."""
     batch = make_rollout_batch(
         rollouts,
         group_size=1,
@@ -165,12 +174,13 @@ def _continued(
 
 
 def _can_continue(response: InspectedResponse) -> bool:
-    is_own = response.is_sampled is None or all(response.is_sampled)
+    """Whether a response has all ids, is a single turn, and has no reward before its end."""
+    is_one_turn = response.is_sampled is None or all(response.is_sampled)
     has_ids = bool(response.prompt_ids) and bool(response.response_ids)
     same_length = response.values is None or len(response.values) == len(
         response.response_ids or ()
     )
-    return is_own and has_ids and same_length and not any((response.token_rewards or ())[:-1])
+    return is_one_turn and has_ids and same_length and not any((response.token_rewards or ())[:-1])
 
 
 def _rollout(
@@ -201,17 +211,20 @@ def _rollout(
     )
 
 
-def _beside(
+def _with_estimates(
     point: TruthPoint, row: int, responses: Sequence[InspectedResponse], siblings: range
 ) -> TruthPoint | None:
-    """The point with the critic's value there, and the mean reward of the other responses.
+    """The point with the critic's value there and the mean reward of the response's siblings.
+
+    The result is None if the value is NaN.
 
     Args:
-        siblings: the numbers of its group's responses, its own among them.
+        row: the number of the point's response in the sample.
+        siblings: the numbers of the group's responses, `row` among them.
     """
     response = responses[row]
-    others = [responses[other].reward for other in siblings if other != row]
-    baseline = fmean(others) if others else None
+    rewards = [responses[sibling].reward for sibling in siblings if sibling != row]
+    baseline = fmean(rewards) if rewards else None
     value = None if response.values is None else float(response.values[point.num_tokens])
     if value is not None and value != value:
         return None
@@ -219,5 +232,6 @@ def _beside(
 
 
 def _outcomes(points: Sequence[TruthPoint]) -> Outcomes:
-    found = sorted({x for point in points for x in point.returns})
-    return (found[0], found[1]) if len(found) == 2 else None
+    """The two returns that occur, the lower one first; None if there are not exactly two."""
+    returns = sorted({x for point in points for x in point.returns})
+    return (returns[0], returns[1]) if len(returns) == 2 else None

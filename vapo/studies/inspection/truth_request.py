@@ -1,5 +1,7 @@
-"""What `vapo inspect` is asked to measure by continuations. Imports no torch: a mistake is said at
-once."""
+"""The options of `vapo inspect` for measuring values by continuations.
+
+This module does not import torch, so that a wrong option is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
     from vapo.studies.inspection.findings import Findings
 
-_STEPS = 8  # of a response without line ends
+_NUM_STEPS = 8  # steps of a response without line ends
 _UNUSED_DATA = (  # a config needs prompts; these are never read
     "data.train.kind=procedural",
     "data.train.task=state_tracking",
@@ -35,14 +37,15 @@ class TruthRequest:
     """How to measure what prefixes are worth.
 
     Args:
-        policy: the Hugging Face folder of the model that continues: the one that sampled.
-        num_continuations: from each prefix.
+        policy: the Hugging Face folder of the model that sampled the responses and continues them.
+        num_continuations: how many continuations each prefix gets.
         verifier: what judges a continuation: `math`, `exact`, `math_verify`, `reasoning_gym`,
             `regex:PATTERN`, or `FILE.py:FUNCTION`, as `rewards.verifier` of a config.
-        tokenizer: the policy's; None: that of its folder.
-        overrides: keys of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
+        tokenizer: the policy's. None: it is loaded from the policy's folder.
+        num_responses: how many responses are continued.
+        overrides: settings of a config, as `rollouts.engine=vllm` or `rollouts.temperature=0.7`.
 
-    Raises: UserError: one of them is missing or wrong.
+    Raises: UserError: policy or verifier is missing, or there are too few continuations.
     """
 
     policy: str | None
@@ -65,17 +68,17 @@ class TruthRequest:
             raise UserError("--value_truth needs 2 continuations or more of each prefix")
 
     def config(self, findings: Findings) -> FitConfig:
-        """The config of sampling and judging. Raises: UserError: a key or a value is wrong."""
+        """The config for sampling and judging. Raises: UserError: a key or a value is wrong."""
         low, high = findings.outcomes or (0.0, 1.0)
         longest = max(1, findings.sums.longest)
         has_segments = any(key.startswith("value_truth.segments") for key in self.overrides)
-        prompts = [len(one.prompt_ids or ()) for one in findings.responses]
-        own = [
+        prompt_lengths = [len(x.prompt_ids or ()) for x in findings.responses]
+        settings = [
             *_UNUSED_DATA,
             override_of("actor.path", self.policy),
             "critic.init=policy",
             f"rollouts.max_response_tokens={longest}",
-            f"data.max_prompt_tokens={max(1, *prompts)}",
+            f"data.max_prompt_tokens={max(1, *prompt_lengths)}",
             *(f"rewards.{setting}" for setting in verifier_overrides(str(self.verifier))),
             *(f"rewards.correct={high}", f"rewards.incorrect={low}"),
             f"value_truth.num_continuations={self.num_continuations}",
@@ -84,29 +87,31 @@ class TruthRequest:
             *([] if has_segments else _segments(findings)),
             "trainer.num_threads=1",
         ]
-        return load_config(FitConfig, [], [*own, *self.overrides])
+        return load_config(FitConfig, [], [*settings, *self.overrides])
 
 
 def verifier_overrides(verifier: str) -> list[str]:
-    """The keys of `rewards` for a verifier by its name.
+    """The settings of `rewards` for the name of a verifier.
 
     >>> verifier_overrides("regex:Answer: (.*)")
     ['verifier=regex', "pattern='Answer: (.*)'"]
     """
-    name, _, rest = verifier.partition(":")
+    name, _, argument = verifier.partition(":")
     if name == "regex":
-        quoted = rest.replace("'", "''")
+        quoted = argument.replace("'", "''")
         return ["verifier=regex", f"pattern='{quoted}'"]
-    if rest:
+    if argument:
         return ["verifier=python", f"function={verifier}"]
     return [f"verifier={name}"]
 
 
 def _segments(findings: Findings) -> list[str]:
-    """Steps end with lines where responses have several, else after an eighth of a response."""
-    responses = findings.responses
-    lines = fmean(len(re.findall(r"\n+", one.response.strip())) for one in responses)
-    if lines >= 2:
+    """Settings that end steps after an eighth of the mean length, or none if responses have lines.
+
+    With the default settings a step ends with its line.
+    """
+    texts = [response.response.strip() for response in findings.responses]
+    if fmean(len(re.findall(r"\n+", text)) for text in texts) >= 2:
         return []
-    num = max(1, round(findings.sums.length_mean / _STEPS))
+    num = max(1, round(findings.sums.length_mean / _NUM_STEPS))
     return ["value_truth.segments.kind=tokens", f"value_truth.segments.num_tokens={num}"]

@@ -116,10 +116,10 @@ def _advantages_remark(findings: Findings) -> Remarks:
 def _correlations_text(findings: Findings) -> str:
     if (correlations := findings.return_correlations) is None:
         return ""
-    earlier, same, later = map(rounded, correlations)
+    earlier, at_token, later = map(rounded, correlations)
     return (
-        f". Values and returns correlate by {earlier}, {same} and {later} at shifts -1, 0 and +1, "
-        "which cannot decide it: a later value knows more of the return, wherever it stands"
+        f". Values and returns correlate by {earlier}, {at_token} and {later} at shifts -1, 0 and "
+        "+1, which cannot decide it: a later value knows more of the return, wherever it stands"
     )
 
 
