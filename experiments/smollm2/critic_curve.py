@@ -33,7 +33,7 @@ from vapo.diagnostics.oracle import state_values
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
-from vapo.studies.critics.comparison import CriticModule, train_watched
+from vapo.studies.critics.comparison import CriticModule, train_with_callback
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
@@ -207,7 +207,7 @@ def train(
     stored.heldout = StoredRollouts(config, heldout_rows, tokenizer, name=options.rollouts).training
     heldout = Heldout.of(known, heldout_rows, tokenizer, options.step_ends)
     watching = Watching(stored, heldout, note)
-    train_watched(config, stored, watching, tokenizer=tokenizer)
+    train_with_callback(config, stored, watching, tokenizer=tokenizer)
     return {"oracle": asdict(heldout.judge(heldout.oracle)), "points": watching.points}
 
 

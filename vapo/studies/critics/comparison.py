@@ -1,7 +1,7 @@
-"""Train one critic on stored rollouts, and measure what it knows of the held-out ones.
+"""Trains one critic on stored rollouts, and measures its explained variance on held-out ones.
 
-The module, the stages and the losses are those of a run's value pretraining, without a policy, an
-engine, a verifier and prompts, so that what a config says of its critic holds here, too.
+The module, the stages and the losses are those of a run's value pretraining, so a config's critic
+is trained as in a run. No policy is trained, and engine, verifier and prompts are not needed.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from vapo.types import IterationStart, Phase, RolloutBatch
 
 
 @dataclass(frozen=True)
-class Point:
-    """What a critic knows after so many optimizer steps.
+class CurvePoint:
+    """A critic's held-out explained variance after `step` optimizer steps.
 
-    `tokens` are the response tokens of the rollouts that it was trained on, each as often as it
-    was; `seconds` are those of its training, without the measurements.
+    Attributes:
+        tokens: response tokens that it was trained on. A token counts for each iteration.
+        seconds: the time of its training, without the measurements.
     """
 
     step: int
@@ -46,8 +47,8 @@ class Point:
 
 
 @dataclass(frozen=True)
-class FileAlone:
-    """Rollouts of a file, without what would sample others."""
+class StoredBatchSource:
+    """A source of batches that reads all of them from a file and cannot sample others."""
 
     stored: StoredRollouts
 
@@ -58,11 +59,11 @@ class FileAlone:
 
 
 class CriticModule(VapoModule):
-    """A run's module with its critic alone: stored rollouts train it without the policy, whose
-    states a probe reads, and on whose base adapters are.
+    """A run's module which trains the critic alone.
 
-    Whether rows are packed depends on the policy's architecture, too, so that a critic learns the
-    same here as in a run, to the last bit.
+    A policy is loaded only for a critic that needs it: a probe reads its states, and adapters stand
+    on its base. Its architecture is always taken into account when the layout of rows is chosen, so
+    that a critic is the same here as in a run, bit for bit.
     """
 
     def configure_model(self) -> None:
@@ -88,13 +89,17 @@ class CriticModule(VapoModule):
 
 
 class CriticCurve(Callback):
-    """Measures before the first, after every n-th and after the last iteration."""
+    """Measures the critic before the first iteration, after every n-th and after the last.
+
+    Args:
+        advance: called with 1 after each iteration.
+    """
 
     def __init__(
         self, stored: StoredRollouts, *, every_n: int, advance: Callable[[int], None]
     ) -> None:
         self.stored, self.every_n, self.advance = stored, every_n, advance
-        self.points: list[Point] = []
+        self.points: list[CurvePoint] = []
         self.tokens, self.seconds = 0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -103,10 +108,10 @@ class CriticCurve(Callback):
         self.measure(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.since = time.monotonic()
+        self.start_time = time.monotonic()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.seconds += time.monotonic() - self.since
+        self.seconds += time.monotonic() - self.start_time
         iteration = iteration_of(trainer)
         self.tokens += int(iteration.metrics["rollout/num_response_tokens"])
         if iteration.number % self.every_n == 0 or iteration.number == trainer.max_epochs:
@@ -115,8 +120,8 @@ class CriticCurve(Callback):
 
     def measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, VapoModule)
-        _, found = explained_now(module, self.stored.heldout_batch())
-        self.points.append(Point(trainer.global_step, self.tokens, self.seconds, found))
+        _, explained = explained_now(module, self.stored.heldout_batch())
+        self.points.append(CurvePoint(trainer.global_step, self.tokens, self.seconds, explained))
 
 
 def train_critic(
@@ -126,27 +131,32 @@ def train_critic(
     tokenizer: PreTrainedTokenizerBase,
     every_n: int,
     advance: Callable[[int], None] = lambda n: None,
-) -> list[Point]:
-    """The critic's held-out explained variance along its pretraining's iterations."""
+) -> list[CurvePoint]:
+    """Train a critic, and return its points along the iterations.
+
+    Args:
+        every_n: a point is measured after every n-th iteration.
+        advance: called with 1 after each iteration.
+    """
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
-    train_watched(config, stored, curve, tokenizer=tokenizer)
+    train_with_callback(config, stored, curve, tokenizer=tokenizer)
     return curve.points
 
 
-def train_watched(
+def train_with_callback(
     config: FitConfig,
     stored: StoredRollouts,
-    watching: Callback,
+    callback: Callback,
     *,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train a critic as a run's value pretraining does; the callback sees it after iterations."""
+    """Train a critic as a run's value pretraining does, with a callback that watches it."""
     module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     module.phase = Phase.VALUE_PRETRAINING
     parts = assemble_parts(
         module,
-        lambda module: FileAlone(stored),
+        lambda module: StoredBatchSource(stored),
         progress=Progress(enabled=False),
         critic_dir=None,
     )
-    train_briefly(parts, watching, num_iterations=num_pretraining_iterations(module))
+    train_briefly(parts, callback, num_iterations=num_pretraining_iterations(module))

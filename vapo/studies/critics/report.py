@@ -1,4 +1,4 @@
-"""Critics side by side: the table and the figure of `vapo critics`."""
+"""The table and the figure of `vapo critics`, which compare critics."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ NEARLY = 0.9
 
 @dataclass(frozen=True)
 class Curve:
-    """A critic's held-out explained variance with one seed, before training first.
+    """A critic's held-out explained variance during training with one seed.
 
-    `points` are (optimizer step, response tokens, seconds of training, explained variance).
+    Attributes:
+        points: (optimizer step, response tokens, seconds of training, explained variance). The
+            first is from before training.
+        oracle: the explained variance of the true values, if it is known.
     """
 
     critic: str
@@ -33,11 +36,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over the seeds; `spread` is the sample standard deviation, None with one seed.
+    """One critic's results, as means over its seeds.
 
-    `best` is the largest value of the mean curve, `best_step` and `best_tokens` where it is, and
-    `nearly_tokens` where the mean curve first reaches 90 % of it (None where it is not above 0).
-    `relative_speed` is the tokens/s over those of the reference.
+    Attributes:
+        last, best: explained variance at the end of the mean curve, and at its maximum.
+        last_spread, best_spread: standard deviations over the seeds there; None with one seed.
+        best_step, best_tokens: the place of the maximum.
+        nearly_tokens: where the mean curve first reaches 90 % of `best`; None if that is not
+            above 0.
+        relative_speed: tokens_per_s / that of the reference.
     """
 
     critic: str
@@ -56,12 +63,16 @@ class Summary:
 
 
 def summarize(curves: Sequence[Curve], *, reference: str) -> list[Summary]:
-    """One summary a critic, in the curves' order; the reference is the scalar head's row."""
+    """Return a summary of each critic, in the curves' order.
+
+    Args:
+        reference: the critic to whose speed the speeds are relative.
+    """
     by_critic: dict[str, list[Curve]] = {}
     for curve in curves:
         by_critic.setdefault(curve.critic, []).append(curve)
-    speeds = {name: _speed(found) for name, found in by_critic.items()}
-    return [_summary(name, found, speeds, reference) for name, found in by_critic.items()]
+    speeds = {name: _speed(group) for name, group in by_critic.items()}
+    return [_summary(name, group, speeds, reference) for name, group in by_critic.items()]
 
 
 def _speed(curves: Sequence[Curve]) -> float:
@@ -97,11 +108,14 @@ def _summary(
 
 
 def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, float | None]]]:
-    """Critic -> (optimizer step, mean over the seeds, standard deviation) of each measurement."""
+    """Critic -> (optimizer step, mean over the seeds, standard deviation) of each measurement.
+
+    The standard deviation is None with one seed.
+    """
     means: dict[str, list[tuple[int, float, float | None]]] = {}
     for name in dict.fromkeys(curve.critic for curve in curves):
-        found = [curve.points for curve in curves if curve.critic == name]
-        for column in zip(*found, strict=True):
+        seed_points = [curve.points for curve in curves if curve.critic == name]
+        for column in zip(*seed_points, strict=True):
             values = [point[3] for point in column]
             spread = statistics.stdev(values) if len(values) > 1 else None
             point = (column[0][0], statistics.fmean(values), spread)
@@ -110,7 +124,7 @@ def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, flo
 
 
 def markdown(table: Sequence[Summary], *, reference: str) -> str:
-    """The table, the oracle's row, and a line that says which critic knows most."""
+    """The table as Markdown, with a row for the oracle and a line on which critic knows most."""
     lines = [
         "| critic | seeds | held-out explained variance, last | best | at step | tokens until 90 % "
         f"of best | s | tokens/s, {markdown_cell(reference)} = 1 |",
@@ -126,27 +140,30 @@ def markdown(table: Sequence[Summary], *, reference: str) -> str:
     oracle = table[0].oracle
     if oracle is not None:
         lines.append(f"| oracle | {table[0].num_seeds} | {oracle:.3f} | {oracle:.3f} | | | | |")
-    return "\n".join([*lines, "", markdown_text(_who_knows_most(table))]) + "\n"
+    return "\n".join([*lines, "", markdown_text(_conclusion(table))]) + "\n"
 
 
-def _who_knows_most(table: Sequence[Summary]) -> str:
-    """Of the critics with several seeds: the spread between seeds decides what is a difference."""
+def _conclusion(table: Sequence[Summary]) -> str:
+    """Say which critic knows most, and which others are within its seeds' spread.
+
+    Critics with one seed have no spread and are left out.
+    """
     bands = {row: (row.best, s) for row in table if (s := row.best_spread) is not None}
     if not bands:
         return "One seed does not tell the critics apart: give several, as --seeds 0,1,2."
-    most = max(bands, key=lambda row: row.best)
-    best, spread = bands.pop(most)
+    winner = max(bands, key=lambda row: row.best)
+    best, spread = bands.pop(winner)
     among = "" if len(bands) + 1 == len(table) else " of those with several seeds"
-    said = (
-        f"{most.critic} knows most{among}: {_shown(best, spread)} after {most.best_tokens:,} "
+    text = (
+        f"{winner.critic} knows most{among}: {_shown(best, spread)} after {winner.best_tokens:,} "
         "response tokens"
     )
-    if most.oracle is not None:
-        said += f"; the oracle {most.oracle:.3f}"
-    near = [row.critic for row, (mean, own) in bands.items() if mean + own >= best - spread]
+    if winner.oracle is not None:
+        text += f"; the oracle {winner.oracle:.3f}"
+    near = [row.critic for row, (mean, sd) in bands.items() if mean + sd >= best - spread]
     if near:
-        said += f". Within one standard deviation of it: {', '.join(near)}"
-    return f"{said}."
+        text += f". Within one standard deviation of it: {', '.join(near)}"
+    return f"{text}."
 
 
 def _shown(mean: float, spread: float | None) -> str:
@@ -154,7 +171,7 @@ def _shown(mean: float, spread: float | None) -> str:
 
 
 def as_csv(table: Sequence[Summary]) -> str:
-    """Numbers, unrounded; empty where there is none."""
+    """The summaries as CSV. Numbers are not rounded, and a cell is empty if there is no number."""
     stream = io.StringIO()
     writer = csv.DictWriter(stream, list(Summary.__dataclass_fields__), lineterminator="\n")
     writer.writeheader()
@@ -164,13 +181,15 @@ def as_csv(table: Sequence[Summary]) -> str:
 
 
 def figure(curves: Sequence[Curve], *, reference: str) -> Figure:
-    """Held-out explained variance against optimizer steps: a line a critic, the mean of its
-    seeds, with a band of one standard deviation where there are several; the oracle's dashed.
-    Close it when written."""
+    """Draw held-out explained variance against optimizer steps.
+
+    Each critic has a line, the mean of its seeds. If it has several seeds, a band shows one
+    standard deviation. The oracle's line is dashed. The caller must close the figure.
+    """
     means = mean_curves(curves)
     styles = line_styles(list(means), reference if reference in means else None)
     with house_style():
-        drawn, axes = pyplot.subplots(figsize=(7.1, 3.6), layout="constrained")
+        chart, axes = pyplot.subplots(figsize=(7.1, 3.6), layout="constrained")
         for name, points in means.items():
             steps, values = (np.array([point[i] for point in points]) for i in (0, 1))
             axes.plot(steps, values, label=name, **styles[name])
@@ -187,5 +206,5 @@ def figure(curves: Sequence[Curve], *, reference: str) -> Figure:
         axes.set_ylim(bottom=max(min(lowest - 0.05, -0.05), -0.5))
         axes.set_xlabel("optimizer steps of the critic")
         axes.set_ylabel("held-out explained variance")
-        drawn.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=3.6)
-    return drawn
+        chart.legend(loc="outside lower center", ncols=3, frameon=False, handlelength=3.6)
+    return chart
