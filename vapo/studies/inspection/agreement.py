@@ -71,23 +71,23 @@ class ValueComparison:
     """Compares the values of a file with a critic's values of the same states."""
 
     def __init__(self) -> None:
-        self._theirs: dict[int, list[np.ndarray]] = {shift: [] for shift in SHIFTS}
-        self._ours: list[np.ndarray] = []
+        self._file_changes: dict[int, list[np.ndarray]] = {shift: [] for shift in SHIFTS}
+        self._critic_changes: list[np.ndarray] = []
 
-    def add(self, response: InspectedResponse, ours: Sequence[float]) -> None:
-        """Add a response and `ours`, the critic's value of the state before each of its tokens.
+    def add(self, response: InspectedResponse, critic_values: Sequence[float]) -> None:
+        """Add a response and the critic's value of the state before each of its tokens.
 
-        A response whose own values are not as many is ignored, and so is any after 2000 responses.
+        A response with another number of values is ignored, and so is any after 2000 responses.
         """
-        if len(response.values or ()) != len(ours) or len(self._ours) >= 2000:
+        if len(response.values or ()) != len(critic_values) or len(self._critic_changes) >= 2000:
             return
         places = inner_places(response)
         if len(places):
-            self._ours.append(np.diff(np.asarray(ours))[places])
+            self._critic_changes.append(np.diff(np.asarray(critic_values))[places])
             earlier, at_token, later = value_changes(response)
-            # at the right shift theirs[t] is ours[t + shift]
+            # at the right shift the file's value t is the critic's t + shift
             for shift, change in ((-1, later), (0, at_token), (1, earlier)):
-                self._theirs[shift].append(change)
+                self._file_changes[shift].append(change)
 
     def result(self) -> Alignment:
         """Return the shift at which the file's values change as the critic's do, token by token.
@@ -95,17 +95,17 @@ class ValueComparison:
         Changes are correlated instead of values because a few more updates of the critic hardly
         alter them.
         """
-        if not self._ours:
+        if not self._critic_changes:
             return Alignment(None, "there is nothing to compare the critic's values with")
-        ours = np.concatenate(self._ours)
+        critic_changes = np.concatenate(self._critic_changes)
         correlations = {
-            shift: correlation(np.concatenate(changes), ours)
-            for shift, changes in self._theirs.items()
+            shift: correlation(np.concatenate(changes), critic_changes)
+            for shift, changes in self._file_changes.items()
         }
         figures = ", ".join(f"{x:.2f} at {shift:+d}" for shift, x in correlations.items())
         figures = (
-            f"correlation of their changes with the critic's, {len(self._ours):,} responses: "
-            f"{figures}"
+            "correlation of their changes with the critic's, "
+            f"{len(self._critic_changes):,} responses: {figures}"
         )
         best, runner_up = sorted(correlations, key=lambda shift: -correlations[shift])[:2]
         if correlations[best] < 0.3 or correlations[best] - correlations[runner_up] < 0.1:

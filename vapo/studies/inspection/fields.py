@@ -35,7 +35,7 @@ _CUT_SHORT = {
 
 
 class RowError(Exception):
-    """A row cannot be read; the text says why."""
+    """Raised if a row cannot be read. Its text says why."""
 
 
 @dataclass(frozen=True)

@@ -174,7 +174,10 @@ def _measure(
 
 
 def _can_continue(response: InspectedResponse) -> bool:
-    """Whether a response has all ids, is a single turn, and has no reward before its end."""
+    """Whether a response has all ids, a single turn, and no reward before its last token.
+
+    If it has values, there must be one for each token.
+    """
     is_one_turn = response.is_sampled is None or all(response.is_sampled)
     has_ids = bool(response.prompt_ids) and bool(response.response_ids)
     same_length = response.values is None or len(response.values) == len(

@@ -144,7 +144,7 @@ def _micro_batches_remark(findings: Findings) -> Remarks:
 
 
 def _could_know_remark(findings: Findings) -> Remarks:
-    """What a critic could explain, by the rewards of groups alone."""
+    """A note on what a critic could explain, from the rewards of groups alone."""
     groups = findings.groups
     if groups.prompt_share.is_unknown:
         yield Remark(
