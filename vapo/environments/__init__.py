@@ -1,1 +1,1 @@
-"""What answers the policy's turns: a user's own class, or one of the package verifiers."""
+"""Environments answer the policy's turns: a user's class, or one of the package verifiers."""

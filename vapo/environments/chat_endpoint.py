@@ -1,7 +1,7 @@
-"""An OpenAI-compatible endpoint on this machine, whose model is whoever takes its calls.
+"""An OpenAI-compatible endpoint on this machine, whose model is the policy.
 
-An environment of another package speaks to its model over HTTP. Here each call waits until
-`answer` has its text, so that the model is the policy that the trainer samples. Tool calls are
+An environment of another package calls its model over HTTP. Here each call waits until `answer`
+gets a text, which the trainer samples from the policy. Tool calls are
 read from the text as the chat templates of Qwen and Hermes write them:
 `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
 
@@ -25,7 +25,7 @@ SESSION_HEADER = "X-Session-ID"
 
 _JSON = "application/json"
 _MAX_BODY_BYTES = 2**28
-_POLL_S = 0.02  # so long does it take to close
+_POLL_S = 0.02  # closing takes up to this long
 
 _TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 
@@ -41,14 +41,13 @@ class ChatCall:
 
 
 class _RefusedCall(Exception):
-    """Not a call of the environment's: the status, and the reason."""
+    """A refused request. Its arguments are the HTTP status and the reason."""
 
 
 class ChatEndpoint:
     """Serves calls from a thread of its own; one may be open at a time.
 
-    `api_key` is what a call must have as its bearer token. What is refused is no call: it changes
-    nothing.
+    A call must have `api_key` as its bearer token. A refused request changes nothing.
 
     Args:
         on_call: called in that thread with each call.
@@ -68,7 +67,7 @@ class ChatEndpoint:
                 endpoint._serve(self)
 
             def log_message(self, format: str, *args: Any) -> None:
-                """Nothing: its output is the environment's own."""
+                """Print nothing: the process's output belongs to the environment."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
@@ -109,12 +108,12 @@ class ChatEndpoint:
             _send(handler, 200, _JSON, answer)
 
     def _body(self, handler: BaseHTTPRequestHandler) -> dict[str, Any]:
-        """What a call asks. Raises: _RefusedCall: it is none, or not the environment's."""
+        """Read and check a call's body. Raises: _RefusedCall: it is not the environment's call."""
         headers = handler.headers
         if "Origin" in headers or headers.get("Host") != self._host:
             raise _RefusedCall(403, "for the environment of this process alone")
-        given = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if not secrets.compare_digest(given, f"Bearer {self.api_key}".encode()):
+        authorization = headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+        if not secrets.compare_digest(authorization, f"Bearer {self.api_key}".encode()):
             raise _RefusedCall(401, "not the key of this endpoint")
         if not handler.path.endswith("/chat/completions"):
             raise _RefusedCall(404, "only chat completions")
@@ -135,7 +134,7 @@ class ChatEndpoint:
 
 
 def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
-    """The message that a text is, with its tool calls; what is no whole call stays text.
+    """Turn a text into the model's message with its tool calls; incomplete calls stay text.
 
     >>> assistant_message('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>',
     ...                   has_tools=True)["tool_calls"][0]["function"]
@@ -143,14 +142,14 @@ def assistant_message(text: str, *, has_tools: bool) -> dict[str, Any]:
     """
     calls: list[dict[str, Any]] = []
 
-    def take(found: re.Match[str]) -> str:
-        call = _tool_call(found[1], len(calls))
+    def collect_call(match: re.Match[str]) -> str:
+        call = _tool_call(match[1], len(calls))
         if call is None:
-            return found[0]
+            return match[0]
         calls.append(call)
         return ""
 
-    content = _TOOL_CALL.sub(take, text).strip() if has_tools else text
+    content = _TOOL_CALL.sub(collect_call, text).strip() if has_tools else text
     message: dict[str, Any] = {"role": "assistant", "content": content if calls else text}
     if calls:
         message["tool_calls"] = calls
@@ -166,11 +165,11 @@ def _tool_call(text: str, index: int) -> dict[str, Any] | None:
     if not isinstance(name, str):
         return None
     arguments = call.get("arguments", {})
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments)
+    arguments_text = arguments if isinstance(arguments, str) else json.dumps(arguments)
     return {
         "id": f"call_{index}",
         "type": "function",
-        "function": {"name": name, "arguments": written},
+        "function": {"name": name, "arguments": arguments_text},
     }
 
 
@@ -197,7 +196,7 @@ def _send(handler: BaseHTTPRequestHandler, status: int, kind: str, text: str) ->
 
 
 def observation_text(messages: Sequence[dict[str, Any]]) -> str:
-    """Messages as one text: a tool's result between `<tool_response>` tags, others as they are."""
+    """Return messages as one text, with tools' results between `<tool_response>` tags."""
     texts = []
     for message in messages:
         content = message.get("content") or ""

@@ -1,7 +1,7 @@
-"""What answers the turns of many episodes: asked without waiting, replies taken as they come.
+"""The interface of environments, which answer the turns of many episodes without blocking.
 
-A verifier is an environment of one turn: it says nothing at first, and its reply to the response is
-a verdict, with which the episode ends.
+A verifier is an environment of one turn. Its first observation is empty, and its reply to the
+response is a verdict, which ends the episode.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ EpisodeKey = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Verdict:
-    """A verifier's judgement of one response and the reward of it, on its way to its rollout.
+    """A verifier's judgement of one response, and the response's reward.
 
     `reward` is the configured value (shaping is added later, see `rewards.overlong`); the other
     fields are those of the rollout.
@@ -31,7 +31,7 @@ class Verdict:
     by_verifier: Mapping[str, VerifierVerdict] = field(default_factory=dict)
 
     def on(self, rollout: Rollout) -> Rollout:
-        """The response with this verdict, whose reward is that of its turn."""
+        """Return the response with this verdict. The reward is put on its one turn."""
         (turn,) = rollout.turns
         return replace(
             rollout,
@@ -45,7 +45,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Reply:
-    """What came of one `reset` or `step`.
+    """The answer to one `reset` or `step`.
 
     `observation` None: the episode has ended. `failure` names why there is no answer (timeout,
     crash, garbled, error: ...): the episode has ended there, and what it would have earned is not
@@ -63,8 +63,8 @@ class Reply:
 class Environments(Protocol):
     """Answers the turns of episodes, each of which waits for no other.
 
-    An episode has one open question at a time. Nothing here raises for what an environment does:
-    that is a `Reply` with a `failure`.
+    An episode has one open question at a time. No method raises for what an environment does wrong:
+    that becomes a `Reply` with a `failure`.
     """
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
@@ -74,14 +74,15 @@ class Environments(Protocol):
         """Give the episode what the policy wrote in its turn.
 
         Args:
-            has_ended: whether the policy ended it; only of `gives_verdicts` others are asked for.
+            has_ended: whether the policy ended the turn. A turn that was cut off is given only to
+                environments that give verdicts (`gives_verdicts`).
         """
 
     def end(self, key: EpisodeKey) -> None:
-        """The episode is over, or given up; ended and unknown ones are ignored."""
+        """End an episode. Episodes that have ended or are not known are ignored."""
 
     def poll(self, timeout_s: float) -> list[Reply]:
-        """The replies that have come; waits at most so long for the first, 0: not at all."""
+        """Return the replies that have come. Wait at most `timeout_s` for the first."""
 
     @property
     def gives_verdicts(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a host imports for environments, and what the process of one episode does with it."""
+"""The code of environments, which a host imports and each episode's process runs."""
 
 from __future__ import annotations
 
@@ -21,15 +21,19 @@ _METHODS = {"reset": "row", "step": "text"}
 
 
 def user_class(
-    path: str, args: Mapping[str, Any], *, folder: str | None = None, sent: bytes | None = None
+    path: str,
+    args: Mapping[str, Any],
+    *,
+    folder: str | None = None,
+    class_bytes: bytes | None = None,
 ) -> MakeEpisode:
-    """Import the class (`function_of`); each call of what is returned makes one episode's object.
+    """Import the class (`function_of`). Return a function that makes one episode's object.
 
     Raises: UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
     """
-    made = function_of(path, sent, key=KEY, folder=folder)
-    for name, argument in _METHODS.items() if isinstance(made, type) else ():
-        method = getattr(made, name, None)
+    class_ = function_of(path, class_bytes, key=KEY, folder=folder)
+    for name, argument in _METHODS.items() if isinstance(class_, type) else ():
+        method = getattr(class_, name, None)
         if not callable(method):
             raise UserError(
                 f"{KEY}: {path} has no method {name}({argument}); an environment has reset(row) "
@@ -37,16 +41,16 @@ def user_class(
             )
         check_arguments(method, f"{KEY}: {path}.{name}", "self", argument)
     arguments = dict.fromkeys(args, "...")
-    check_arguments(made, f"{KEY}: {path} with environment.args", **arguments)
-    return functools.partial(made, **args)
+    check_arguments(class_, f"{KEY}: {path} with environment.args", **arguments)
+    return functools.partial(class_, **args)
 
 
 MAX_OBSERVATION_CHARS = 2**18
-"""A longer observation is a failure of its episode: it is no text for a policy to read."""
+"""A longer observation makes its episode fail: a policy cannot read it."""
 
 
 class UserEpisode(Protocol):
-    """An environment in one episode: a user's own object, or an adapter's. May have `close()`."""
+    """An environment in one episode: an object of a user or an adapter. It may have `close()`."""
 
     def reset(self, row: dict[str, Any]) -> str | None: ...
 
@@ -64,8 +68,8 @@ class EpisodeAnswers:
         self._episode: Any = None
 
     def __call__(self, question: tuple[str, Any]) -> dict[str, Any]:
-        asked, argument = question
-        if asked == "step":
+        method, argument = question
+        if method == "step":
             return _checked(self._episode.step(argument))
         seed = argument.get("seed")
         _seed(seed if isinstance(seed, int) else 0)
@@ -79,14 +83,14 @@ class EpisodeAnswers:
 
 
 def _seed(seed: int) -> None:
-    """Make what the environment draws a function of the row; a fork has its host's state."""
+    """Seed the random generators by the row. Without it a fork has its host's state."""
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 
 def _checked(answer: Any) -> dict[str, Any]:
-    """The fields of an answer `(observation, reward)`, or what is wrong with it."""
+    """Return the fields of an answer `(observation, reward)`, or the failure that it is."""
     if not isinstance(answer, (tuple, list)) or len(answer) != 2:
         problem: str | None = (
             "step(text) must return (observation or None, reward), it returned "
@@ -132,7 +136,7 @@ class EpisodeCode(UserCode):
         """See `UserCode.imported`; each process is one episode."""
         if self.kind == "function":
             make = user_class(
-                self.name, self.args, folder=self.function_folder, sent=self.function_bytes
+                self.name, self.args, folder=self.function_folder, class_bytes=self.function_bytes
             )
         else:
             from vapo.environments.verifiers_episode import VerifiersEpisode

@@ -19,9 +19,9 @@ from vapo.types import Prompt
 
 
 def data_row(prompt: Prompt) -> dict[str, Any]:
-    """What an environment is given of a prompt: all columns of its row, and a seed of its own.
+    """Return the row that an environment gets for a prompt: its columns, and a seed.
 
-    The same for every episode of the prompt, in training and evaluation of every run.
+    The row is the same for every episode of the prompt, in training and evaluation of every run.
     """
     return {
         **prompt.record,
@@ -39,7 +39,7 @@ class ProcessEnvironments:
     Args:
         capacity: episodes that may be open at a time.
         timeout_s: time limit of one reset or step.
-        output: file descriptor to which the environments print; None: that is discarded.
+        output: file descriptor to which the environments print; None: it is discarded.
 
     Raises: UserError: what the code names cannot be imported or called.
     """
@@ -64,16 +64,16 @@ class ProcessEnvironments:
         self.begin(key, data_row(prompt))
 
     def begin(self, key: EpisodeKey, row: Mapping[str, Any]) -> None:
-        """Begin an episode on what the environment is given.
+        """Begin an episode on a row, which the environment gets.
 
         Raises:
-            ValueError: the key is in use, or as many episodes are open as may be.
+            ValueError: the key is in use, or `capacity` episodes are open.
             UserError: the host has ended and does not start again.
         """
         if key in self.processes or len(self.processes) >= self.capacity:
             raise ValueError(f"episode {key} cannot begin: {len(self.processes)} are open")
         self.processes.open(key)
-        self._ask(key, "reset", dict(row))
+        self._send_question(key, "reset", dict(row))
 
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         """Give the episode what the policy wrote in its turn.
@@ -82,13 +82,13 @@ class ProcessEnvironments:
         """
         if key not in self.processes or self.processes.num_asked(key):
             raise ValueError(f"episode {key} is not waiting for a turn")
-        self._ask(key, "step", text)
+        self._send_question(key, "step", text)
 
-    def _ask(self, key: EpisodeKey, *question: Any) -> None:
+    def _send_question(self, key: EpisodeKey, *question: Any) -> None:
         try:
             self.processes.ask(key, question)
         except OSError as error:
-            is_full = isinstance(error, BlockingIOError)  # it does not read what it is sent
+            is_full = isinstance(error, BlockingIOError)  # the process does not read its input
             self.processes.end(key, Order.KILL)
             self._failed.append(Reply(key, failure="timeout" if is_full else "crash"))
 
@@ -96,7 +96,7 @@ class ProcessEnvironments:
         self.processes.end(key)
 
     def poll(self, timeout_s: float) -> list[Reply]:
-        """See `Environments.poll`; at once if no question is open."""
+        """See `Environments.poll`. Return at once if no question is open."""
         replies, self._failed = self._failed, []
         for answer in self.processes.poll(0.0 if replies else timeout_s):
             reply = Reply(answer.key, **answer.fields)
@@ -110,11 +110,11 @@ class ProcessEnvironments:
 
 
 def make_environments(config: FitConfig, *, output: int | None = None) -> Environments:
-    """Start what answers the turns of the config's episodes.
+    """Start the environments that the config names.
 
     Args:
         output: file descriptor to which environments print, with the tracebacks of what they
-            raise; None: that is discarded.
+            raise; None: it is discarded.
 
     Raises:
         UserError: the class cannot be imported, lacks a method, or cannot be called with
@@ -123,13 +123,13 @@ def make_environments(config: FitConfig, *, output: int | None = None) -> Enviro
     block = config.environment
     assert isinstance(block, (FunctionEnvironment, VerifiersEnvironment)), "there is no kind"
     check_passed(block.variables, key="environment.variables")
-    own = vars(block)  # a kind has options of its own
-    function = own.get("function")
+    options = vars(block)  # each kind has other options
+    function = options.get("function")
     code = EpisodeCode(
         kind="verifiers" if function is None else "function",
         name=environment_name(block),
         args=block.args,
-        function_folder=own.get("function_folder"),
+        function_folder=options.get("function_folder"),
         function_bytes=bytes_of(function, key=KEY),
         shows_errors=output is not None,
         passed=tuple(block.variables),

@@ -1,4 +1,4 @@
-"""An episode in an environment of the package verifiers, as `reset` and `step` see it.
+"""An episode in an environment of the package verifiers, with the methods `reset` and `step`.
 
 The environment drives its rollout itself, in a thread, and calls its model over HTTP. Each call
 becomes an observation: the messages that were added since the policy's last turn. The next `step`
@@ -36,11 +36,11 @@ class VerifiersEpisode:
         self._endpoint = ChatEndpoint(self._events.put)
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
-        self._seen: list[dict[str, Any]] = []
+        self._seen_messages: list[dict[str, Any]] = []
         self._session = ""
 
     def reset(self, row: dict[str, Any]) -> str:
-        """Begin the rollout of the row's task; what its first call adds to the row's prompt.
+        """Begin the rollout of the row's task. Return what its first call adds to the prompt.
 
         Raises:
             ValueError: the row is of no task of the environment, or the rollout begins with other
@@ -60,14 +60,14 @@ class VerifiersEpisode:
         if call is None:
             raise ValueError("the rollout ended without a call of the model")
         self._session = call.session
-        self._seen = opening_messages(task)
+        self._seen_messages = opening_messages(task)
         described = set(row.get(TOOLS) or [])
         tools = [tool for tool in call.tools if tool["function"]["name"] not in described]
         return "\n\n".join(filter(None, [tools_text(tools), self._added(call)]))
 
     def step(self, text: str) -> tuple[str | None, float]:
-        """Give the open call the policy's text; what the next one adds, or the rollout's reward."""
-        self._seen.append({"role": "assistant"})
+        """Answer the open call. Return what the next call adds, or at the end the reward."""
+        self._seen_messages.append({"role": "assistant"})
         self._endpoint.answer(text)
         call = self._next_call()
         if call is None:
@@ -87,7 +87,7 @@ class VerifiersEpisode:
         self._endpoint.close()
 
     def _next_call(self) -> ChatCall | None:
-        """The rollout's next call; None once it has ended. Raises: what the rollout raised."""
+        """Wait for the next call; None once the rollout has ended. Raises: what it raised."""
         event = self._events.get()
         if isinstance(event, BaseException):
             raise event
@@ -97,18 +97,18 @@ class VerifiersEpisode:
         return event
 
     def _added(self, call: ChatCall) -> str:
-        """The text of the messages behind those that the policy has seen, or has written."""
-        known = call.messages[: len(self._seen)]
-        if [_wire(message) for message in known] != [_wire(message) for message in self._seen]:
+        """Return the text of the messages that the policy has neither seen nor written."""
+        earlier_messages = call.messages[: len(self._seen_messages)]
+        if list(map(_wire, earlier_messages)) != list(map(_wire, self._seen_messages)):
             raise ValueError(
                 "the environment has changed messages that the policy has already seen; an "
                 "episode can only go on"
             )
-        self._seen = list(call.messages)
-        return observation_text(call.messages[len(known) :])
+        self._seen_messages = list(call.messages)
+        return observation_text(call.messages[len(earlier_messages) :])
 
     def _run(self, task: Any) -> None:
-        """The rollout's thread: its end, or what it raised, is the last event."""
+        """Run the rollout in its thread. The last event is its reward, or what it raised."""
         asyncio.set_event_loop(self._loop)
         try:
             self._events.put(self._loop.run_until_complete(self._rollout(task)))
@@ -134,6 +134,6 @@ class VerifiersEpisode:
 
 
 def _wire(message: dict[str, Any]) -> tuple[str, Any]:
-    """What of a message must not change; of the policy's own it is the tokens that count."""
+    """Return what must not change in a message: nothing but the role in the policy's own."""
     role = message["role"]
     return role, None if role == "assistant" else observation_text([message])

@@ -64,7 +64,7 @@ class ChatHarness(vf.Harness[ChatHarnessConfig]):
 async def _talk(
     client: Any, model: str, messages: list[Any], tools: list[Any], dispatch: Any, servers: Any
 ) -> None:
-    """Give the model what it asks its tools for, until it answers without asking."""
+    """Run the tool calls of the model's answers, until it answers without a call."""
     offered = {"tools": tools} if tools else {}
     while True:
         completion = await client.chat.completions.create(model=model, messages=messages, **offered)
@@ -86,7 +86,7 @@ def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
 
 
 async def _result(servers: Any, dispatch: dict[str, Any], function: Any) -> Any:
-    """A tool's result, or why there is none, for the model to read."""
+    """Call a tool. Return its result, or why there is none, for the model to read."""
     try:
         arguments = json.loads(function.arguments or "{}")
     except json.JSONDecodeError as error:

@@ -40,9 +40,9 @@ def check_verifiers_installed(key: str) -> None:
 
 
 def load_environment(identity: str, args: Mapping[str, Any], *, key: str) -> Any:
-    """The package's environment.
+    """Load an environment of the package.
 
-    An agent's program is our chat (`verifiers_harness`) and runs on this machine, unless the
+    An agent's program is the chat of `verifiers_harness`, which runs on this machine, unless the
     environment or `args` says otherwise.
 
     Raises: UserError: it is not installed, or does not take `args`.
@@ -73,17 +73,17 @@ def _config_data(identity: str, args: Mapping[str, Any]) -> dict[str, Any]:
         role = field.default
         if not isinstance(role, AgentConfig):
             continue
-        chosen = dict(args.get(name) or {})
+        agent_config = dict(args.get(name) or {})
         if role.runtime.type == "prime":  # the package's default, which is a service
-            chosen.setdefault("runtime", {"type": "subprocess"})
+            agent_config.setdefault("runtime", {"type": "subprocess"})
         if role.harness is None and not own_program:
-            chosen.setdefault("harness", {"id": harness})
-        data[name] = chosen
+            agent_config.setdefault("harness", {"id": harness})
+        data[name] = agent_config
     return data
 
 
 def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
-    """The task with this data, made as the package's own server makes it.
+    """Make the task with this data, as the package's own server makes it.
 
     Raises: pydantic.ValidationError: it is not the data of a task of this environment.
     """
@@ -101,7 +101,7 @@ def opening_messages(task: Any) -> list[dict[str, Any]]:
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
     """The tools that the environment's own classes declare, as a chat call offers them.
 
-    Those of a server elsewhere are not among them: they are known once somebody connects to it.
+    The tools of a remote server are not among them: they are known once a client connects to it.
     """
     taskset = environment.taskset
     servers = [
@@ -114,7 +114,7 @@ def tool_schemas(environment: Any) -> list[dict[str, Any]]:
 async def _schemas(servers: list[Any]) -> list[dict[str, Any]]:
     from mcp.server.mcpserver import MCPServer
 
-    found = []
+    schemas = []
     for server in servers:
         mcp = MCPServer(server.server_name or type(server).__name__)
         server.register(mcp)
@@ -125,12 +125,12 @@ async def _schemas(servers: list[Any]) -> list[dict[str, Any]]:
                 "description": tool.description or "",
                 "parameters": tool.input_schema,
             }
-            found.append({"type": "function", "function": function})
-    return found
+            schemas.append({"type": "function", "function": function})
+    return schemas
 
 
 def tools_text(tools: list[dict[str, Any]]) -> str:
-    """How tools are described to a policy, as the chat templates of Qwen and Hermes do; or ''."""
+    """Describe tools to a policy, as the chat templates of Qwen and Hermes do; '' without tools."""
     if not tools:
         return ""
     listed = "\n".join(json.dumps(tool) for tool in tools)
