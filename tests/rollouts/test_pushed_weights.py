@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.tiny_model import tiny_model
 from vapo.rollouts.engines.sampler import CastWeights, EngineSampler
-from vapo.rollouts.engines.selection import kept_in_float32
+from vapo.rollouts.engines.selection import float32_name_parts
 
 THIRD = torch.tensor(1 / 3)
 
@@ -64,10 +64,10 @@ def test_what_the_architecture_keeps_in_float32_is_pushed_as_it_is() -> None:
         "steps": (torch.int64, 3.0),
     }
     model = tiny_model()
-    assert kept_in_float32(model) == frozenset()
+    assert float32_name_parts(model) == frozenset()
     model._keep_in_fp32_modules = ["A_log"]
     model._keep_in_fp32_modules_strict = ["gate.bias"]
-    assert kept_in_float32(model) == {"A_log", "gate.bias"}
+    assert float32_name_parts(model) == {"A_log", "gate.bias"}
 
 
 def test_sums_are_of_the_bits_that_are_pushed() -> None:

@@ -147,7 +147,7 @@ def test_weights_go_to_all_servers_and_only_the_newest_files_stay(tmp_path: Path
 
 def test_weights_are_cut_into_files_and_rounded_to_the_engines_dtype() -> None:
     weights = [("a", torch.ones(6, 2).T / 3), ("b", torch.ones(4)), ("n", torch.arange(3))]
-    found = list(chunks(CastWeights(torch.bfloat16)(weights), most=24))
+    found = list(chunks(CastWeights(torch.bfloat16)(weights), max_bytes=24))
     assert [list(chunk) for chunk in found] == [["a"], ["b", "n"]]
     assert found[0]["a"].is_contiguous()
     assert (found[0]["a"].dtype, found[1]["n"].dtype) == (torch.bfloat16, torch.int64)

@@ -34,7 +34,7 @@ class SamplingSettings:
 
 
 def sampling_settings(config: RolloutConfig) -> SamplingSettings:
-    """The sampling settings of training rollouts."""
+    """Return the sampling settings of training rollouts."""
     return SamplingSettings(
         max_response_tokens=config.max_response_tokens,
         temperature=config.temperature,
@@ -45,11 +45,11 @@ def sampling_settings(config: RolloutConfig) -> SamplingSettings:
 
 @dataclass(frozen=True)
 class TurnRequest:
-    """One turn to sample of the episode `key` (prompt i, sample j).
+    """A request to sample one turn of the episode with this `key` (prompt i, sample j).
 
-    `ids` are all tokens before it: the prompt, and the earlier turns exactly as they were sampled
-    and observed. `turn` counts from 0; at most `max_tokens` tokens are sampled. `prompt_id` is
-    what messages call it by.
+    `ids` are all tokens before the turn: the prompt, and the earlier turns exactly as they were
+    sampled and observed. `turn` counts from 0. At most `max_tokens` tokens are sampled. `prompt_id`
+    names the prompt in messages.
     """
 
     key: tuple[int, int]
@@ -63,8 +63,8 @@ class TurnRequest:
 class SampledTurn:
     """What was sampled for a request, an end token included, with a log-prob for each token.
 
-    `has_ended` is False where the tokens ran out before an end token came. `updates` are those of
-    `Turn`, from an engine that knows which weights sampled which token.
+    `has_ended` is False where the tokens ran out before an end token came. `updates` is that of
+    `Turn`; it is empty where the engine does not know which weights sampled which token.
     """
 
     request: TurnRequest
@@ -85,10 +85,10 @@ def sampled_text(
 
     The end token at the very end is left out, and so is padding behind it. Every other special
     token is a part of what the policy said and stays: a tag, the call of a tool, a turn marker in
-    the middle. Spaces are as the tokens have them. Bytes that are no whole character are U+FFFD.
+    the middle. Spaces are as the tokens have them. Bytes that form no character are U+FFFD.
 
     Args:
-        end_ids: the tokens that may have ended them; none where they were cut.
+        end_ids: the tokens that may have ended the response; empty where it was cut off.
         keeps_special: as `rewards.keep_special_tokens`; False leaves out all special tokens.
     """
     spoken = ids_before_end(ids, tokenizer, end_ids)
@@ -104,16 +104,16 @@ def sampled_text(
 def has_ended(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int]
 ) -> bool:
-    """Whether an end token stands behind all others, but for padding."""
+    """Whether the tokens end in an end token, which padding alone may follow."""
     return len(ids_before_end(ids, tokenizer, end_ids)) < len(ids)
 
 
 def ids_before_end(
     ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Collection[int] = ()
 ) -> list[int]:
-    """The tokens without the end tokens, and padding behind those, that stand behind all others.
+    """Return the tokens without the end tokens at their very end, and the padding behind those.
 
-    Padding that no end token stands before is no padding: the policy sampled it.
+    Pad ids at the end that follow no end token stay: the policy sampled them.
     """
     padding = {tokenizer.pad_token_id}.difference(end_ids)
     before_padding = len(ids)
@@ -136,11 +136,11 @@ class TurnStream(Protocol):
         """Sample this turn as soon as there is room. One turn of an episode is open at a time.
 
         Raises:
-            UserError: there are no tokens before it, or with its own more than the model takes.
+            UserError: no tokens are before the turn, or the model does not take that many.
         """
 
     def step(self) -> list[SampledTurn]:
-        """Sample on, for a short while, and return the turns that ended; without any, at once.
+        """Sample for a short while, and return the turns that ended. Do not wait if none is open.
 
         Raises:
             EngineError: the engine failed.
@@ -148,7 +148,7 @@ class TurnStream(Protocol):
         """
 
     def forget(self, key: tuple[int, int]) -> None:
-        """The episode is over: what is kept of its tokens may go. An open turn of it is dropped."""
+        """End an episode: free what is kept of its tokens, and drop its open turn."""
 
     @property
     def num_open(self) -> int:
@@ -163,18 +163,17 @@ class Sampler(Protocol):
         """The tokens that end a response, or a turn."""
 
     def turns(self, settings: SamplingSettings, *, seed: int) -> AbstractContextManager[TurnStream]:
-        """A stream of turns, which ends with the context.
+        """Open a stream of turns, which ends with the context.
 
-        Nothing in it is a collective of the ranks but entering and leaving it, so each rank may
-        have as many turns as its own episodes need. Every rank must enter it: an engine may gather
-        the actor's shards.
+        Every rank must enter and leave it, as an engine may gather the actor's shards. Nothing
+        inside is a collective of the ranks, so each rank may have as many turns as it needs.
         """
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take the actor's new weights, as (name, full tensor) pairs of its state dict.
 
-        Another thread may call this while it samples: an engine that has weights of its own takes
-        them between two steps, and open turns go on with them.
+        Another thread may call this while the engine samples. An engine with weights of its own
+        takes the new ones between two steps, and open turns go on with them.
         """
 
     def sleep(self) -> None:
@@ -187,7 +186,7 @@ class Sampler(Protocol):
 class NonFiniteLogitsError(StoppedRun):
     """The policy's logits are NaN or infinite: its weights have diverged or overflow.
 
-    Nothing can be sampled from it, so the run ends itself. One rank alone may find it.
+    No token can be sampled, so the run ends itself. One rank alone may raise this.
     """
 
     def __init__(self, prompt_id: str) -> None:
@@ -198,14 +197,14 @@ class NonFiniteLogitsError(StoppedRun):
 
 
 def check_turn(request: TurnRequest, num_positions: int | None) -> None:
-    """Raises: UserError if there is nothing to continue, or the turn exceeds the positions."""
+    """Raises: UserError: the turn has no tokens before it, or needs more than `num_positions`."""
     name = turn_name(request)
     if request.max_tokens < 1:
         raise ValueError(f"prompt {name}: a turn has at least one token")
     if not request.ids:
         raise UserError(f"prompt {name} has no tokens: nothing to continue")
-    needed = len(request.ids) + request.max_tokens
-    if num_positions is not None and needed > num_positions:
+    num_tokens = len(request.ids) + request.max_tokens
+    if num_positions is not None and num_tokens > num_positions:
         has = "has" if request.turn == 0 else "has with its earlier turns"
         raise UserError(
             f"prompt {name} {has} {len(request.ids)} tokens; with {request.max_tokens} of response "
@@ -215,11 +214,11 @@ def check_turn(request: TurnRequest, num_positions: int | None) -> None:
 
 
 def turn_name(request: TurnRequest) -> str:
-    """What messages call a turn: its prompt's id, and the number of a later turn."""
+    """Return a turn's name in messages: its prompt's id, and its number after the first turn."""
     return request.prompt_id + (f", turn {request.turn}" if request.turn else "")
 
 
 def draw_seed(seed: int, request: TurnRequest) -> int:
-    """The seed of a turn's random numbers; of a first turn that of (prompt i, sample j) alone."""
+    """Return the seed of a turn's random numbers, which in a first turn depends on (i, j) alone."""
     key = request.key if request.turn == 0 else (*request.key, request.turn)
     return derive_seed(seed, "response", *key)

@@ -1,4 +1,8 @@
-"""What the sampler needs of a vLLM engine, wherever it runs; what engines share, ranks as one."""
+"""The interface of a vLLM engine, and the code that its implementations share.
+
+`SteppedEngine` is the base of engines that sample in steps. `TensorParallelEngine` makes the ranks
+of a group one engine.
+"""
 
 from __future__ import annotations
 
@@ -27,9 +31,9 @@ class EngineError(UserError):
 class Request:
     """One response to sample. Equal requests give equal responses, whatever else is sampled.
 
-    It ends with one of `end_ids`, or when its tokens are used up: `max_tokens`, or the settings' if
-    those are fewer. Requests with the same `episode` are turns of one: the engine may keep what it
-    computed for one until the next.
+    The response ends with one of `end_ids`, or when it has `budget` tokens: the smaller one of
+    `max_tokens` and the settings' `max_response_tokens`. Requests with the same `episode` are its
+    turns: the engine may keep what it computed for one turn until the next.
     """
 
     prompt_ids: tuple[int, ...]
@@ -41,12 +45,12 @@ class Request:
 
     @property
     def budget(self) -> int:
-        """How many tokens may be sampled."""
-        most = self.settings.max_response_tokens
-        return most if self.max_tokens is None else min(self.max_tokens, most)
+        """The largest number of tokens that may be sampled."""
+        limit = self.settings.max_response_tokens
+        return limit if self.max_tokens is None else min(self.max_tokens, limit)
 
     def parameters(self) -> dict[str, Any]:
-        """It as vLLM's sampling parameters."""
+        """Return the request as vLLM's sampling parameters."""
         settings, greedy = self.settings, self.settings.greedy
         return {
             "max_tokens": self.budget,
@@ -56,7 +60,7 @@ class Request:
             "seed": self.seed,  # without one vLLM draws it from the process-wide generator
             "stop_token_ids": sorted(self.end_ids),
             "ignore_eos": True,  # the end tokens are those named above, no others
-            "logprobs": 0,  # the sampled token's own
+            "logprobs": 0,  # the sampled token's log-prob alone
             "detokenize": False,
         }
 
@@ -65,8 +69,9 @@ class Request:
 class Generated:
     """The sampled tokens, an end token included, each with its log-prob.
 
-    `updates` says which weights sampled them: (weight updates since the request was made, number
-    of tokens), in order; without them all tokens are of the weights that there were then.
+    `updates` says which weights sampled the tokens. Each pair has the number of weight updates
+    since the request was made, and a number of tokens, in order. If it is empty, the weights at the
+    time of the request sampled all tokens.
     """
 
     ids: tuple[int, ...]
@@ -87,14 +92,16 @@ class Engine(Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether several ranks are one engine: each calls `results` as often as the others, until
-        all of them have nothing under way (`leave`)."""
+        """Whether several ranks are one engine. Then each must call `results` as often as the
+        others, until no rank has a request under way (`leave`)."""
 
     def submit(self, requests: Mapping[str, Request]) -> None:
-        """Begin requests. Their names are the caller's, of which no other is under way."""
+        """Begin requests. The caller names each request; a name must not be in use."""
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        """Take results of these requests; sample on for a short while if none is ready.
+        """Hand out the results of these requests that are ready, each once.
+
+        If none is ready, sample for a short while first; the answer may still be empty.
 
         Raises: EngineError
         """
@@ -103,12 +110,12 @@ class Engine(Protocol):
         """Drop requests, whether or not they are under way."""
 
     def leave(self) -> None:
-        """The caller has nothing under way any more, and no other request to make."""
+        """Tell the engine that the caller has no request under way and makes none for now."""
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Take new weights and forget what was computed with the old ones.
 
-        It may come while requests are under way: they go on with the new weights.
+        Requests may be under way. They go on with the new weights.
         """
 
     def sleep(self) -> None:
@@ -118,28 +125,31 @@ class Engine(Protocol):
 
 
 def sampled(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
-    """Sample all of these, in the requests' order; fails as a whole with an `EngineError`."""
+    """Sample a response to each request, and return them in the requests' order.
+
+    Raises: EngineError: a request failed; all are dropped.
+    """
     batch = f"batch {secrets.token_hex(8)}"
-    named = {f"{batch}, {place}": request for place, request in enumerate(requests)}
-    left, found = set(named), dict[str, Generated]()
+    requests_by_name = {f"{batch}, {place}": request for place, request in enumerate(requests)}
+    open_names, results = set(requests_by_name), dict[str, Generated]()
     try:
-        engine.submit(named)
-        while left:
-            done = engine.results(left)
-            found.update(done)
-            left.difference_update(done)
+        engine.submit(requests_by_name)
+        while open_names:
+            new_results = engine.results(open_names)
+            results.update(new_results)
+            open_names.difference_update(new_results)
     except BaseException:
         with suppress(Exception):  # the first error is the one to report
-            engine.abort(left)
+            engine.abort(open_names)
         raise
     engine.leave()
-    return [found[name] for name in named]
+    return [results[name] for name in requests_by_name]
 
 
 class SteppedEngine(ABC):
-    """The `Engine` over an engine's own steps: requests at any time, results as they come.
+    """The base of engines that sample in steps.
 
-    Several callers may have requests under way, also in several threads: a step that one of them
+    Several callers may have requests under way, also in several threads. A step that one of them
     makes samples for all, and each takes its own results.
     """
 
@@ -148,38 +158,38 @@ class SteppedEngine(ABC):
     def __init__(self) -> None:
         self._results: dict[str, Generated] = {}
         self._in_use = threading.RLock()
-        self._next = threading.Lock()  # who has it is next to use the engine
+        self._next = threading.Lock()  # held by the thread that may use the engine next
 
     @abstractmethod
     def _begin(self, requests: Mapping[str, Request]) -> None:
-        """Take in requests, by name."""
+        """Start requests; the keys are their names."""
 
     @abstractmethod
     def _step(self) -> Mapping[str, Generated]:
-        """Sample on for a short while; the results that are new."""
+        """Sample for a short while, and return the new results."""
 
     @abstractmethod
     def _drop(self, names: Collection[str]) -> None:
         """Forget requests that may be under way."""
 
     def submit(self, requests: Mapping[str, Request]) -> None:
-        with self._turn():
+        with self._exclusive_use():
             self._begin(requests)
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        with self._turn():
+        with self._exclusive_use():
             if not any(name in names for name in self._results):
                 self._results.update(self._step())
             ready = [name for name in self._results if name in names]
             return {name: self._results.pop(name) for name in ready}
 
     def abort(self, names: Collection[str]) -> None:
-        with self._turn():
+        with self._exclusive_use():
             self._drop([name for name in names if self._results.pop(name, None) is None])
 
     @contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Around each use of the engine: a thread that waits is before the one that steps on."""
+    def _exclusive_use(self) -> Iterator[None]:
+        """Hold the engine for one call. A waiting thread goes before the stepping thread."""
         with self._next:
             self._in_use.acquire()
         try:
@@ -188,12 +198,12 @@ class SteppedEngine(ABC):
             self._in_use.release()
 
     def leave(self) -> None:
-        return  # nobody else waits for its steps
+        return  # no other rank waits for its steps
 
 
 @dataclass
-class _Asked:
-    """What a rank asks of its group before a step; `leaves`: it has nothing under way."""
+class _RankNews:
+    """What a rank tells its group before a step. `leaves`: the rank has nothing under way."""
 
     requests: dict[str, Request] = field(default_factory=dict)
     dropped: list[str] = field(default_factory=list)
@@ -201,11 +211,12 @@ class _Asked:
 
 
 class TensorParallelEngine:
-    """See `Engine`, with every rank's own requests; all ranks of the group must call each method.
+    """An `Engine` whose parts are on the ranks of a group; each rank has its own requests.
 
-    The parts sample in step: before each step the ranks tell each other what is new, and each part
-    runs all requests of its group, whose seeds make every part draw the same tokens. A rank keeps
-    the responses to its own, and goes on stepping until all of the group leave.
+    All ranks of the group must call each method. The parts sample in step: before each step the
+    ranks tell each other their new requests, and each part runs the requests of the whole group.
+    The requests' seeds make every part draw the same tokens. A rank returns the responses to its
+    own requests, and goes on stepping until all ranks of the group leave.
     """
 
     is_shared = True
@@ -219,56 +230,61 @@ class TensorParallelEngine:
             if dist.get_rank() in ranks:
                 self._group, self._place = group, dist.get_rank() - first
         self._num_parts = num_parts
-        self._asked = _Asked()
-        self._under_way: set[str] = set()  # of all ranks, each name with its rank's place
+        self._news = _RankNews()
+        self._under_way: set[str] = set()  # by all ranks; a name begins with its rank's place
 
     @property
     def has_weights(self) -> bool:
         return self._part.has_weights
 
     def submit(self, requests: Mapping[str, Request]) -> None:
-        """See `Engine.submit`; the next step takes them."""
-        self._asked.requests |= requests
+        """See `Engine.submit`. The next step starts the requests."""
+        self._news.requests |= requests
 
     def results(self, names: Collection[str]) -> dict[str, Generated]:
-        """See `Engine.results`: one step of the group, whatever is under way here."""
+        """See `Engine.results`. The group makes a step, even if nothing is under way here."""
         self._exchange()
         if not self._under_way:
             return {}
-        found = self._part.results(self._under_way)
-        self._under_way -= found.keys()
-        own = f"{self._place}: "
-        return {n.removeprefix(own): made for n, made in found.items() if n.startswith(own)}
+        results = self._part.results(self._under_way)
+        self._under_way -= results.keys()
+        prefix = f"{self._place}: "
+        return {
+            name.removeprefix(prefix): generated
+            for name, generated in results.items()
+            if name.startswith(prefix)
+        }
 
     def abort(self, names: Collection[str]) -> None:
-        """See `Engine.abort`; the next step drops them."""
-        self._asked.dropped.extend(names)
+        """See `Engine.abort`. The next step drops the requests."""
+        self._news.dropped.extend(names)
 
     def leave(self) -> None:
-        """See `Engine.leave`: steps on as long as another rank of the group needs it."""
-        self._asked.leaves = True
+        """See `Engine.leave`. Go on stepping until all ranks of the group leave."""
+        self._news.leaves = True
         while not self._exchange():
             if self._under_way:
                 self._under_way -= self._part.results(self._under_way).keys()
-            self._asked.leaves = True
+            self._news.leaves = True
 
     def _exchange(self) -> bool:
-        """Tell the group what is new here and hear what is elsewhere; True if all leave."""
-        of_ranks = [_Asked() for _ in range(self._num_parts)]
-        dist.all_gather_object(of_ranks, self._asked, group=self._group)
-        self._asked = _Asked()
-        for place, asked in enumerate(of_ranks):
-            dropped = {f"{place}: {name}" for name in asked.dropped} & self._under_way
+        """Exchange news with the ranks of the group and apply it. Return whether all leave."""
+        news_by_rank = [_RankNews() for _ in range(self._num_parts)]
+        dist.all_gather_object(news_by_rank, self._news, group=self._group)
+        self._news = _RankNews()
+        for place, news in enumerate(news_by_rank):
+            dropped = {f"{place}: {name}" for name in news.dropped} & self._under_way
             if dropped:
                 self._part.abort(dropped)
                 self._under_way -= dropped
-            if named := {f"{place}: {name}": one for name, one in asked.requests.items()}:
-                self._part.submit(named)
-                self._under_way |= named.keys()
-        return all(asked.leaves for asked in of_ranks)
+            new_requests = {f"{place}: {name}": request for name, request in news.requests.items()}
+            if new_requests:
+                self._part.submit(new_requests)
+                self._under_way |= new_requests.keys()
+        return all(news.leaves for news in news_by_rank)
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`: whole tensors, of which each part takes its own."""
+        """See `Engine.load`. The tensors are whole; each part takes its share of them."""
         self._part.load(weights)
 
     def sleep(self) -> None:

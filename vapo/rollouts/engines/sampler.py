@@ -1,4 +1,4 @@
-"""The `Sampler` over an engine with weights of its own, which are pushed and checked."""
+"""The `Sampler` over a vLLM engine: the actor's weights are pushed to it, then checked."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from vapo.rollouts.engines.contract import (
 )
 from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, sampled
 
-# Log-probs, at temperature 1, of the second of each pair's ids after the first: the trainer's.
+# The trainer's log-probs, at temperature 1, of each (prompt, response) pair's response tokens.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
 Conversion = Callable[[Iterable[tuple[str, Tensor]]], Iterator[tuple[str, Tensor]]]
 
 _NUM_PROMPTS = 2
 _NUM_TOKENS = 16
-_PROMPT_TOKENS = 288  # over two blocks of the KV cache, so that a stale prefix would be found
+_PROMPT_TOKENS = 288  # over two blocks of the KV cache, so that a stale prefix shows
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class EngineSampler:
     """The `Sampler` that samples with vLLM, in this process or on servers.
 
-    `rollout_logprobs` are the engine's own, under the distribution sampled from: after
-    temperature, top-k and top-p. With `greedy` vLLM's are under the plain distribution: it applies
-    none of the three then. The engine starts empty; `weights` gives the actor's, at the start and
-    when the engine has discarded its own in its sleep. `convert` brings the weights of a sync into
-    the dtypes and under the names that the engine takes.
+    `rollout_logprobs` are the engine's log-probs under the distribution that it samples from, after
+    temperature, top-k and top-p. With `greedy` vLLM applies none of the three, and they are under
+    the plain distribution. The engine starts without weights, and may discard its weights while it
+    sleeps: then those that `weights` returns are pushed before it samples. `convert` gives the
+    weights of a sync the dtypes and names that the engine takes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class EngineSampler:
             yield stream
         finally:
             stream.drop()
-        self._engine.leave()  # not after an error, for which no other rank waits
+        self._engine.leave()  # after an error no other rank waits for this one
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """See `Sampler.sync`. Raises: EngineError: the weights did not arrive."""
@@ -82,16 +82,16 @@ class EngineSampler:
 
 
 class EngineTurns:
-    """A `TurnStream` of requests to an engine, which decides what it keeps of ended turns."""
+    """A `TurnStream` of requests to an engine. The engine decides what it keeps of ended turns."""
 
     def __init__(
         self, engine: Engine, settings: SamplingSettings, *, seed: int, end_ids: frozenset[int]
     ) -> None:
         self._engine, self._settings, self._seed = engine, settings, seed
         self._end_ids = end_ids
-        # A server has streams of several processes, and of runs that have ended.
+        # A server may have requests of other processes, and of runs that have ended.
         self._name = f"stream {secrets.token_hex(8)}"
-        self._waiting: dict[str, Request] = {}  # handed over together, by the next step
+        self._waiting: dict[str, Request] = {}  # the next step submits them together
         self._open: dict[str, TurnRequest] = {}
         self._names: dict[tuple[int, int], str] = {}
 
@@ -121,17 +121,17 @@ class EngineTurns:
             self._engine.submit(waiting)
         if not self._open and not self._engine.is_shared:
             return []
-        ended = []
+        ended_turns = []
         for name, tokens in self._engine.results(self._open.keys()).items():
             request = self._open.pop(name)
             del self._names[request.key]
             if not all(map(math.isfinite, tokens.logprobs)):
                 raise NonFiniteLogitsError(turn_name(request))
             has_ended = tokens.ids[-1] in self._end_ids
-            ended.append(
+            ended_turns.append(
                 SampledTurn(request, tokens.ids, tokens.logprobs, has_ended, tokens.updates)
             )
-        return ended
+        return ended_turns
 
     def forget(self, key: tuple[int, int]) -> None:
         name = self._names.pop(key, None)
@@ -150,7 +150,7 @@ class EngineTurns:
 class CastWeights:
     """Casts weights to the dtype that the engine computes in, one tensor at a time.
 
-    The engine would round them itself, from twice the bytes where the trainer keeps float32.
+    The engine would round them itself, but float32 weights are twice the bytes to send.
 
     Args:
         in_float32: parts of the names of weights that the architecture keeps in float32 whatever
@@ -168,7 +168,7 @@ class CastWeights:
 
 
 class WeightSums:
-    """A checksum of every tensor's bits, as it is pushed: equal only for equal weights."""
+    """Adds up the bits of each tensor that is pushed, to show whether the weights have changed."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []
@@ -191,9 +191,9 @@ class SyncCheck:
 
     1. the mean gap of the log-probs must be within rounding: else weights are missing, went to
        wrong places, or are older than a cached prefix;
-    2. if the weights have changed since the last push, so must some log-prob of them, in any
-       bit: else the push did not reach the engine, which a small update in bfloat16 would hide from
-       the first test.
+    2. if the weights have changed since the last push, some log-prob must have changed, too, by a
+       bit at least: else the push did not reach the engine. The first test cannot see this after a
+       small update in bfloat16.
     """
 
     def __init__(
@@ -218,18 +218,18 @@ class SyncCheck:
             EngineError: the engine does not have the weights.
             NonFiniteLogitsError: the trainer's own log-probs are not finite.
         """
-        written = sampled(engine, self._requests)
+        continuations = sampled(engine, self._requests)
         scores = self._score(
-            [(r.prompt_ids, g.ids) for r, g in zip(self._requests, written, strict=True)]
+            [(r.prompt_ids, g.ids) for r, g in zip(self._requests, continuations, strict=True)]
         )
         if not all(math.isfinite(score) for row in scores for score in row):
             raise NonFiniteLogitsError("of the check after a sync")
         gap = statistics.fmean(
             abs(mine - theirs)
-            for generated, row in zip(written, scores, strict=True)
+            for generated, row in zip(continuations, scores, strict=True)
             for mine, theirs in zip(generated.logprobs, row, strict=True)
         )
-        last, self._last = self._last, (sums, written)
+        last, self._last = self._last, (sums, continuations)
         if not sums:
             raise EngineError("the engine took no weights: the sync was skipped")
         if not gap <= self._limit:
@@ -239,7 +239,7 @@ class SyncCheck:
                 "rollouts.vllm and rollouts.servers): it does not have the trainer's weights (or "
                 "rounds more; docs/rollouts.md)"
             )
-        if last is not None and last[0] != sums and last[1] == written:
+        if last is not None and last[0] != sums and last[1] == continuations:
             raise EngineError(
                 "a weight sync did not reach the engine: the weights have changed, its "
                 "log-probs have not, in any bit"

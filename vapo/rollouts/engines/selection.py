@@ -1,4 +1,4 @@
-"""The sampling engine that the config names, over an actor."""
+"""Makes the sampling engine that the config names, for an actor."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer, NcclTransfer, WeightTransfer
 from vapo.system.distributed import rank
 
-_FLOAT32_LISTS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")  # of transformers
+_FLOAT32_LISTS = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")  # in transformers
 _MAX_LOGPROB_GAP = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 
 
 @dataclass(frozen=True)
 class ActorAccess:
-    """What engines need of the actor, sharded or not.
+    """What an engine uses of the actor, whether it is sharded or not.
 
-    `weights` are the full tensors under the plain model's names; `logprobs` the trainer's own,
-    [b, T] at temperature 1; `gather` holds the full weights in the module. Every rank must call
-    them.
+    `weights` returns the full tensors under the plain model's names. `logprobs` computes the
+    trainer's log-probs, [b, T], at temperature 1. Inside `gather` the module holds the full
+    weights. Every rank must call each of them.
     """
 
     model: PreTrainedModel
@@ -69,7 +69,7 @@ def access_to(model: PreTrainedModel, device: torch.device) -> ActorAccess:
 def sampling_config(
     config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
 ) -> FitConfig:
-    """The part of a config that samplers need, for sampling from the policy in a folder."""
+    """Return the part of a config that samplers need to sample from the policy in a folder."""
     sampling = FitConfig(
         actor=ActorConfig(path=path),
         data=config.data,
@@ -84,7 +84,7 @@ def sampling_config(
 
 
 def check_engine(config: FitConfig) -> None:
-    """Raises: UserError: the engine is not installed, or its options are not good."""
+    """Raises: UserError: vLLM is not installed, or refuses one of the config's options."""
     if isinstance(config.rollouts, VllmEngine):
         check_options(config.rollouts.vllm)
 
@@ -97,11 +97,11 @@ def make_sampler(
     run_folder: Path | None = None,
     note: Callable[[str], None] | None = None,
 ) -> Sampler:
-    """The sampling engine of the config.
+    """Make the sampling engine that the config names.
 
     Args:
-        run_folder: gets vLLM's log; None: there is one only where vLLM fails.
-        note: gets a line for each part of vLLM's start.
+        run_folder: where vLLM's log is written; None: the log is kept only if vLLM fails.
+        note: called with a line of text for each part of vLLM's start.
     """
     if isinstance(config.rollouts, VllmEngine | VllmServerEngine):
         log = partial(EngineLog, run_folder, rank=rank(), note=note)
@@ -123,7 +123,7 @@ def make_sampler(
 def has_mixed_copy(config: FitConfig) -> bool:
     """Whether the Transformers engine samples from a copy of the actor for mixed precision.
 
-    A sharded actor is gathered in the dtype that it computes in.
+    A sharded actor needs no copy: it is gathered in the dtype that it computes in.
     """
     trainer = config.trainer
     is_mixed = trainer.precision == "bf16-mixed" and trainer.strategy != "fsdp"
@@ -131,7 +131,7 @@ def has_mixed_copy(config: FitConfig) -> bool:
 
 
 def engine_size(config: FitConfig, num_positions: int | None) -> EngineSize:
-    """The engine's size: room for the longest prompt and response, in training or evaluation."""
+    """Return the engine's size, with room for the longest prompt and the longest response."""
     training, evaluation = config.rollouts, config.evaluation
     longest = max(training.max_response_tokens, evaluation.max_response_tokens or 0)
     tokens = config.data.max_prompt_tokens + longest
@@ -148,7 +148,7 @@ def _make_engine_sampler(
     open_log: Callable[[], EngineLog],
 ) -> EngineSampler:
     options, dtype = rollouts.engine_options, engine_dtype(config, rollouts.engine_options)
-    cast = CastWeights(dtype, kept_in_float32(actor.model))
+    cast = CastWeights(dtype, float32_name_parts(actor.model))
     vocab_size = actor.model.config.get_text_config().vocab_size
 
     def convert(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
@@ -185,7 +185,7 @@ def _make_engine_sampler(
 def _colocated_engine(
     config: FitConfig, rollouts: VllmEngine, actor: ActorAccess, log: EngineLog
 ) -> Engine:
-    """An engine in this process, or a part of one, without weights."""
+    """Make an engine in this process, or this rank's part of one. It has no weights yet."""
     text_config, num_parts = (
         actor.model.config.get_text_config(),
         rollouts.vllm.tensor_parallel_size,
@@ -206,7 +206,7 @@ def _colocated_engine(
 def _transfer(
     config: FitConfig, rollouts: VllmServerEngine, urls: Sequence[str], weights: Weights
 ) -> WeightTransfer:
-    """Make what brings the actor's weights, in the servers' dtype, to the servers."""
+    """Return the way in which the actor's weights, in the servers' dtype, get to the servers."""
     options = rollouts.servers
     if options.weights == "nccl":
         return NcclTransfer(weights, host=options.weights_host)
@@ -214,7 +214,7 @@ def _transfer(
     return FolderTransfer(Path(folder).expanduser(), urls)
 
 
-def kept_in_float32(model: PreTrainedModel) -> frozenset[str]:
+def float32_name_parts(model: PreTrainedModel) -> frozenset[str]:
     """Return the parts of names by which a model marks weights that stay float32 in every dtype."""
     lists = (getattr(model, name, None) or () for name in _FLOAT32_LISTS)
     return frozenset(part for names in lists for part in names)
@@ -226,7 +226,7 @@ def engine_dtype(config: FitConfig, options: EngineOptions) -> torch.dtype:
 
 
 def score_with(actor: ActorAccess, *, pad_id: int) -> Score:
-    """The trainer's side of the check after a sync."""
+    """Return the function that computes the trainer's log-probs for the check after a sync."""
 
     def score(pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> list[list[float]]:
         inputs = token_inputs(pairs, pad_id=pad_id).to(actor.device)

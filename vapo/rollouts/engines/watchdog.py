@@ -29,7 +29,7 @@ class Watchdog:
         self._timeout_s, self._grace_s = timeout_s, grace_s
         self._fired = False
         self._handler: Any = None
-        self._done = threading.Event()
+        self._has_ended = threading.Event()
         self._last = time.monotonic()
         self._watched = threading.current_thread()
         self._thread = threading.Thread(target=self._watch, name="vllm-watchdog", daemon=True)
@@ -50,18 +50,18 @@ class Watchdog:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._done.set()
+        self._has_ended.set()
         try:
             self._end()
         except KeyboardInterrupt:
             if not self._fired:
                 raise
-            self._end()  # its own signal came as the block had ended: nothing hung
+            self._end()  # the signal came when the block had ended: nothing hung
         if self._fired and kind is KeyboardInterrupt:
             raise EngineError(self._message()) from None
 
     def _end(self) -> None:
-        """No signal of the thread's comes once this has returned."""
+        """Join the watching thread, so that it sends no signal any more; restore the handler."""
         self._thread.join()
         if self._handler is not None:
             signal.signal(signal.SIGINT, self._handler)
@@ -73,14 +73,14 @@ class Watchdog:
         )
 
     def _watch(self) -> None:
-        while not self._done.wait(max(self._last + self._timeout_s - time.monotonic(), 0.01)):
+        while not self._has_ended.wait(max(self._last + self._timeout_s - time.monotonic(), 0.01)):
             if time.monotonic() - self._last >= self._timeout_s:
                 break
-        if self._done.is_set():
+        if self._has_ended.is_set():
             return
         self._fired = True
         assert self._watched.ident is not None
         signal.pthread_kill(self._watched.ident, signal.SIGINT)
-        if not self._done.wait(self._grace_s):
+        if not self._has_ended.wait(self._grace_s):
             say(f"vapo: {self._message()}", file=sys.stderr)
             os._exit(2)

@@ -1,6 +1,6 @@
 """The rows that are decoded together: how they are prefilled, decoded and joined.
 
-Their state is on the device, one place of each tensor a row.
+Their state is on the device; each tensor has one entry for each row.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import Cache, PreTrainedModel
 
 from vapo.rollouts.engines.contract import NonFiniteLogitsError, TurnRequest, turn_name
 from vapo.rollouts.engines.transformers.kv_cache import (
-    KeptRow,
+    CachedRow,
     aligned_cache,
     join_caches,
     prompt_cache,
@@ -25,33 +25,33 @@ from vapo.rollouts.engines.transformers.kv_cache import (
 
 _ROOM = 64
 _PREFILL_TOKENS = 16_384  # padded tokens of one prefill forward; bounds its activations
-_UNEQUAL = 4  # times as many new tokens as another's are too many for one prefill
-_SHORT = 64  # whatever their ratio, so few tokens may be together
+_UNEQUAL = 4  # turns with a cache share a prefill up to this ratio of their new tokens
+_SHORT = 64  # and this many tokens more
 
 
 @dataclass
 class OpenTurn:
-    """A turn that is being sampled: its row, and what has been written out of it so far.
+    """A turn that is being sampled, with the tokens that have been written out so far.
 
-    `kept` has the cache of tokens that `request.ids` begins with, if it was kept.
+    `cached_row` has the cache of the tokens that `request.ids` begins with; None: there is none.
     """
 
     request: TurnRequest
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    kept: KeptRow | None = None
+    cached_row: CachedRow | None = None
 
     @property
     def num_new(self) -> int:
         """How many tokens must run through the model before the first can be sampled."""
-        num_kept = 0 if self.kept is None else len(self.kept.ids)
+        num_kept = 0 if self.cached_row is None else len(self.cached_row.ids)
         return max(1, len(self.request.ids) - num_kept)
 
     @property
     def prefix(self) -> Hashable:
-        """Equal for turns that share a prefill."""
+        """A key that is equal for turns that share a prefill."""
         key, ids = self.request.key, self.request.ids
-        return key if self.kept is not None else (key[0], ids)
+        return key if self.cached_row is not None else (key[0], ids)
 
 
 @dataclass(eq=False)
@@ -61,7 +61,7 @@ class DecodingRows:
     A row that has finished stays in step, unrecorded, until the rows are joined again. Sampled
     tokens stay on the device until the row finishes or the rows are joined.
 
-    `turns` are the rows' own; `cache_rows` is the index of each row in the cache (after a prefill
+    `turns` has each row's turn; `cache_rows` is the index of each row in the cache (after a prefill
     several rows share their prompt's).
     """
 
@@ -82,7 +82,7 @@ class DecodingRows:
         self._first_counts = self.counts
         self._ids = self.counts.new_empty(len(self.turns), 0)
         self._logprobs = self.draws.new_empty(len(self.turns), 0, dtype=torch.float32)
-        self._step_ids: list[Tensor] = []  # of the steps after those
+        self._step_ids: list[Tensor] = []  # of later steps
         self._step_logprobs: list[Tensor] = []
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class DecodingRows:
     ) -> list[int]:
         """Record one more token of every live row, and return the rows that finished with it.
 
-        The only point of a step where the host waits for the device, unless a row finishes.
+        This is the only point of a step where the host waits for the device, unless a row finishes.
 
         Raises:
             NonFiniteLogitsError: a live row's log-prob is not finite.
@@ -143,7 +143,7 @@ class DecodingRows:
         self.num_alive -= 1
 
     def write_out(self, rows: list[int]) -> list[OpenTurn]:
-        """Hand these rows' recorded tokens to their turns, once in a row's life; return them."""
+        """Append these rows' tokens to their turns, once for each row. Return the turns."""
         turns = [self.turns[row] for row in rows]
         if self._step_ids:  # put together once: rows that finish one by one do not pay for all
             self._ids = torch.cat([self._ids, torch.stack(self._step_ids, dim=1)], dim=1)
@@ -159,17 +159,17 @@ class DecodingRows:
             turn.logprobs.extend(row_logprobs[:num])
         return turns
 
-    def kept(self, rows: list[int]) -> list[KeptRow]:
-        """What the cache has of rows that just finished: all their tokens but the last."""
-        kept = []
+    def make_cached_rows(self, rows: list[int]) -> list[CachedRow]:
+        """Return the cache of rows that just finished: all their tokens but the last."""
+        entries = []
         for row, cache_row in zip(rows, self.cache_rows[rows].tolist(), strict=True):
             ids = (*self.turns[row].request.ids, *self.turns[row].ids[:-1])
-            kept.append(KeptRow(ids, self.cache, row=cache_row, first=self.width - len(ids)))
-        return kept
+            entries.append(CachedRow(ids, self.cache, row=cache_row, first=self.width - len(ids)))
+        return entries
 
 
 def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows | None:
-    """Join the live rows of all parts, which are written out; None if there are none.
+    """Write out the live rows of all parts, and join them; None if there are none.
 
     Columns left of the longest live row's first token are dropped.
     """
@@ -206,9 +206,9 @@ def join_rows(parts: Sequence[DecodingRows], *, max_tokens: int) -> DecodingRows
 
 
 class Prefilled(NamedTuple):
-    """The cache of distinct prefixes, which all end in its last column, and what comes next.
+    """The cache of distinct prefixes, which all end in its last column, and the next logits.
 
-    `rows` is the prefix of each turn; `num_tokens` how many ran through the model.
+    `rows` has the index of each turn's prefix. `num_tokens` tokens ran through the model.
     """
 
     cache: Cache
@@ -219,24 +219,24 @@ class Prefilled(NamedTuple):
 
 
 def prefill_chunks(turns: Sequence[OpenTurn], *, pads: bool = True) -> Iterator[list[OpenTurn]]:
-    """Cut into pieces of a bounded number of padded tokens, most tokens first.
+    """Cut turns into chunks of a bounded number of padded tokens, the longest turns first.
 
-    Turns with a kept cache are not together with those without.
+    Turns with a cached row and turns without one are in different chunks.
 
     Args:
-        pads: whether turns of unequal lengths may be together.
+        pads: whether a chunk may have turns of unequal lengths.
     """
-    turns = sorted(turns, key=lambda turn: (turn.kept is not None, -turn.num_new))
+    turns = sorted(turns, key=lambda turn: (turn.cached_row is not None, -turn.num_new))
     chunk: list[OpenTurn] = []
     prefixes: set[Hashable] = set()
     for turn in turns:
         prefixes.add(turn.prefix)
-        most = (chunk or [turn])[0]
-        is_full = len(prefixes) * most.num_new > _PREFILL_TOKENS
-        is_unlike = (most.kept is None) != (turn.kept is None) or (
-            turn.kept is not None and most.num_new > _UNEQUAL * turn.num_new + _SHORT
+        longest = (chunk or [turn])[0]
+        is_full = len(prefixes) * longest.num_new > _PREFILL_TOKENS
+        is_unlike = (longest.cached_row is None) != (turn.cached_row is None) or (
+            turn.cached_row is not None and longest.num_new > _UNEQUAL * turn.num_new + _SHORT
         )
-        if chunk and (is_full or is_unlike or (not pads and most.num_new != turn.num_new)):
+        if chunk and (is_full or is_unlike or (not pads and longest.num_new != turn.num_new)):
             yield chunk
             chunk, prefixes = [], {turn.prefix}
         chunk.append(turn)
@@ -254,8 +254,8 @@ def prefill(
 ) -> Prefilled:
     """Run the tokens before some turns through the model, those of a shared prompt once.
 
-    Right-aligned, all turns run equally many tokens: of a turn that has fewer new ones than
-    another, the last of its kept tokens run again in place of padding.
+    Turns are right-aligned, and equally many tokens of each run. If a turn has fewer new tokens
+    than another, the last of its cached tokens run again in place of padding.
 
     Args:
         is_recurrent: the model has recurrent layers; then all turns have equally many tokens.
@@ -268,12 +268,12 @@ def prefill(
     first = width - num_new
     mask = torch.arange(width) >= (width - lengths)[:, None]
     positions = (mask.long().cumsum(dim=1) - 1).clamp_(min=0)
-    kept = [turn.kept for turn in rows if turn.kept is not None]
+    cached_rows = [turn.cached_row for turn in rows if turn.cached_row is not None]
     # Rows are right-aligned, so that Transformers' mask of a window, which counts columns, is that
     # of the tokens' positions.
     cache: Cache = prompt_cache(model.config, is_recurrent=is_recurrent)
-    if kept:
-        cache = aligned_cache(kept, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)
+    if cached_rows:
+        cache = aligned_cache(cached_rows, (lengths - num_new).clamp_(min=0).tolist(), room=num_new)
     last = [turn.request.ids[-num_new:] for turn in rows]
     input_ids = torch.tensor([[pad_id] * (num_new - len(ids)) + list(ids) for ids in last])
     logits = model(

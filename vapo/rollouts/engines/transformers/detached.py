@@ -20,8 +20,8 @@ def mix_weights(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
 
     Autocast rounds them whenever it enters a layer: once in a training step, but for sampling once
     a token. A copy that holds them rounded gives the same numbers. Embeddings, norms and the output
-    layer keep theirs: autocast computes with them in float32, and of the output layer trainer and
-    engine do, too.
+    layer keep their dtype: autocast computes embeddings and norms in float32, and trainer and
+    engine do so for the output layer.
     """
     head = model.get_output_embeddings()
     for module in model.modules():
@@ -34,7 +34,7 @@ class DetachedTransformersSampler(TransformersSampler):
     """A `TransformersSampler` whose weights are those of the last `sync`, at first the actor's.
 
     It costs the memory of one more actor, without gradients and optimizer. With a `mixed_dtype` it
-    computes as a trainer does in mixed precision of that dtype, and so are most of its weights.
+    computes as a trainer does in mixed precision of that dtype, which most of its weights have.
     """
 
     def __init__(
@@ -63,10 +63,11 @@ class DetachedTransformersSampler(TransformersSampler):
             ValueError: the names are not those of the engine's own weights, each of them once.
         """
         with self._next, self._weights_in_use:
-            left = self._model.state_dict()
+            remaining_weights = self._model.state_dict()
             for name, tensor in weights:
-                if name not in left:
+                if name not in remaining_weights:
                     raise ValueError(f"the engine has no weight {name}, or got it twice")
-                left.pop(name).copy_(tensor)
-            if left:
-                raise ValueError(f"these weights of the engine were not synced: {', '.join(left)}")
+                remaining_weights.pop(name).copy_(tensor)
+            if remaining_weights:
+                names = ", ".join(remaining_weights)
+                raise ValueError(f"these weights of the engine were not synced: {names}")

@@ -61,7 +61,7 @@ class RoomyLayer(DynamicLayer):
     values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, *, width: int | None = None) -> None:
-        """Take over two buffers, of whose columns the first `width` are in use; None: all."""
+        """Take over two buffers. The first `width` of their columns are in use; None: all are."""
         super().__init__()
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
@@ -96,14 +96,14 @@ class RoomyHybridLayer(LinearAttentionLayer, RoomyLayer):  # type: ignore[misc, 
         RoomyLayer.__init__(self, keys, values, width=width)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
-        """Nothing: both kinds of states are there from the start."""
+        """Do nothing: both kinds of states are there from the start."""
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         """Not used: rows are joined by `join_caches`."""
         raise NotImplementedError
 
 
-class KeptRow:
+class CachedRow:
     """The cache of one row's tokens `ids`, which are in the columns from `first` on.
 
     It is a view of a cache that several rows share until `detach` copies it.
@@ -134,20 +134,22 @@ class KeptRow:
             self._is_shared = False
 
 
-def aligned_cache(kept: Sequence[KeptRow], lengths: Sequence[int], *, room: int) -> Cache:
+def aligned_cache(cached_rows: Sequence[CachedRow], lengths: Sequence[int], *, room: int) -> Cache:
     """Make a cache of the first `lengths[r]` tokens of each row, right-aligned, with spare columns.
 
-    As many columns are in use as the longest of them needs.
+    The longest row decides how many columns are in use.
     """
     width = max(lengths)
     layers: list[Any] = []
-    for index in range(kept[0].num_layers):
+    for index in range(cached_rows[0].num_layers):
         buffers = []
         for name in _STATES:
-            source = kept[0].states(index, name)
-            buffer = source.new_zeros(len(kept), source.shape[0], width + room, source.shape[2])
-            for row, (one, length) in enumerate(zip(kept, lengths, strict=True)):
-                buffer[row, :, width - length : width] = one.states(index, name)[:, :length]
+            source = cached_rows[0].states(index, name)
+            buffer = source.new_zeros(
+                len(cached_rows), source.shape[0], width + room, source.shape[2]
+            )
+            for row, (cached_row, length) in enumerate(zip(cached_rows, lengths, strict=True)):
+                buffer[row, :, width - length : width] = cached_row.states(index, name)[:, :length]
             buffers.append(buffer)
         layers.append(RoomyLayer(*buffers, width=width))
     return Cache(layers=layers)
@@ -172,7 +174,11 @@ def join_caches(
             layer: Any = LinearAttentionLayer(first.number_of_states)
         else:
             joined = (
-                _join([(getattr(one, name), rows) for one, rows in to_join], width, room)
+                _join(
+                    [(getattr(cache_layer, name), rows) for cache_layer, rows in to_join],
+                    width,
+                    room,
+                )
                 for name in _STATES
             )
             layer = (RoomyHybridLayer if has_states else RoomyLayer)(*joined, width=width)
@@ -214,10 +220,10 @@ def _join(
     first = 0
     for states, rows in parts:
         last = first + len(rows)
-        used = min(width, states.shape[2])
-        recent = states[:, :, states.shape[2] - used :]
-        joined[first:last, :, : width - used] = 0  # masked, but 0 * NaN would not be 0
-        joined[first:last, :, width - used : width] = recent.index_select(0, rows)
+        num_columns = min(width, states.shape[2])
+        recent = states[:, :, states.shape[2] - num_columns :]
+        joined[first:last, :, : width - num_columns] = 0  # masked, but 0 * NaN would not be 0
+        joined[first:last, :, width - num_columns : width] = recent.index_select(0, rows)
         first = last
     return joined
 
@@ -227,20 +233,19 @@ def decoding_attention(model: PreTrainedModel) -> Iterator[None]:
     """While the model decodes with scaled dot-product attention, compute it by products.
 
     Transformers would copy shared keys and values to every head at each token. On a GPU these
-    copies are larger with each token than all before, so that torch's allocator takes new memory
-    for them and keeps the old. On a CPU torch's fused kernel is made for long queries: for the
-    single query of a decoding step it takes several times as long as two products, in bfloat16 up
-    to ten times.
+    copies grow with each token, so that torch's allocator takes new memory for them and keeps the
+    old. On a CPU torch's fused kernel is made for long queries: for the single query of a decoding
+    step it takes several times as long as two products, in bfloat16 up to ten times.
     """
-    before = attention_implementation(model)
-    if before not in ("sdpa", PACKED_SDPA) or not can_change_attention(model):
+    implementation = attention_implementation(model)
+    if implementation not in ("sdpa", PACKED_SDPA) or not can_change_attention(model):
         yield
         return
     model.set_attn_implementation(DECODING_SDPA)
     try:
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(implementation)
 
 
 def decoding_sdpa(
@@ -255,8 +260,8 @@ def decoding_sdpa(
 ) -> tuple[Tensor, None]:
     """Transformers' attention function: products for one query, else its own.
 
-    They are in float32; on a GPU that with the values is in theirs, as in its fused kernels, so
-    that values in half precision are not copied.
+    The products are in float32, except that on a GPU the product with the values is in their
+    dtype, as in its fused kernels. So values in half precision are not copied.
     """
     is_plain = attention_mask is None or attention_mask.dtype == torch.bool
     if query.shape[2] > 1 or not is_plain or options.get("position_bias") is not None:

@@ -10,9 +10,9 @@ are moved together and the free places are filled from the queue, so finished ro
 Rows are right-aligned: the next token of every row goes into the same cache column.
 
 The cache of a turn that ended is kept for the next turn of its episode, which then prefills its
-new tokens only. Recurrent layers have one state a row, which padding before the first token would
-change, and which is that of the last token alone: prompts of equal length are prefilled together,
-and nothing is kept.
+new tokens only. A recurrent layer has one state for each row, that of the last token, and padding
+before the first token would change it. So prompts of equal length are prefilled together, and no
+cache is kept.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from vapo.rollouts.engines.transformers.decoding_rows import (
     prefill,
     prefill_chunks,
 )
-from vapo.rollouts.engines.transformers.kv_cache import KeptRow, decoding_attention
+from vapo.rollouts.engines.transformers.kv_cache import CachedRow, decoding_attention
 from vapo.rollouts.engines.transformers.token_sampling import (
     float32_logits,
     sample_tokens,
@@ -60,8 +60,8 @@ class TransformersSampler:
     top-p. With `greedy` the likeliest token is taken, and its log-prob is under that same
     distribution. A response stops at the tokenizer's end token, or one that the model's
     generation config names. `gather` is entered around the decoding; it holds the full weights of
-    a sharded module on every rank, so that ranks may decode different lengths. `rounds` is the
-    actor's.
+    a sharded module on every rank, so that ranks may decode different lengths. `rounds` says
+    whether products round their inputs, as the actor's do.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class TransformersSampler:
         self._rounds = rounds
         self._is_recurrent = has_recurrent_layers(model.config)
         self._weights_in_use = threading.Lock()
-        self._next = threading.Lock()  # who has it is next to use or to change the weights
+        self._next = threading.Lock()  # held by the thread that may use or change the weights next
 
     @contextmanager
     def turns(self, settings: SamplingSettings, *, seed: int) -> Iterator[TransformersTurns]:
@@ -118,32 +118,32 @@ class TransformersSampler:
 
     @contextmanager
     def _stepping(self) -> Iterator[None]:
-        """Around each step of a stream. A sync that waits for the step's end is before the next."""
+        """Hold the weights for one step of a stream. A waiting sync goes before the next step."""
         with self._next:
             pass
         with self._weights_in_use, float32_logits(self._model, rounds=self._rounds):
             yield
 
     def sync(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Nothing to do: the engine decodes with the actor's own parameters.
+        """Do nothing: the engine decodes with the actor's own parameters.
 
         `weights` is not iterated over, so that gathering them from shards costs nothing.
         """
 
     def sleep(self) -> None:
-        """Nothing to free: the engine has no memory of its own between calls."""
+        """Do nothing: the engine has no memory of its own between calls."""
 
     def close(self) -> None:
-        """Nothing to free: the module belongs to the trainer."""
+        """Do nothing: the module belongs to the trainer."""
 
 
 class TransformersTurns:
     """See `TurnStream`.
 
     At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
-    are kept, the newest; of a model that `is_recurrent` none. `take_turns` is entered around each
-    step: weights may change between two. `num_prefilled` counts the tokens that ran through the
-    model before the first was sampled.
+    are kept, the newest; a model that `is_recurrent` keeps none. `take_turns` is entered around
+    each step: weights may change between two. `num_prefilled` counts the tokens that ran through
+    the model before the first was sampled.
     """
 
     def __init__(
@@ -168,9 +168,9 @@ class TransformersTurns:
         self._is_recurrent = is_recurrent
         self._rows: DecodingRows | None = None
         self._open: dict[tuple[int, int], OpenTurn] = {}
-        self._queue: dict[tuple[int, int], OpenTurn] = {}  # those of the open that have no row
-        self._kept: dict[tuple[int, int], KeptRow] = {}  # the oldest first
-        self._ended: list[SampledTurn] = []
+        self._queue: dict[tuple[int, int], OpenTurn] = {}  # the open turns without a row
+        self._cached_rows: dict[tuple[int, int], CachedRow] = {}  # the oldest first
+        self._ended_turns: list[SampledTurn] = []
         self._num_arrived = 0  # turns submitted since rows were last joined
         self._num_forwards = 0  # since then
 
@@ -181,7 +181,7 @@ class TransformersTurns:
     @property
     def num_kept(self) -> int:
         """How many ended turns have a cache that is kept."""
-        return len(self._kept)
+        return len(self._cached_rows)
 
     def submit(self, request: TurnRequest) -> None:
         check_turn(request, self._positions)
@@ -198,13 +198,13 @@ class TransformersTurns:
                 elif self._rows is not None:
                     self._num_forwards += 1
                     self._extend(self._rows, self._rows.forward(self._model))
-                if self._ended or not self._open:
+                if self._ended_turns or not self._open:
                     break
-        ended, self._ended = self._ended, []
-        return ended
+        ended_turns, self._ended_turns = self._ended_turns, []
+        return ended_turns
 
     def forget(self, key: tuple[int, int]) -> None:
-        self._kept.pop(key, None)
+        self._cached_rows.pop(key, None)
         turn = self._open.pop(key, None)
         if turn is None or self._queue.pop(key, None) is not None or self._rows is None:
             return
@@ -214,10 +214,10 @@ class TransformersTurns:
     # ---- which rows are decoded ---------------------------------------------------------------
 
     def _must_join(self) -> bool:
-        """Whether the rows change before the next forward: each change copies every live row.
+        """Whether to join rows before the next forward. Each join copies every live row.
 
-        Turns that have arrived since the last change wait for a few forwards at most if there is
-        room, so that many that arrive one by one do not cost a copy each.
+        If there is room, turns that have arrived since the last join wait for a few forwards at
+        most, so that turns that arrive one by one do not cost a copy each.
         """
         if self._rows is None:
             return bool(self._queue)
@@ -234,16 +234,16 @@ class TransformersTurns:
         num_free = self._max_rows - sum(part.num_alive for part in parts)
         admitted = [self._queue.pop(key) for key in list(self._queue)[:num_free]]
         for turn in admitted:
-            kept = self._kept.pop(turn.request.key, None)
-            if kept is not None and turn.request.ids[: len(kept.ids)] == kept.ids:
-                turn.kept = kept
+            cached_row = self._cached_rows.pop(turn.request.key, None)
+            if cached_row is not None and turn.request.ids[: len(cached_row.ids)] == cached_row.ids:
+                turn.cached_row = cached_row
         parts.extend(
             self._prefilled(chunk)
             for chunk in prefill_chunks(admitted, pads=not self._is_recurrent)
         )
         self._rows = join_rows(parts, max_tokens=self._settings.max_response_tokens)
-        for kept in self._kept.values():
-            kept.detach()
+        for cached_row in self._cached_rows.values():
+            cached_row.detach()
         self._num_arrived = self._num_forwards = 0
 
     def _prefilled(self, turns: list[OpenTurn]) -> DecodingRows:
@@ -257,10 +257,10 @@ class TransformersTurns:
             is_recurrent=self._is_recurrent,
         )
         self.num_prefilled += prefilled.num_tokens
-        most = self._settings.max_response_tokens
+        max_tokens = self._settings.max_response_tokens
         # One more draw than tokens: a finished row still takes one, unused.
         seeds = [draw_seed(self._seed, turn.request) for turn in turns]
-        draws = uniform_draws(seeds, num_tokens=most + 1)
+        draws = uniform_draws(seeds, num_tokens=max_tokens + 1)
         cache_rows = self._on_device(prefilled.rows)
         rows = DecodingRows(
             turns,
@@ -270,13 +270,13 @@ class TransformersTurns:
             width=prefilled.width,
             prompt_lengths=self._on_device([len(turn.request.ids) for turn in turns]),
             draws=draws.to(self._device),
-            budgets=self._on_device([min(turn.request.max_tokens, most) for turn in turns]),
+            budgets=self._on_device([min(turn.request.max_tokens, max_tokens) for turn in turns]),
             counts=torch.zeros_like(cache_rows),
             last_ids=torch.zeros_like(cache_rows),
         )
         self._extend(rows, prefilled.logits[cache_rows])
         for turn in turns:
-            turn.kept = None
+            turn.cached_row = None
         return rows
 
     def _on_device(self, numbers: list[int]) -> Int[Tensor, " R"]:
@@ -285,20 +285,20 @@ class TransformersTurns:
     # ---- tokens -------------------------------------------------------------------------------
 
     def _extend(self, rows: DecodingRows, logits: Float[Tensor, "R V"]) -> None:
-        """Sample every row's next token; those that finish are ended turns, whose caches stay."""
+        """Sample every row's next token. A row that finishes ends its turn; its cache is kept."""
         ids, logprobs = sample_tokens(logits, rows.uniforms(), self._settings)
         finished = rows.record(ids, logprobs, stop_ids=self._stops)
         if not finished:
             return
         turns = rows.write_out(finished)
-        for turn, kept in zip(turns, rows.kept(finished), strict=True):
+        for turn, cached_row in zip(turns, rows.make_cached_rows(finished), strict=True):
             request = turn.request
             del self._open[request.key]
             if not self._is_recurrent:
-                self._kept[request.key] = kept
+                self._cached_rows[request.key] = cached_row
             has_ended = turn.ids[-1] in self._stop_ids
-            self._ended.append(
+            self._ended_turns.append(
                 SampledTurn(request, tuple(turn.ids), tuple(turn.logprobs), has_ended)
             )
-        while len(self._kept) > self._max_rows:
-            del self._kept[next(iter(self._kept))]
+        while len(self._cached_rows) > self._max_rows:
+            del self._cached_rows[next(iter(self._cached_rows))]

@@ -1,4 +1,4 @@
-"""The last position's logits, one token a row from them, and the random numbers that decide it."""
+"""Computes the last position's logits, and samples a token for each row by a random number."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def float32_logits(model: PreTrainedModel, *, rounds: bool = False) -> Iterator[
 def sample_tokens(
     logits: Float[Tensor, "R V"], uniforms: Float64[Tensor, " R"], settings: SamplingSettings
 ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"]]:
-    """Each row's next token and its log-prob under the distribution that is sampled from.
+    """Return each row's next token and its log-prob under the distribution that is sampled from.
 
-    The token is the row's random number's (`inverse_cdf`), or with `greedy` the likeliest.
+    The row's random number decides the token (`inverse_cdf`); with `greedy` it is the likeliest.
     """
     on_cpu = logits.device.type == "cpu"
     num_rows = max(1, _CPU_LOGITS // logits.shape[-1]) if on_cpu else len(logits)
@@ -82,8 +82,8 @@ def filtered_logprobs(
     Equal logits are kept by lower id first. Float32, whatever the model's dtype.
 
     Args:
-        ordered_at_first: order so many of the likeliest tokens, and more only where they are too
-            few; None: order all, and never wait for the device.
+        ordered_at_first: how many of the likeliest tokens are ordered at first; more are ordered
+            only if these are too few. None: order all, and never wait for the device.
     """
     logits = logits.float()
     if temperature != 1:
@@ -92,8 +92,8 @@ def filtered_logprobs(
     has_top_k = 0 < top_k < logits.shape[-1]
     if not has_top_k and top_p >= 1:
         return logprobs
-    most = top_k if has_top_k else None
-    lowest, num_kept = _nucleus(logprobs, ordered_at_first, top_k=most, top_p=top_p)
+    num_top = top_k if has_top_k else None
+    lowest, num_kept = _nucleus(logprobs, ordered_at_first, top_k=num_top, top_p=top_p)
     is_dropped = logprobs < lowest
     is_last = logprobs == lowest
     num_last = num_kept - (logprobs > lowest).sum(dim=-1, keepdim=True)
@@ -105,7 +105,7 @@ def filtered_logprobs(
 def _nucleus(
     logprobs: Float[Tensor, "R V"], at_first: int | None, *, top_k: int | None, top_p: float
 ) -> tuple[Float[Tensor, "R 1"], Int[Tensor, "R 1"]]:
-    """The least log-prob of the tokens that are kept, and how many those are, of each row."""
+    """Return each row's least log-prob of a kept token, and the number of kept tokens."""
     vocab_size = logprobs.shape[-1]
     num = vocab_size if at_first is None else min(vocab_size, max(at_first, top_k or 0))
     while True:
@@ -125,27 +125,27 @@ def inverse_cdf(
 ) -> Int[Tensor, " R"]:
     """Take the first token, in id order, whose cumulative probability exceeds the row's uniform.
 
-    A token of probability 0 is never returned, whatever the rounding. Of a large vocabulary the
-    block that has the token is found first, so that few cumulative probabilities are needed.
+    A token of probability 0 is never returned, whatever the rounding. In a large vocabulary the
+    token's block is looked up first, so that few cumulative probabilities are needed.
     """
     probs = logprobs.exp()
     if probs.shape[-1] <= _BLOCK:
         return _first_above(probs.double(), uniforms)[0]
     blocks = pad(probs, (0, -probs.shape[-1] % _BLOCK)).unflatten(-1, (-1, _BLOCK))
-    block, left = _first_above(blocks.sum(dim=-1).double(), uniforms)
+    block, remainder = _first_above(blocks.sum(dim=-1).double(), uniforms)
     inside = blocks.take_along_dim(block[:, None, None], dim=1).squeeze(1).double()
-    place, _ = _first_above(inside, left / inside.sum(dim=-1))
+    place, _ = _first_above(inside, remainder / inside.sum(dim=-1))
     return block * _BLOCK + place
 
 
 def _first_above(
     masses: Float64[Tensor, "R n"], shares: Float64[Tensor, " R"]
 ) -> tuple[Int[Tensor, " R"], Float64[Tensor, " R"]]:
-    """The first place of each row whose cumulative mass exceeds the share of all, and how much
-    mass the share has behind the place's beginning.
+    """Return each row's first place whose cumulative mass exceeds the share of the row's mass.
 
-    It has mass itself: the cumulative value of a place without is set below every threshold (a
-    parallel scan need not be monotone), and that of the largest counts as above any.
+    Also return how much of the share is left at the place's beginning. The place has mass itself:
+    a place without mass gets a cumulative value below every threshold, as a parallel scan need not
+    be monotone. A place with the largest cumulative value counts as above every threshold.
     """
     cumulative = masses.cumsum(dim=-1).masked_fill_(masses == 0, -1.0)
     largest = cumulative.amax(dim=-1, keepdim=True)
@@ -157,7 +157,7 @@ def _first_above(
 
 
 def uniform_draws(seeds: Sequence[int], *, num_tokens: int) -> Float64[Tensor, "R num_tokens"]:
-    """Draw each row's uniforms in [0, 1): a function of its seed only; more begin with the same."""
+    """Draw each row's uniforms in [0, 1) by its seed alone; more of them begin with the same."""
     draws = np.empty((len(seeds), num_tokens))
     for row, seed in enumerate(seeds):
         np.random.Generator(np.random.Philox(key=seed)).random(out=draws[row])

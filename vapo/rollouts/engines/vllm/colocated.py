@@ -35,7 +35,7 @@ from vapo.rollouts.engines.vllm.seeded_sampling import unseeded_because
 from vapo.rollouts.engines.vllm.weight_loading import load_into
 from vapo.rollouts.engines.watchdog import Watchdog
 
-_STEPS = 8  # of the engine, in one of ours
+_STEPS = 8  # of vLLM's engine in one `_step`
 
 logger = logging.getLogger(__name__)
 
@@ -105,13 +105,13 @@ class ColocatedEngine(SteppedEngine):
 
     def _step(self) -> dict[str, Generated]:
         """Run the engine until a request is done, or for a few steps once one has given a token."""
-        engine, heard = self._live(), threading.Event()
-        drawn = nullcontext() if self._draws is None else self._draws.drawn()
+        engine, has_output = self._live(), threading.Event()
+        draws = nullcontext() if self._draws is None else self._draws.drawn()
         with (
             environment_kept(),
             _clear_errors("sample"),
             Watchdog(self._timeout_s) as dog,
-            drawn,
+            draws,
         ):
             if self._is_asleep:
                 with self._state.entered():
@@ -119,11 +119,13 @@ class ColocatedEngine(SteppedEngine):
                 self._is_asleep = False
             if not engine.has_unfinished_requests():
                 raise EngineError("requests are missing")
-            with _heartbeats(engine, dog.heartbeat, heard.set):
+            with _heartbeats(engine, dog.heartbeat, has_output.set):
                 for step in itertools.count(1):
                     if finished := engine.step():
                         return {output.request_id: _generated(output) for output in finished}
-                    if not engine.has_unfinished_requests() or (heard.is_set() and step >= _STEPS):
+                    if not engine.has_unfinished_requests() or (
+                        has_output.is_set() and step >= _STEPS
+                    ):
                         return {}
         raise AssertionError("no end")
 
@@ -138,8 +140,8 @@ class ColocatedEngine(SteppedEngine):
             if self._is_asleep:
                 engine.wake_up(tags=["weights"])
             engine.collective_rpc(load_into, args=(weights,))
-            # What the old weights computed would be taken for the new ones' own. Requests under
-            # way compute it again.
+            # The prefix cache has what the old weights computed. Requests under way compute it
+            # again.
             if not engine.reset_prefix_cache(reset_running_requests=True):
                 raise EngineError("the prefix cache could not be reset")
             if self._is_asleep:
@@ -147,7 +149,7 @@ class ColocatedEngine(SteppedEngine):
         self._is_asleep, self.has_weights = False, True
 
     def sleep(self) -> None:
-        """See `Engine.sleep`; nothing on a CPU."""
+        """See `Engine.sleep`. On a CPU this does nothing."""
         if self._sleep_level == 0 or self._is_asleep:
             return
         with self._state.entered(), _clear_errors("sleep"):
@@ -184,7 +186,7 @@ class ColocatedEngine(SteppedEngine):
                 # Lists of numbers in place of a dict and an object for each token, which the
                 # garbage collector would look at again and again.
                 flat_logprobs=True,
-                skip_clone=True,  # nobody else has them
+                skip_clone=True,  # no other request shares them
             ),
         )
 
@@ -230,7 +232,7 @@ def _generated(output: Any) -> Generated:
 
 @contextmanager
 def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
-    """Call all `heartbeats` at every step that sampled a token; `step` lists finished ones."""
+    """Call all `heartbeats` at every step that sampled a token; `step` lists finished requests."""
     core = engine.engine_core
     get_output = core.get_output
 

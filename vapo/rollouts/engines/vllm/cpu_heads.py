@@ -27,14 +27,14 @@ HEAD_SIZE = "vapo_head_size"
 
 @dataclass(frozen=True)
 class PaddedHeads:
-    """From heads of `size` to heads of `padded`."""
+    """Pads heads of `size` to heads of `padded`. `overrides` change the model's config to match."""
 
     size: int
     padded: int
     overrides: dict[str, Any]
 
     def weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The engine's weights for the model's, tensor by tensor."""
+        """Turn the model's weights into the engine's, tensor by tensor."""
         missing = self.padded - self.size
         for name, tensor in weights:
             layer = name.rpartition(".self_attn.")[2]
@@ -51,7 +51,7 @@ class PaddedHeads:
 
 
 def padded_heads(config: PretrainedConfig) -> PaddedHeads | None:
-    """The padding needed to run the model on a CPU; None if its heads have a kernel.
+    """Return the padding that the model needs on a CPU; None if its heads have a kernel.
 
     Raises: UserError if there is no way.
     """

@@ -1,4 +1,4 @@
-"""From the config to vLLM's EngineArgs, checked by name, and whether vLLM is there."""
+"""Makes vLLM's EngineArgs from the config, and checks their names and that vLLM is there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INSTALL = (
 _CPU_KV_CACHE_BYTES = 1 << 30
 _CPU_BATCHED_TOKENS = 4096
 # What each argument that vapo sets itself comes from; {} is the section of the engine's keys.
-_OWN = {
+_SOURCES = {
     "model": "actor.path",
     "tokenizer": "actor.path: prompts come as token ids",
     "skip_tokenizer_init": "vapo: prompts come as token ids",
@@ -42,7 +42,7 @@ _OWN = {
 
 
 def check_installed() -> None:
-    """Raises: UserError: vLLM is missing; asked without importing it, or torch."""
+    """Raises: UserError: vLLM is missing. The check imports neither vLLM nor torch."""
     if find_spec("vllm") is None:
         raise UserError(f"rollouts.engine=vllm: vLLM is not installed; {INSTALL}")
 
@@ -64,7 +64,7 @@ def engine_arguments(
     on_gpu: bool,
     in_process_group: bool = False,
 ) -> dict[str, Any]:
-    """Keyword arguments of EngineArgs; those of `options.engine_args` included."""
+    """Return the keyword arguments of EngineArgs, those of `options.engine_args` included."""
     kv_bytes = options.kv_cache_memory_bytes
     if kv_bytes is None and not on_gpu:
         kv_bytes = _CPU_KV_CACHE_BYTES
@@ -105,12 +105,12 @@ def check_engine_args(options: VllmOptions, engine_args_type: type) -> None:
     Raises: UserError for one that vLLM does not have, or that vapo sets.
     """
     section = "rollouts.servers" if isinstance(options, ServerOptions) else "rollouts.vllm"
-    known = [field.name for field in dataclasses.fields(engine_args_type)]
+    argument_names = [field.name for field in dataclasses.fields(engine_args_type)]
     for name in options.engine_args:
         key = f"{section}.engine_args.{name}"
-        if name in _OWN:
-            raise UserError(f"{key} is set by {_OWN[name].format(section)}; leave it out here")
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
+        if name in _SOURCES:
+            raise UserError(f"{key} is set by {_SOURCES[name].format(section)}; leave it out here")
+        if name not in argument_names:
+            close = difflib.get_close_matches(name, argument_names, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise UserError(f"{key} is not an argument of vLLM's EngineArgs{hint}")

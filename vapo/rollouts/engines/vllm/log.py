@@ -23,7 +23,7 @@ from vapo.errors.redactor import redacted
 from vapo.system.shown_text import format_seconds
 
 NAME = "logs/vllm.log"
-"""In a run's folder. Ranks other than the first have files of their own."""
+"""The file's path in a run's folder. Each rank other than 0 has another file."""
 # What vLLM logs at the end of each part of its start, and how the run's lines say it.
 _MILESTONES = {
     "Model loading took": "the model is there",
@@ -41,7 +41,7 @@ class EngineLog(io.TextIOBase):
         folder: the run's folder. None: the file lies in the system's folder for temporary files,
             and is removed with the engine unless it has a traceback in it.
         rank: the rank of this process.
-        note: gets a line for each part of the engine's start.
+        note: called with a line of text for each part of the engine's start.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class EngineLog(io.TextIOBase):
             with suppress(OSError, ValueError):
                 sys.__stderr__.flush()
         try:
-            before = os.dup(2)
+            original = os.dup(2)
         except OSError:  # it is closed
             yield
             return
@@ -125,11 +125,11 @@ class EngineLog(io.TextIOBase):
         try:
             yield
         finally:
-            os.dup2(before, 2)
-            os.close(before)
+            os.dup2(original, 2)
+            os.close(original)
 
     def take_loggers(self) -> None:
-        """Lead those of vLLM's loggers to the file that lead to the console.
+        """Redirect vLLM's log handlers from the console to the file.
 
         Handlers that a user has configured (VLLM_LOGGING_CONFIG_PATH) stay.
         """

@@ -86,12 +86,12 @@ def _restores() -> list[Callable[[], object]]:
 @contextmanager
 def environment_kept() -> Iterator[None]:
     """Take back what the block does to the environment. The check costs two microseconds."""
-    before = dict(environment_bytes())
+    original = dict(environment_bytes())
     try:
         yield
     finally:
-        if environment_bytes() != before:
-            _replace_environment({os.fsdecode(k): os.fsdecode(v) for k, v in before.items()})
+        if environment_bytes() != original:
+            _replace_environment({os.fsdecode(k): os.fsdecode(v) for k, v in original.items()})
 
 
 class OwnDraws:

@@ -63,9 +63,9 @@ def _reads_parameters(layer: nn.Module) -> bool:
     # On a CPU a linear layer's kernel may hold its own copy of the weight, in a closure.
     if getattr(getattr(layer, "cpu_linear", None), "__closure__", None) is not None:
         return False
-    before, _ = get_layerwise_info(layer).restore_metadata  # the parameters before any loading
-    now = {n: p for n, p in layer.named_parameters(recurse=False) if n not in SKIP_TENSORS}
-    return now.keys() == before.keys() and all(
-        now[name].shape == before[name].shape and now[name].dtype == before[name].dtype
-        for name in now
+    initial, _ = get_layerwise_info(layer).restore_metadata  # the parameters before any loading
+    current = {n: p for n, p in layer.named_parameters(recurse=False) if n not in SKIP_TENSORS}
+    return current.keys() == initial.keys() and all(
+        current[name].shape == initial[name].shape and current[name].dtype == initial[name].dtype
+        for name in current
     )

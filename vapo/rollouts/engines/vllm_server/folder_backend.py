@@ -2,7 +2,7 @@
 
 It runs in the server's process, where vLLM finds it by the entry point `vllm.general_plugins` of
 this package. vLLM's own backends need CUDA on both sides; this one needs a folder that both see.
-What else vLLM's processes have of this package is put in place with it.
+It also puts this package's sampling with seeds in place.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class FolderInit(WeightTransferInitInfo):
-    """Nothing is agreed on beforehand."""
+    """Has no options: nothing is agreed on before the first update."""
 
 
 @dataclass
@@ -62,7 +62,7 @@ class FolderBackend(WeightTransferEngine):
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Without the wait for an accelerator, which a CPU has not."""
+        """Load the new weights. Wait for the accelerator only where there is one."""
         self.receive_weights(self.parse_update_info(update_info))
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()
@@ -96,7 +96,7 @@ class FolderBackend(WeightTransferEngine):
 def register() -> None:
     """Make the backend known to vLLM, in each of its processes, and draw tokens for all seeds at
     once; a second call does nothing."""
-    with suppress(ValueError):  # it is known already
+    with suppress(ValueError):  # it is registered already
         WeightTransferEngineFactory.register_engine(NAME, FolderBackend)
     if (reason := put_in_place()) is not None:
         logger.warning("requests with seeds are drawn one after the other: %s", reason)

@@ -1,4 +1,4 @@
-"""One `vllm serve` process, asked over HTTP, and its answers, checked before any is used."""
+"""The client of one `vllm serve` process, which checks each answer before it is used."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from vapo.rollouts.engines.engine import RESUME_HINT, EngineError, Request
 HOW = "start it with `vapo serve`"
 _GENERATE = "/inference/v1/generate"
 _COUNTER = "vllm:generation_tokens_total"
-_ALIVE_S, _LOST_S = 60.0, 5.0  # for an answer of one that samples, and of one that was lost
-_NO_LOGPROB = -9999.0  # what vLLM sends for one that is not finite
+_ALIVE_S, _LOST_S = 60.0, 5.0  # to wait for a server that samples, and for one that was lost
+_NO_LOGPROB = -9999.0  # vLLM sends it for a log-prob that is not finite
 
 
 class ServerAnswer(NamedTuple):
@@ -35,9 +35,9 @@ class ServerAnswer(NamedTuple):
 def read_answer(
     record: Any, name: str, request: Request, vocab_size: int, url: str
 ) -> ServerAnswer:
-    """The answer of `/inference/v1/generate`, held to what was asked for.
+    """Check an answer of `/inference/v1/generate` against its request, and return it.
 
-    Raises: EngineError: it is wrong; the message names the server and what is wrong.
+    Raises: EngineError: the answer is wrong; the message names the server and what is wrong.
     """
     try:
         choice = _choice(record, name)
@@ -63,24 +63,24 @@ class _WrongError(Exception):
 def _choice(record: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(record, dict):
         raise _WrongError("it is no JSON object")
-    found = record.get("request_id")
-    if not isinstance(found, str) or not found.endswith(name):
-        raise _WrongError(f"it is for the request {str(found)[:80]!r}, not {name!r}")
+    request_id = record.get("request_id")
+    if not isinstance(request_id, str) or not request_id.endswith(name):
+        raise _WrongError(f"it is for the request {str(request_id)[:80]!r}, not {name!r}")
     choices = record.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
         raise _WrongError("it has not just one response")
     return choices[0]
 
 
-def _ids(found: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
-    if not isinstance(found, list) or not found or not all(type(x) is int for x in found):
+def _ids(ids: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
+    if not isinstance(ids, list) or not ids or not all(type(x) is int for x in ids):
         raise _WrongError("token_ids are not one or more whole numbers")
-    if len(found) > request.budget:
-        raise _WrongError(f"it has {len(found)} tokens, and at most {request.budget} were asked")
-    strange = next((x for x in found if not 0 <= x < vocab_size), None)
+    if len(ids) > request.budget:
+        raise _WrongError(f"it has {len(ids)} tokens, and at most {request.budget} were asked")
+    strange = next((x for x in ids if not 0 <= x < vocab_size), None)
     if strange is not None:
         raise _WrongError(f"token {strange} is not in the vocabulary of {vocab_size}")
-    return tuple(found)
+    return tuple(ids)
 
 
 def _check_end(ids: tuple[int, ...], reason: Any, request: Request) -> None:
@@ -100,7 +100,7 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
     if not isinstance(content, list) or len(content) != len(ids):
         num = len(content) if isinstance(content, list) else 0
         raise _WrongError(f"it has {num} log-probs for {len(ids)} tokens")
-    found = []
+    logprobs = []
     for token, entry in zip(ids, content, strict=True):
         if not isinstance(entry, dict) or entry.get("token_id") != token:
             raise _WrongError(f"a log-prob is not that of its token {token}")
@@ -110,22 +110,22 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
         value = math.nan if value is None or value <= _NO_LOGPROB else float(value)
         if value > 1e-3:
             raise _WrongError(f"the log-prob of token {token} is {value:g}, above 0")
-        found.append(value)
-    return tuple(found)
+        logprobs.append(value)
+    return tuple(logprobs)
 
 
 def _versions(spans: Any, num_tokens: int) -> tuple[tuple[str, int], ...]:
-    """The spans as (version, number of tokens), which follow each other over all tokens."""
+    """Return spans as (version, number of tokens). They must cover all tokens without gaps."""
     try:
-        found = [(span["version"], span["start"], span["end"]) for span in spans]
-        edges = [0, *(end for _, _, end in found)]
+        triples = [(span["version"], span["start"], span["end"]) for span in spans]
+        edges = [0, *(end for _, _, end in triples)]
         is_whole = edges[-1] == num_tokens and all(a < b for a, b in pairwise(edges))
-        is_whole = is_whole and [start for _, start, _ in found] == edges[:-1]
+        is_whole = is_whole and [start for _, start, _ in triples] == edges[:-1]
     except (TypeError, KeyError):
         is_whole = False
-    if not is_whole or not all(isinstance(version, str) for version, _, _ in found):
+    if not is_whole or not all(isinstance(version, str) for version, _, _ in triples):
         raise _WrongError("weight_versions do not say of each token which weights sampled it")
-    return tuple((version, end - start) for version, start, end in found)
+    return tuple((version, end - start) for version, start, end in triples)
 
 
 class LostServerError(EngineError):
@@ -133,7 +133,7 @@ class LostServerError(EngineError):
 
 
 class VllmServer:
-    """The address of one server, and what it is doing for this process.
+    """One server, and the requests that this process has open there.
 
     All methods run in the thread of one event loop. A server that has open requests and samples no
     token for `timeout_s` is lost (`watch`): its requests end in a `LostServerError`.
@@ -163,8 +163,8 @@ class VllmServer:
         """Sample one response.
 
         Raises:
-            LostServerError: it is not there (any more).
-            EngineError: it refuses the request, or gives a wrong answer.
+            LostServerError: the server is lost, or does not answer.
+            EngineError: the server refuses the request, or gives a wrong answer.
         """
         body = {
             "request_id": name,
@@ -179,8 +179,8 @@ class VllmServer:
         try:
             record = await task
         except asyncio.CancelledError:
-            own = asyncio.current_task()
-            if self.is_lost and task.cancelled() and not (own and own.cancelling()):
+            running = asyncio.current_task()
+            if self.is_lost and task.cancelled() and not (running and running.cancelling()):
                 raise LostServerError(
                     f"the rollout server {self.url} has given no token for {self._timeout_s:g} s "
                     f"(rollouts.servers.timeout_s) and counts as hung; {RESUME_HINT}"
@@ -196,25 +196,25 @@ class VllmServer:
         return read_answer(record, name, request, vocab_size, self.url)
 
     async def watch(self) -> None:
-        """Lose the server once it counts as hung; return when it is lost."""
-        seen: tuple[int, str | None] | None = None
+        """Mark the server as lost once it counts as hung. Return when it is lost."""
+        last: tuple[int, str | None] | None = None
         since = time.monotonic()
         while not self.is_lost:
             await asyncio.sleep(min(self._timeout_s / 8, 5.0))
-            now = (self._num_answers, await self._counter()) if self.num_open else None
-            if now is None or seen is None or self.is_paused or _has_moved(seen, now):
-                seen, since = now, time.monotonic()
+            progress = (self._num_answers, await self._counter()) if self.num_open else None
+            if progress is None or last is None or self.is_paused or _has_moved(last, progress):
+                last, since = progress, time.monotonic()
             elif time.monotonic() - since > self._timeout_s:
                 self.lose()
 
     def lose(self) -> None:
-        """End its requests with a `LostServerError`."""
+        """Mark the server as lost. Its open requests end in a `LostServerError`."""
         self.is_lost = True
         for task in self._requests:
             task.cancel()
 
     async def _counter(self) -> str | None:
-        """How many tokens it has sampled, as it says; None where it says nothing in time."""
+        """Return the server's counters of sampled tokens; None if it does not answer in time."""
         timeout = aiohttp.ClientTimeout(total=self._timeout_s / 4)
         try:
             async with self._control.get(f"{self.url}/metrics", timeout=timeout) as response:
@@ -224,9 +224,9 @@ class VllmServer:
         return "".join(line for line in text.splitlines() if line.startswith(_COUNTER))
 
     async def max_tokens(self) -> int:
-        """The most tokens of prompt and response together.
+        """Return the most tokens of prompt and response together that the server takes.
 
-        Raises: LostServerError, EngineError: it lacks what a trainer needs of it.
+        Raises: LostServerError, EngineError: the server lacks what a trainer needs.
         """
         models = await self.ask("GET", "/v1/models")
         await self.ask("GET", "/is_paused")
@@ -236,14 +236,14 @@ class VllmServer:
             raise EngineError(f"{self.url} is no vLLM server: {HOW}") from None
 
     async def weight_version(self) -> str | None:
-        """The version of its weights; None where it does not answer, or its engine has ended."""
+        """Return the version of the server's weights; None: no answer, or its engine has ended."""
         seconds = min(self._timeout_s, _LOST_S if self.is_lost else _ALIVE_S)
         try:
             await self.ask("GET", "/health", timeout_s=seconds)
-            found = await self.ask("GET", "/weight_info", timeout_s=seconds)
+            info = await self.ask("GET", "/weight_info", timeout_s=seconds)
         except EngineError:
             return None
-        return str(found.get("weight_version")) if isinstance(found, dict) else None
+        return str(info.get("weight_version")) if isinstance(info, dict) else None
 
     async def ask(
         self,
@@ -253,7 +253,7 @@ class VllmServer:
         *,
         timeout_s: float | None = None,
     ) -> Any:
-        """Ask one of the routes that answer at once; the JSON that came.
+        """Call a route that answers at once, and return the JSON of its answer.
 
         Raises: LostServerError, EngineError with the server's own message.
         """
@@ -284,17 +284,17 @@ class VllmServer:
             record = None
         if response.status == 200:
             return record
-        said = record.get("error", record.get("detail")) if isinstance(record, dict) else None
-        said = said.get("message") if isinstance(said, dict) else said
+        detail = record.get("error", record.get("detail")) if isinstance(record, dict) else None
+        detail = detail.get("message") if isinstance(detail, dict) else detail
         message = f"the rollout server {self.url} answered {path} with status {response.status}"
         if response.status == 404:
             raise EngineError(f"{message}: it has no such route; {HOW}, which sets what it needs")
-        message += f": {' '.join(str(said or text).split())[:300]}"
+        message += f": {' '.join(str(detail or text).split())[:300]}"
         if response.status >= 500 and path == _GENERATE:  # vLLM's, once its engine has ended
             raise LostServerError(f"{message}; {RESUME_HINT}")
         raise EngineError(message)
 
 
-def _has_moved(seen: tuple[int, str | None], now: tuple[int, str | None]) -> bool:
-    """Whether it has answered, or sampled a token, since; what it did not say is no sign."""
-    return now[0] != seen[0] or (now[1] is not None and now[1] != seen[1])
+def _has_moved(last: tuple[int, str | None], progress: tuple[int, str | None]) -> bool:
+    """Whether the server answered or sampled a token in between; no counter is no progress."""
+    return progress[0] != last[0] or (progress[1] is not None and progress[1] != last[1])

@@ -20,26 +20,26 @@ from vapo.system.distributed import rank
 
 _FILE_BYTES = 1 << 30
 
-# One of the trainer's requests to all servers that take the weights, at once: the route, and each
-# one's body, by its place among them.
+# Posts to all servers that take the weights, at once. Its arguments are the route, and a function
+# from a server's place among them to the body of its request.
 Tell = Callable[[str, Callable[[int], Mapping[str, Any]]], None]
 
 
 class WeightTransfer(Protocol):
-    """One way for weights. The servers are paused around `send`."""
+    """A way to send weights to servers, which are paused around `send`."""
 
     def prepare(self) -> None:
-        """Before every push. Every rank must call this: the first time it may gather shards."""
+        """Prepare a push. Every rank must call this, as the first call may gather shards."""
 
     def begin(self, tell: Tell, world_sizes: Sequence[int]) -> None:
-        """Before the first push, and whenever the servers that take weights have changed.
+        """Set up the servers, before the first push and whenever those that take weights change.
 
         Args:
             world_sizes: how many workers each of these servers has.
         """
 
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
-        """Bring the weights to the servers, on rank 0. The other ranks iterate over theirs."""
+        """Send the weights to the servers. Only rank 0 calls this; the others iterate over them."""
 
     def close(self) -> None: ...
 
@@ -47,7 +47,7 @@ class WeightTransfer(Protocol):
 class FolderTransfer:
     """Weights as safetensors in a folder that the trainer and all servers see.
 
-    It has a folder of its own for these servers, in which the newest weights alone are kept.
+    It makes one folder for these servers, which holds the newest weights alone.
     """
 
     def __init__(self, folder: Path, urls: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ class FolderTransfer:
     def send(self, weights: Iterable[tuple[str, Tensor]], version: str, tell: Tell) -> None:
         folder = self._folder / version
         try:
-            self.close()  # those of the last push, or of a run that was killed
+            self.close()  # removes those of the last push, or of a run that was killed
             folder.mkdir(parents=True)
             for number, chunk in enumerate(chunks(weights)):
                 save_file(chunk, folder / f"{number:05d}.safetensors")
@@ -83,18 +83,18 @@ class FolderTransfer:
 
 
 def chunks(
-    weights: Iterable[tuple[str, Tensor]], most: int = _FILE_BYTES
+    weights: Iterable[tuple[str, Tensor]], max_bytes: int = _FILE_BYTES
 ) -> Iterator[dict[str, Tensor]]:
     """Cut weights into chunks of a bounded size, copied to the host.
 
-    Tied weights are in it under each of their names.
+    Tied weights are copied under each of their names.
     """
     chunk: dict[str, Tensor] = {}
     num_bytes = 0
     for name, tensor in weights:
         chunk[name] = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         num_bytes += chunk[name].nbytes
-        if num_bytes >= most:
+        if num_bytes >= max_bytes:
             yield chunk
             chunk, num_bytes = {}, 0
     if chunk:
@@ -102,14 +102,14 @@ def chunks(
 
 
 class NcclTransfer:
-    """Weights from GPU to GPU, by the trainer's side of vLLM. Not run yet: it needs GPUs.
+    """Weights from GPU to GPU, by the trainer's side of vLLM. It needs GPUs, and was never run.
 
     Rank 0 broadcasts to all workers of all servers; the other ranks gather their shards with it.
 
     Args:
-        weights: as they will be sent: for names, shapes and dtypes, of which the servers are told
+        weights: the weights as they will be sent; the servers get their names, shapes and dtypes
             before the first push.
-        host: of rank 0, as the servers call it; None: its host name.
+        host: rank 0's host as the servers reach it; None: its host name.
     """
 
     def __init__(self, weights: Weights, *, host: str | None) -> None:
@@ -144,7 +144,7 @@ class NcclTransfer:
 
         class Source(WeightSource):
             def metadata(self) -> list[Any]:
-                return [ParamMeta(*known) for known in ours._shapes]
+                return [ParamMeta(*entry) for entry in ours._shapes]
 
             def __iter__(self) -> Iterator[tuple[str, Tensor]]:
                 return iter(ours._weights)
