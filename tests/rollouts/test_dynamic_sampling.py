@@ -22,7 +22,7 @@ from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import collection as collection_module
 from vapo.rollouts.batch import make_rollout_batch, prompt_digest
-from vapo.rollouts.collection import Filling, Group, RolloutCollection, is_mixed
+from vapo.rollouts.collection import Group, GroupCollector, RolloutCollection, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import Player
 from vapo.system.progress import Progress
@@ -49,9 +49,11 @@ ATTEMPTS = [
 ]
 
 
-def filled(attempts: Sequence[list[Group]], *, num_groups: int, max_attempts: int) -> Filling:
+def filled(
+    attempts: Sequence[list[Group]], *, num_groups: int, max_attempts: int
+) -> GroupCollector:
     """As many of these attempts as it takes."""
-    filling = Filling(num_groups=num_groups, max_attempts=max_attempts)
+    filling = GroupCollector(num_groups=num_groups, max_attempts=max_attempts)
     while not filling.is_full:
         filling.add(attempts[filling.attempts])
     return filling

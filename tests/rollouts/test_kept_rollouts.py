@@ -17,7 +17,7 @@ from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.kept_rollouts import KeptRollouts, Origin, SampledRollouts, most_bytes
+from vapo.rollouts.kept_rollouts import IterationRollouts, KeptRollouts, Origin, most_bytes
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.types import FinishReason, IterationStart, Phase, Prompt, PromptScore, Rollout, Turn
@@ -29,7 +29,7 @@ PROMPTS = [
 ]
 
 
-def sampled() -> SampledRollouts:
+def sampled() -> IterationRollouts:
     rollouts = [
         Rollout(PROMPTS[0], (7, 8, 1), "ab\ud800\n", (-0.1, -1e-300, -3.0), FinishReason.STOP),
         Rollout(PROMPTS[1], (9,), "", (-(2**-40),), FinishReason.LENGTH),
@@ -47,7 +47,7 @@ def sampled() -> SampledRollouts:
         sampled_groups=(PromptScore("0f3a", 1, 1), PromptScore("77b0", 0, 1)),
     )
     metrics = {"rollout/x": 0.1 + 0.2, "rollout/y": float("nan")}
-    return SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, metrics)
+    return IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, metrics)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> Non
         judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=32
     )
     kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
-    kept.write(ORIGIN, SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
+    kept.write(ORIGIN, IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
     found = kept.read(ORIGIN)
     assert found is not None
     assert found.batch.rollouts == batch.rollouts
@@ -182,6 +182,6 @@ def test_what_full_responses_take_is_known_beforehand(tmp_path: Path, length: in
     tokens = torch.zeros(64, length)  # of algorithms that continue prefixes
     batch = replace(batch, step_starts=tokens.bool(), step_values=tokens)
     kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in full])
-    kept.write(ORIGIN, SampledRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
+    kept.write(ORIGIN, IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
     most = most_bytes(64, length)
     assert most * 0.6 < kept.path(3, 0).stat().st_size <= most

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
 from vapo.config.values import SegmentsConfig
-from vapo.rollouts.segments import begun_turns, places_of, step_starts, turn_starts
+from vapo.rollouts.segments import begun_turns, step_starts, token_counts_at, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 PROMPT = Prompt("p", "1=", (2, 3), "1")
@@ -67,7 +67,7 @@ def test_a_place_is_the_token_that_completes_the_text() -> None:
     tokenizer.decode.side_effect = lambda ids, **_: "".join(pieces[i] for i in ids)
     tokenizer.pad_token_id = None
     response = Rollout(PROMPT, (0, 1, 2, 3, 4), "abc\xf6de", (0.0,) * 5, FinishReason.LENGTH)
-    assert places_of([1, 2, 3, 4, 5, 6], response, tokenizer) == [1, 1, 2, 3, 5, 5]
+    assert token_counts_at([1, 2, 3, 4, 5, 6], response, tokenizer) == [1, 1, 2, 3, 5, 5]
 
 
 def test_the_steps_of_an_episode_are_its_turns() -> None:

@@ -24,7 +24,7 @@ FOLDER = "bad_rollouts"
 _MAX_BYTES = 64 * 2**20
 _NOT_FINITE = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
 _FAILED = "the environment failed"
-_MOST_LEFT_OUT = 0.5  # of all rollouts; beyond it too few are left, and none is trained on
+_MOST_LEFT_OUT = 0.5  # of all rollouts; if more are left out, none is trained on
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class CheckedBatch:
 
     `rows` are the rows of the original batch that are left. `num_left_out` counts the removed
     rows of all ranks, the other members of their groups included where the estimator compares
-    groups, and `reason` names what was bad. `num_failed` of them have no bad number: only an
-    environment failed, theirs or one of their group. With a `fault` too many rows were bad: the
-    batch is unchanged, and none of it may be trained on.
+    groups, and `reason` names what was bad. `num_failed` of them have no bad number: their
+    environment failed, or that of another member of their group. With a `fault` too many rows were
+    bad: the batch is unchanged, and none of it may be trained on.
     """
 
     batch: EvaluatedBatch
@@ -50,8 +50,8 @@ class CheckedBatch:
     def whole_rows(self) -> list[int]:
         """The rows of the original batch whose groups have not lost a rollout."""
         size = self.batch.group_size
-        left = Counter(row // size for row in self.rows)
-        return [row for row in self.rows if left[row // size] == size]
+        num_rows_by_group = Counter(row // size for row in self.rows)
+        return [row for row in self.rows if num_rows_by_group[row // size] == size]
 
     def whole_groups(self, batch: Batch) -> Batch:
         """Select the `whole_rows`.
@@ -60,8 +60,8 @@ class CheckedBatch:
             batch: this one, or what a later stage has made of it.
         """
         whole = set(self.whole_rows)
-        kept = [i for i, row in enumerate(self.rows) if row in whole]
-        return batch if len(kept) == len(self.rows) else select_rows(batch, kept)
+        places = [i for i, row in enumerate(self.rows) if row in whole]
+        return batch if len(places) == len(self.rows) else select_rows(batch, places)
 
 
 def check_batch(
@@ -81,31 +81,38 @@ def check_batch(
     has fewer left, or the rows do not split evenly, the last rows of the others are removed, too.
     """
     numbers = bad_inputs(batch, reads_entropies=reads_entropies)
-    found = {f"{name} not finite": rows for name, rows in numbers.items()}
-    found[_FAILED] = batch.is_lost
+    rows_by_problem = {f"{name} not finite": rows for name, rows in numbers.items()}
+    rows_by_problem[_FAILED] = batch.is_lost
     is_bad = torch.stack(list(numbers.values())).any(dim=0)
-    goes, has_bad_number = is_bad | batch.is_lost, is_bad
+    is_removed, has_bad_number = is_bad | batch.is_lost, is_bad
     if by_group:
-        goes, has_bad_number = (
+        is_removed, has_bad_number = (
             rows.view(-1, batch.group_size).any(dim=1).repeat_interleave(batch.group_size)
-            for rows in (goes, is_bad)
+            for rows in (is_removed, is_bad)
         )
-    failed = (goes & ~has_bad_number).sum()
-    counts = [goes.sum(), failed, torch.tensor(len(batch)), *(r.sum() for r in found.values())]
+    failed = (is_removed & ~has_bad_number).sum()
+    counts = [
+        is_removed.sum(),
+        failed,
+        torch.tensor(len(batch)),
+        *(r.sum() for r in rows_by_problem.values()),
+    ]
     num_left_out, num_failed, num_all, *bad = sum_over_ranks(torch.stack(counts)).tolist()
     left_out = {"num_left_out": num_left_out, "num_failed": num_failed}
     if not num_left_out:
         return CheckedBatch(batch, len(batch), range(len(batch)))
     records.save(_describe(batch, numbers, is_bad, place))
-    counted = zip(found, bad, strict=True)
+    counted = zip(rows_by_problem, bad, strict=True)
     reason = ", ".join(f"{name} in {number} of {num_all}" for name, number in counted if number)
-    fewest = -int(max_over_ranks(-(~goes).sum()))
+    fewest = -int(max_over_ranks(-(~is_removed).sum()))
     num_rows = fewest // num_minibatches * num_minibatches
     if num_rows == 0 or num_left_out > _MOST_LEFT_OUT * num_all:
         rows = range(len(batch))
         return CheckedBatch(batch, len(batch), rows, reason=reason, fault=reason, **left_out)
-    left = (~goes).nonzero().flatten().tolist()
-    return CheckedBatch(select_rows(batch, left), num_rows, left, reason=reason, **left_out)
+    remaining_rows = (~is_removed).nonzero().flatten().tolist()
+    return CheckedBatch(
+        select_rows(batch, remaining_rows), num_rows, remaining_rows, reason=reason, **left_out
+    )
 
 
 def first_rows(batch: Batch, num_rows: int) -> Batch:
@@ -113,63 +120,63 @@ def first_rows(batch: Batch, num_rows: int) -> Batch:
 
 
 def _describe(
-    batch: RolloutBatch, found: dict[str, Tensor], is_bad: Tensor, place: str
+    batch: RolloutBatch, rows_by_column: dict[str, Tensor], is_bad: Tensor, place: str
 ) -> list[tuple[Any, dict[str, Any]]]:
     described = []
     for row in is_bad.nonzero().flatten().tolist():
-        known: dict[str, Any] = {name: value[row] for name, value in float_columns(batch).items()}
-        del known["rollout_logprobs"]  # they are the rollout's
-        bad = [name for name, rows in found.items() if rows[row]]
-        described.append((batch.rollouts[row], {"where": place, "not_finite": bad, **known}))
+        numbers: dict[str, Any] = {name: value[row] for name, value in float_columns(batch).items()}
+        del numbers["rollout_logprobs"]  # they are the rollout's
+        bad = [name for name, rows in rows_by_column.items() if rows[row]]
+        described.append((batch.rollouts[row], {"where": place, "not_finite": bad, **numbers}))
     return described
 
 
 class BadRollouts:
-    """Writes `bad_rollouts/rank0.jsonl`: a limited number of rollouts, and 64 MiB, a process.
+    """Writes `bad_rollouts/rank0.jsonl`: for each process a few rollouts, at most 64 MiB.
 
     JSON has no nan: a number that is not finite is written as the text "nan", "inf" or "-inf".
     Nothing is written before `open`.
     """
 
     def __init__(self, max_rollouts: int) -> None:
-        self._left, self._left_bytes = max_rollouts, _MAX_BYTES
+        self._num_left, self._num_bytes_left = max_rollouts, _MAX_BYTES
         self._path: Path | None = None
 
     def open(self, run_dir: Path, rank: int) -> None:
-        """Start writing into the run's folder. Rollouts from before a resume count."""
+        """Start writing into the run's folder. Earlier rollouts in it count."""
         self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
         if self._path.exists():
-            self._left_bytes -= self._path.stat().st_size
+            self._num_bytes_left -= self._path.stat().st_size
             with self._path.open() as file:
-                self._left -= sum(1 for _ in file)
+                self._num_left -= sum(1 for _ in file)
 
     def save(self, rollouts: Sequence[tuple[Rollout, Mapping[str, Any]]]) -> None:
-        """Save each rollout with its known numbers, tensors of its response tokens included."""
-        if self._path is None or self._left <= 0 or not rollouts:
+        """Save each rollout with its numbers, which may be tensors over its response tokens."""
+        if self._path is None or self._num_left <= 0 or not rollouts:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as file:
-            for rollout, known in rollouts[: self._left]:
-                text = json.dumps(_record(rollout, known), default=Tensor.tolist)
+            for rollout, numbers in rollouts[: self._num_left]:
+                text = json.dumps(_record(rollout, numbers), default=Tensor.tolist)
                 finite = json.loads(text, parse_constant=_NOT_FINITE.__getitem__)
                 line = json.dumps(finite, allow_nan=False) + "\n"
-                self._left_bytes -= len(line.encode())
-                if self._left_bytes < 0:
-                    self._left = 0
+                self._num_bytes_left -= len(line.encode())
+                if self._num_bytes_left < 0:
+                    self._num_left = 0
                     return
                 file.write(line)
-                self._left -= 1
+                self._num_left -= 1
 
     def describe(self) -> str:
         """Where the saved rollouts are, as the end of a sentence."""
         return "" if self._path is None else f"; rollouts: {self._path.parent}"
 
 
-def _record(rollout: Rollout, known: Mapping[str, Any]) -> dict[str, Any]:
+def _record(rollout: Rollout, numbers: Mapping[str, Any]) -> dict[str, Any]:
     length = len(rollout.response_ids)
     per_token = {
         name: value[:length] if isinstance(value, Tensor) and value.dim() else value
-        for name, value in known.items()
+        for name, value in numbers.items()
         if value is not None
     }
     return {

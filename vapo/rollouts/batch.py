@@ -1,4 +1,4 @@
-"""Judged rollouts to tensors, the rollout batch, and the metrics of how it came about."""
+"""Makes the batch of judged rollouts, and computes the metrics of how it was sampled."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def make_rollout_batch(
     """
     if any(rollout.is_correct is None for rollout in rollouts):
         raise ValueError("a rollout has no verdict")
-    lost = torch.tensor([rollout.is_lost for rollout in rollouts])
+    is_lost = torch.tensor([rollout.is_lost for rollout in rollouts])
     lengths = torch.tensor([rollout.num_sampled for rollout in rollouts])
-    if bool(((lengths == 0) & ~lost).any()):
+    if bool(((lengths == 0) & ~is_lost).any()):
         raise ValueError("a rollout has no response token: the sampler must return at least one")
     widths = torch.tensor([len(rollout.response_ids) for rollout in rollouts])
     is_token = torch.arange(max(1, int(widths.max()))) < widths[:, None]
@@ -66,8 +66,8 @@ def make_rollout_batch(
         rollout_logprobs=logprobs,
         rewards=reward,
         is_correct=torch.tensor([rollout.is_correct for rollout in rollouts]),
-        is_lost=lost,
-        is_filler=torch.zeros_like(lost),
+        is_lost=is_lost,
+        is_filler=torch.zeros_like(is_lost),
         group_size=group_size,
         max_response_tokens=max_response_tokens,
         unshaped_rewards=unshaped_rewards,
@@ -93,9 +93,9 @@ def prompt_scores(groups: Iterable[Sequence[Rollout]]) -> tuple[PromptScore, ...
 
 
 def prompt_digest(prompt: Prompt) -> str:
-    """Twelve hexadecimal digits by which two runs know that a prompt is the same problem.
+    """Return twelve hexadecimal digits that are equal in two runs for the same problem.
 
-    They are of the row itself, before any template, and of the reference answer.
+    They digest the row itself, before any template, and the reference answer.
     """
     problem = json.dumps([prompt.columns, prompt.answer], default=str)
     return hashlib.blake2b(problem.encode("utf-8", "replace"), digest_size=6).hexdigest()
@@ -104,7 +104,7 @@ def prompt_digest(prompt: Prompt) -> str:
 def _on_tokens(
     is_token: Bool[Tensor, "B T"], rows: Sequence[Sequence[float]], dtype: torch.dtype
 ) -> Tensor:
-    """One number for each token in its place, 0 elsewhere. [B, T]"""
+    """Put one number for each token in the token's place, and 0 elsewhere. [B, T]"""
     column = torch.zeros(is_token.shape, dtype=dtype)
     column[is_token] = torch.tensor([x for row in rows for x in row], dtype=dtype)
     return column
@@ -113,9 +113,11 @@ def _on_tokens(
 def turn_columns(
     rollouts: Sequence[Rollout], response_mask: Bool[Tensor, "B T"]
 ) -> dict[str, Tensor]:
-    """The turns' rewards, each on its last sampled token, and their first sampled tokens.
+    """Return `turn_rewards`, each on its turn's last sampled token, and the mask `turn_starts`.
 
-    Raises: ValueError where a turn has a reward, and no sampled token to put it on.
+    `turn_starts` marks the first sampled token of each turn.
+
+    Raises: ValueError: a turn has a reward, and no sampled token to put it on.
     """
     rewards = torch.zeros(response_mask.shape)
     starts = torch.zeros_like(response_mask)
@@ -131,9 +133,9 @@ def turn_columns(
 def source_metrics(
     batch: RolloutBatch, training: TrainingSet, *, iteration: int
 ) -> dict[str, float]:
-    """Compute `source_NAME/...` of every source with prompts in the batch, and their number.
+    """Compute the metrics `source_NAME/...` of every source of a mixture.
 
-    Without a mixture, `rollout/curriculum_stage` of a curriculum, and nothing else.
+    Without a mixture there is only `rollout/curriculum_stage`, if the data has a curriculum.
     """
     metrics: dict[str, float] = {}
     for source in training.sources:
@@ -154,10 +156,10 @@ def source_metrics(
     )
     rows = gather_over_ranks(columns)
     for index, name in enumerate(names):
-        of_source = rows[rows[:, 0] == index]
-        metrics[f"source_{name}/num_prompts"] = len(of_source) / batch.group_size
-        if len(of_source):
-            _, accuracy, reward, length = of_source.mean(dim=0).tolist()
+        source_rows = rows[rows[:, 0] == index]
+        metrics[f"source_{name}/num_prompts"] = len(source_rows) / batch.group_size
+        if len(source_rows):
+            _, accuracy, reward, length = source_rows.mean(dim=0).tolist()
             metrics[f"source_{name}/accuracy"] = accuracy
             metrics[f"source_{name}/reward_mean"] = reward
             metrics[f"source_{name}/response_length_mean"] = length
@@ -192,21 +194,21 @@ def verifier_metrics(batch: RolloutBatch, rewards: RewardConfig) -> dict[str, fl
 
 
 def staleness_metrics(batch: RolloutBatch, policy_iterations: int) -> dict[str, float]:
-    """By how many policy iterations the weights that sampled are older than the actor's now.
+    """Compute by how many policy iterations the sampling weights are behind the actor's.
 
-    The mean is over sampled tokens. A token has the age of the weights that sampled it where the
-    engine says which those were, else of the weights when its turn was asked for; and none where
-    nobody counts the updates, as then it is sampled with the actor's own.
+    The mean is over sampled tokens. A token has the age of the weights that sampled it if the
+    engine names them, else of the weights at its turn's request. If updates are not counted, the
+    age is 0: the actor's current weights sampled the token.
 
     Args:
-        policy_iterations: those before this one.
+        policy_iterations: the number of policy iterations before this one.
     """
-    ages: list[float] = [0.0]  # of no token
+    ages: list[float] = [0.0]  # so that the largest age of no tokens is 0
     tokens: list[int] = [0]
     for rollout in batch.rollouts:
         for turn in rollout.turns:
             for version, num_tokens in turn.versions or [(policy_iterations, turn.num_sampled)]:
-                # the push that ends value pretraining counts, and is no iteration of the policy
+                # the push that ends value pretraining is an update, but no policy iteration
                 ages.append(max(0.0, float(policy_iterations - version)))
                 tokens.append(num_tokens)
     age, count = torch.tensor(ages).double(), torch.tensor(tokens).double()

@@ -42,57 +42,61 @@ Group = list[Rollout]
 
 
 def is_mixed(group: Group) -> bool:
-    """Whether verdicts (not shaped rewards) are neither all right nor all wrong.
+    """Whether a group has right and wrong verdicts; shaped rewards do not matter.
 
-    A group that lost an episode to its environment is not trained on.
+    A group with an episode whose environment failed is not trained on, and counts as not mixed.
     """
     if any(rollout.is_lost for rollout in group):
         return False
     return len({rollout.is_correct for rollout in group}) == 2
 
 
-class Filling:
-    """Groups for a batch, added attempt by attempt until there are enough mixed ones.
+class GroupCollector:
+    """Collects groups for a batch, attempt by attempt, until there are enough mixed ones.
 
     DAPO's dynamic sampling: prompts whose responses are all right or all wrong give no gradient,
     as the advantages of such a group are 0, so other prompts are sampled in their place.
-    Mixed groups beyond `num_groups` are left out. What is missing after the last attempt is filled
-    with dropped groups, the earliest first: every rank keeps its number of rows, hence of
-    minibatches, and as fillers carry no loss the gradient is that of the smaller batch.
+    Mixed groups beyond `num_groups` are left out. If there are too few after the last attempt,
+    dropped groups fill the batch, the earliest first and those with a lost episode last. So every
+    rank keeps its number of rows, and hence of minibatches. Fillers carry no loss, so the gradient
+    is that of the smaller batch.
 
     Source: DAPO (2503.14476), section 3.2.
 
     Args:
-        num_groups: of this rank; so many groups has an attempt at least.
-        max_attempts: 0: all groups are taken, mixed or not, and one attempt has them.
+        num_groups: the groups of this rank; each attempt samples at least as many.
+        max_attempts: the largest number of attempts; 0: one attempt, all of whose groups are taken.
     """
 
     def __init__(self, *, num_groups: int, max_attempts: int) -> None:
         self.num_groups, self.max_attempts = num_groups, max_attempts
         self.attempts = 0
         self.sampled: list[Group] = []
-        self.groups: list[Group] = []  # the batch's: those that are wanted, then the fillers
-        self.fillers: list[Group] = []  # those of them that carry no loss
+        self.groups: list[Group] = []  # the batch's: usable ones, then the fillers
+        self.fillers: list[Group] = []  # the groups of the batch that carry no loss
         self.is_full = False
-        """Whether no attempt is needed, or allowed, any more: on all ranks after as many."""
+        """True when all ranks' batches are complete, or no attempt is left."""
 
     def add(self, groups: list[Group]) -> None:
-        """Add an attempt's groups. Every rank must call this where there may be several attempts:
-        all go on as long as any of them misses groups."""
+        """Add an attempt's groups.
+
+        If several attempts are allowed, every rank must call this: all ranks go on as long as one
+        of them lacks groups.
+        """
         self.sampled += groups
         self.attempts += 1
-        wanted, dropped = list[Group](), list[Group]()
+        usable, dropped = list[Group](), list[Group]()
         for group in self.sampled:
-            (wanted if self.max_attempts == 0 or is_mixed(group) else dropped).append(group)
-        num_missing = max(0, self.num_groups - len(wanted))
-        dropped.sort(key=lambda group: any(rollout.is_lost for rollout in group))  # sound first
+            (usable if self.max_attempts == 0 or is_mixed(group) else dropped).append(group)
+        num_missing = max(0, self.num_groups - len(usable))
+        dropped.sort(key=lambda group: any(rollout.is_lost for rollout in group))  # lost last
         self.fillers = dropped[:num_missing]
-        self.groups = [*wanted[: self.num_groups], *self.fillers]
+        self.groups = [*usable[: self.num_groups], *self.fillers]
         is_last = self.attempts >= self.max_attempts
         self.is_full = is_last or int(max_over_ranks(torch.tensor(num_missing))) <= 0
 
     def metrics(self) -> dict[str, float]:
-        """The metrics of dynamic sampling, over all ranks; none without it."""
+        """Return the metrics of dynamic sampling, over all ranks; without it there are none."""
         if self.max_attempts == 0:
             return {}
         is_correct = [bool(rollout.is_correct) for group in self.sampled for rollout in group]
@@ -108,9 +112,9 @@ class Filling:
 
 
 class RolloutCollection:
-    """Samples and scores; has no state between calls, so an iteration can be repeated.
+    """Samples and scores rollouts. It has no state between calls: an iteration can be repeated.
 
-    Everything is a function of (seed, iteration) and the weights of the sampler.
+    The rollouts are a function of (seed, iteration) and the sampler's weights.
     """
 
     def __init__(
@@ -124,55 +128,57 @@ class RolloutCollection:
         self.progress = progress
 
     def sample_batch(self, iteration: int, phase: Phase) -> tuple[RolloutBatch, dict[str, float]]:
-        """Sample and judge the iteration's rollouts; also returns the metrics of sampling.
+        """Sample and judge the iteration's rollouts. Return them with the metrics of sampling.
 
-        Every rank must call this, and makes as many attempts as the others.
+        Every rank must call this; all make the same number of attempts.
 
         Args:
-            phase: the phase that trains on them; value pretraining keeps all prompts.
+            phase: the phase that trains on the batch; value pretraining keeps all prompts.
         """
-        filling = self.filling(phase)
-        while not filling.is_full:
-            filling.add(self.sample_groups(iteration, filling.attempts))
-        return self.batch_of(filling, iteration)
+        collector = self.group_collector(phase)
+        while not collector.is_full:
+            collector.add(self.sample_groups(iteration, collector.attempts))
+        return self.batch_of(collector, iteration)
 
-    def filling(self, phase: Phase) -> Filling:
-        """How this rank's part of a batch that the phase trains on is filled."""
+    def group_collector(self, phase: Phase) -> GroupCollector:
+        """Return an empty collector for this rank's part of a batch that the phase trains on."""
         is_kept_whole = phase is Phase.VALUE_PRETRAINING
         max_attempts = 0 if is_kept_whole else self.config.algorithm.dynamic_sampling_attempts
-        return Filling(num_groups=self.num_groups, max_attempts=max_attempts)
+        return GroupCollector(num_groups=self.num_groups, max_attempts=max_attempts)
 
     @property
     def num_groups(self) -> int:
-        """How many prompts of a batch are this rank's."""
+        """The number of this rank's prompts in a batch."""
         return self.hyperparameters.num_prompts // world_size()
 
-    def batch_of(self, filling: Filling, iteration: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """The batch of sampled and judged groups, with its baselines, and the metrics of sampling.
+    def batch_of(
+        self, collector: GroupCollector, iteration: int
+    ) -> tuple[RolloutBatch, dict[str, float]]:
+        """Make the batch of the collected groups, with its baselines, and the metrics of sampling.
 
         Every rank must call this.
         """
         batch = self._rollout_batch(
-            [rollout for group in filling.groups for rollout in group],
+            [rollout for group in collector.groups for rollout in group],
             group_size=self.hyperparameters.group_size,
         )
-        batch = replace(batch, sampled_groups=prompt_scores(filling.sampled))
-        metrics = filling.metrics()
+        batch = replace(batch, sampled_groups=prompt_scores(collector.sampled))
+        metrics = collector.metrics()
         metrics |= source_metrics(batch, self.prompts.training, iteration=iteration)
         metrics |= verifier_metrics(batch, self.config.rewards)
         metrics |= self.player.scorer.failures(batch.rollouts)
-        if num_fillers := len(filling.fillers):
+        if num_fillers := len(collector.fillers):
             carries_loss = torch.ones(len(batch), dtype=torch.bool)
             carries_loss[-num_fillers * batch.group_size :] = False
             batch = with_loss_on(batch, carries_loss)
-        batch, found = self.with_baselines(batch, self.settings, iteration)
-        return batch, metrics | found
+        batch, baseline_metrics = self.with_baselines(batch, self.settings, iteration)
+        return batch, metrics | baseline_metrics
 
     def attempt_prompts(self, iteration: int, attempt: int) -> list[Prompt]:
-        """This rank's prompts of an attempt.
+        """Return this rank's prompts of an attempt.
 
-        Attempt 0 takes the prompts that every system takes in this iteration; each later one
-        takes another order.
+        Attempt 0 takes the prompts that every system takes in this iteration. Each later attempt
+        takes its prompts from another order of the data.
         """
         seed = self.config.seed
         return group_sampling(
@@ -185,9 +191,9 @@ class RolloutCollection:
         )
 
     def sample_groups(self, iteration: int, attempt: int) -> list[Group]:
-        """This rank's prompts of an attempt, each with its responses, judged.
+        """Sample and judge the responses to this rank's prompts of an attempt.
 
-        Everything is a function of (seed, iteration, attempt) and the policy.
+        The groups are a function of (seed, iteration, attempt) and the policy.
         """
         rollouts = sample_and_score(
             self.attempt_prompts(iteration, attempt),
@@ -200,13 +206,13 @@ class RolloutCollection:
         return self.groups(rollouts, iteration, attempt)
 
     def groups(self, rollouts: list[Rollout], iteration: int, attempt: int) -> list[Group]:
-        """The groups of an attempt's rollouts, which are contiguous."""
-        dealt = self._shuffled(rollouts, "shuffled verdicts", *_attempt_keys(iteration, attempt))
+        """Cut an attempt's rollouts into groups, with shuffled verdicts if the config says so."""
+        rows = self._shuffled(rollouts, "shuffled verdicts", *_attempt_keys(iteration, attempt))
         size = self.hyperparameters.group_size
-        return [dealt[first : first + size] for first in range(0, len(dealt), size)]
+        return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
-        """Opens the engine; each turn is recorded with the version at which it was asked for."""
+        """Open a loop for sampling ahead. Each turn records the version when it was requested."""
         return self.player.loop(
             self.settings,
             seed=derive_seed(self.config.seed, "rollouts ahead", rank()),
@@ -217,9 +223,9 @@ class RolloutCollection:
     def with_baselines(
         self, batch: RolloutBatch, settings: SamplingSettings, iteration: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The batch with what the estimator compares its rewards with, and the metrics of that.
+        """Add the baselines that the estimator needs to the batch. Return it with their metrics.
 
-        `settings` are those by which the batch was sampled. Every rank must call this.
+        `settings` are those with which the batch was sampled. Every rank must call this.
         """
         algorithm, metrics = self.config.algorithm, {}
         if algorithm.needs_greedy_baseline:
@@ -229,20 +235,20 @@ class RolloutCollection:
             metrics["rollout/greedy_reward_mean"] = float(gather_over_ranks(baseline).mean())
         if isinstance(algorithm, VineOptions):
             seed = derive_seed(self.config.seed, "continuations", iteration, rank())
-            batch, found = with_step_values(batch, self.continuer(settings), seed=seed)
-            metrics |= found
+            batch, estimator_metrics = with_step_values(batch, self.continuer(settings), seed=seed)
+            metrics |= estimator_metrics
         if isinstance(algorithm, MilestonesOptions):
             options, tokenizer = algorithm.milestones, self.player.tokenizer
-            batch, found = with_milestone_values(batch, options, tokenizer)
-            metrics |= found
+            batch, estimator_metrics = with_milestone_values(batch, options, tokenizer)
+            metrics |= estimator_metrics
         return batch, metrics
 
     def continuer(self, settings: SamplingSettings) -> Continuer:
-        """What samples on from prefixes of responses that were sampled by `settings`."""
+        """Return the sampler of continuations of responses that were sampled with `settings`."""
         return Continuer(self.config, settings, self.player, self.progress.stage)
 
     def _greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
-        """The reward of one greedy response to each prompt, shaped like the others'."""
+        """Sample one greedy response to each prompt, and return their shaped rewards."""
         rollouts = sample_and_score(
             prompts,
             self.player,
@@ -251,11 +257,11 @@ class RolloutCollection:
             settings=replace(self.settings, greedy=True),
             seed=derive_seed(self.config.seed, "greedy rollouts", iteration, rank()),
         )
-        dealt = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())
-        return self._rollout_batch(dealt, group_size=1).rewards
+        rows = self._shuffled(rollouts, "shuffled greedy verdicts", iteration, rank())
+        return self._rollout_batch(rows, group_size=1).rewards
 
     def _shuffled(self, rollouts: list[Rollout], *keys: str | int) -> list[Rollout]:
-        """The rollouts with each other's verdicts where `rewards.shuffle` says so."""
+        """Exchange the rollouts' verdicts at random if `rewards.shuffle` is set."""
         if not self.config.rewards.shuffle:
             return rollouts
         return with_shuffled_verdicts(rollouts, derive_seed(self.config.seed, *keys))
@@ -271,7 +277,7 @@ class RolloutCollection:
 
 
 def _attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
-    """What the seeds of this rank's attempt are derived by."""
+    """Return the numbers from which the seeds of this rank's attempt are derived."""
     return (iteration, rank()) if attempt == 0 else (iteration, rank(), attempt)
 
 
@@ -284,7 +290,7 @@ def sample_and_score(
     settings: SamplingSettings,
     seed: int,
 ) -> list[Rollout]:
-    """`group_size` responses to each prompt, groups contiguous, judged."""
+    """Sample and judge `group_size` responses to each prompt. Groups are contiguous."""
     total = len(prompts) * group_size
     with stage("rollout", total=total, unit="responses") as advance:
         return player.play(

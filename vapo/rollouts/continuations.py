@@ -1,4 +1,4 @@
-"""Responses sampled on from the middle of others, and what their states are worth by them."""
+"""Samples continuations from the middle of responses, and measures the states' values by them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from vapo.types import Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class Place:
-    """The state of a row behind the first `num_tokens` tokens of its response; 0: the prompt."""
+    """The state of a row after `num_tokens` tokens of its response; 0: after the prompt."""
 
     row: int
     num_tokens: int
@@ -37,10 +37,10 @@ class Place:
 
 @dataclass(frozen=True)
 class MeasuredState(Place):
-    """A state, and what each response that was sampled on from it earned after it.
+    """A state, and the return of each continuation that was sampled from it.
 
-    The same continuations are those of `num_places` places that were asked for, whose states are
-    equal: the prompt alone is one of each response to it.
+    `num_places` requested places share this state, and so its continuations. The prompt alone, for
+    example, is a state of each response to it.
     """
 
     returns: tuple[float, ...]
@@ -57,36 +57,36 @@ class MeasuredState(Place):
 
     @cached_property
     def noise(self) -> float:
-        """The variance of `mean` around the true value, estimated without bias; needs K >= 2."""
+        """An unbiased estimate of the variance of `mean`. There must be at least two returns."""
         num = len(self.returns)
         return self.squares / (num - 1) / num
 
     @property
     def num_draws(self) -> float:
-        """A place's share of the continuations, so that over all of them each counts once."""
+        """A place's share of the continuations: over all places each continuation counts once."""
         return len(self.returns) / self.num_places
 
 
 def by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list[list[Place]]:
-    """The places of each different state, which is all that a continuation depends on.
+    """Group places by their state, which is all that a continuation depends on.
 
-    Ids of prompts alone may be equal in two sources.
+    The source belongs to the state, as two sources may have prompts with the same id.
     """
-    found: dict[Hashable, list[Place]] = defaultdict(list)
+    places_by_state: dict[Hashable, list[Place]] = defaultdict(list)
     for place in places:
         rollout = rollouts[place.row]
         prompt, ids = rollout.prompt, rollout.response_ids[: place.num_tokens]
         key = (prompt.source, prompt.prompt_id, prompt.answer, prompt.prompt_ids, ids)
-        found[key].append(place)
-    return list(found.values())
+        places_by_state[key].append(place)
+    return list(places_by_state.values())
 
 
 @dataclass(frozen=True)
 class Continuations:
-    """K whole responses from each different state of some places.
+    """K continued responses from each different state of some places.
 
-    `states` has the places of each state. `batch` has the continued responses, prefixes and all, a
-    group of K rows a state; the engine sampled `num_sampled_tokens` of them.
+    `states` has the places of each state. `batch` has the continued responses with their prefixes,
+    a group of K rows for each state. The engine sampled `num_sampled_tokens` of their tokens.
     """
 
     states: list[list[Place]]
@@ -102,37 +102,38 @@ class Continuations:
     def measured(
         self, rewards: Float[Tensor, " SK"], *, gamma: float
     ) -> dict[Place, MeasuredState]:
-        """The state at each place, with what each continuation earned after it, discounted.
+        """Return the state at each place with its continuations' discounted returns. A return is
 
-            sum over rewards of gamma^(sampled tokens from the next one to the reward's)
+            sum over later rewards of gamma^(sampled tokens from the next one to the reward's)
 
-        The rewards of earlier turns are not in it. States of which a continuation was lost to its
-        environment are left out.
+        A state is left out if the environment of one of its continuations failed.
         """
         placed = placed_rewards(self.batch, rewards.double())
         returns = monte_carlo_returns(placed, self.batch.response_mask, gamma=gamma)
-        of_states = returns.split(self.batch.group_size)
-        found = {}
-        for places, group, earned in zip(self.states, self.groups, of_states, strict=True):
+        returns_by_state = returns.split(self.batch.group_size)
+        measured_states = {}
+        for places, group, state_returns in zip(
+            self.states, self.groups, returns_by_state, strict=True
+        ):
             if any(rollout.is_lost for rollout in group):
                 continue
-            draws = tuple(earned[:, places[0].num_tokens].tolist())
+            draws = tuple(state_returns[:, places[0].num_tokens].tolist())
             for place in places:
-                found[place] = MeasuredState(
+                measured_states[place] = MeasuredState(
                     place.row, place.num_tokens, draws, num_places=len(places)
                 )
-        return found
+        return measured_states
 
 
 @dataclass(frozen=True)
 class Continuer:
-    """Samples on from places of responses, and judges what comes of them as whole responses.
+    """Continues responses from given places, and judges the continued responses as a whole.
 
-    A continuation has what its prefix leaves of `settings.max_response_tokens`; the overlong
+    A continuation may use what its prefix leaves of `settings.max_response_tokens`. The overlong
     punishment is that of the training budget.
 
     Args:
-        settings: those by which the responses were sampled.
+        settings: the settings with which the responses were sampled.
         stage: where progress is reported.
     """
 
@@ -151,11 +152,11 @@ class Continuer:
     ) -> Continuations:
         """Sample `num_continuations` responses on from each place, and judge them.
 
-        Equal states are sampled on from once. Every rank must call this, each with places of its
-        own: engines gather the actor's shards.
+        Equal states are continued once. Every rank must call this, with its own places, as an
+        engine may gather the actor's shards.
 
         Raises:
-            ValueError: there is no place, one is behind the response, or has no token left.
+            ValueError: there is no place, or at one of them no token is left to sample.
         """
         if not places:
             raise ValueError("no places: a rank that has none would leave the others waiting")
@@ -167,31 +168,31 @@ class Continuer:
         starts = [beginning_of(rollouts[first.row], first.num_tokens) for first, *_ in states]
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
-            whole = self.player.play(
+            whole_responses = self.player.play(
                 starts,
                 group_size=num_continuations,
                 settings=self.settings,
                 seed=seed,
                 advance=advance,
             )
-        check_replayed(whole)
+        check_replayed(whole_responses)
         batch = make_rollout_batch(
-            whole,
+            whole_responses,
             group_size=num_continuations,
             rewards=self.config.rewards,
             max_response_tokens=self.config.rollouts.max_response_tokens,
         )
-        sampled = sum(
+        num_sampled = sum(
             sum(rollout.is_sampled[len(starts[i // num_continuations].response_ids) :])
-            for i, rollout in enumerate(whole)
+            for i, rollout in enumerate(whole_responses)
         )
-        return Continuations(states, batch, sampled)
+        return Continuations(states, batch, num_sampled)
 
 
 def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
-    """The rollout as it was after so many tokens, its last turn under way.
+    """Return the rollout as it was after `num_tokens` tokens, with its last turn under way.
 
-    Raises: ValueError: it cannot be played on from there.
+    Raises: ValueError: the rollout cannot be continued from there.
     """
     return replace(
         rollout,
@@ -202,7 +203,7 @@ def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
 
 
 def check_replayed(rollouts: Sequence[Rollout]) -> None:
-    """Raises: UserError: an environment did not come to where an episode is continued."""
+    """Raises: UserError: an environment did not answer the turns before a place as it had."""
     failed = [r for r in rollouts if r.is_lost and str(r.failure).startswith(REPLAY)]
     if failed:
         raise UserError(
@@ -215,57 +216,64 @@ def check_replayed(rollouts: Sequence[Rollout]) -> None:
 def with_step_values(
     batch: RolloutBatch, continuer: Continuer, *, seed: int
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """The batch with the value of each step's start, and what the continuations cost.
+    """Add the value of each step's start to the batch. Return it with the continuations' metrics.
 
         V(s) = mean reward of K continuations from s, shaped as the batch's rewards are
 
-    The responses are continued by the settings that sampled them. Those that carry no loss are
-    not: every step's value is the response's own reward, so that its advantages are 0. Every rank
-    must call this, with its own rows.
+    Responses are continued with the settings that sampled them. A response that carries no loss is
+    not continued: the value of its steps is its own reward, so that its advantages are 0. Every
+    rank must call this, with its own rows.
 
     Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
     """
     options = continuer.config.algorithm
     assert isinstance(options, VineOptions)
     tokenizer = continuer.player.tokenizer
-    starts = [step_starts(one, options.vine_segments, tokenizer) for one in batch.rollouts]
+    starts = [step_starts(rollout, options.vine_segments, tokenizer) for rollout in batch.rollouts]
     rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
     places = [Place(row, start) for row in rows for start in starts[row]]
-    made = continuer.sample(
+    continuations = continuer.sample(
         batch.rollouts,
         places or [Place(0, 0)],  # an engine may gather the actor's shards: all ranks must call
         num_continuations=options.vine_continuations,
         seed=seed,
     )
-    measured = made.measured(made.batch.rewards, gamma=1.0)
+    measured = continuations.measured(continuations.batch.rewards, gamma=1.0)
     is_start = torch.zeros_like(batch.response_mask)
-    for row, own in enumerate(starts):
-        is_start[row, own] = True
+    for row, row_starts in enumerate(starts):
+        is_start[row, row_starts] = True
     values = batch.rewards[:, None].repeat(1, batch.response_mask.shape[1])
     for place in places:
         values[place.row, place.num_tokens :] = measured[place].mean
     values = torch.where(batch.response_mask, values, 0.0)
     batch = replace(batch, step_starts=is_start, step_values=values)
-    return batch, _metrics(made, batch, int(is_start.sum()))
+    return batch, _metrics(continuations, batch, int(is_start.sum()))
 
 
-def _metrics(made: Continuations, batch: RolloutBatch, num_steps: int) -> dict[str, float]:
-    are_failed = [  # those of a state that steps of several responses share count for each
+def _metrics(continuations: Continuations, batch: RolloutBatch, num_steps: int) -> dict[str, float]:
+    are_failed = [  # a continuation counts for each place that shares its state
         rollout.failure is not None
-        for places, group in zip(made.states, made.groups, strict=True)
+        for places, group in zip(continuations.states, continuations.groups, strict=True)
         for rollout in group * len(places)
     ]
     counts = torch.tensor(
         [
-            *(made.num_sampled_tokens, len(made.states), sum(are_failed), len(are_failed)),
+            *(
+                continuations.num_sampled_tokens,
+                len(continuations.states),
+                sum(are_failed),
+                len(are_failed),
+            ),
             *(int(batch.response_mask.sum()), num_steps, len(batch)),
         ],
         dtype=torch.double,
     )
-    tokens, prefixes, failed, judged, own, steps, responses = sum_over_ranks(counts).tolist()
+    tokens, prefixes, failed, judged, batch_tokens, steps, responses = sum_over_ranks(
+        counts
+    ).tolist()
     return {
         "vine/num_continuation_tokens": tokens,
-        "vine/token_ratio": tokens / own,
+        "vine/token_ratio": tokens / batch_tokens,
         "vine/num_prefixes": prefixes,
         "vine/steps_mean": steps / responses,
         "vine/verifier_failure_share": failed / judged,

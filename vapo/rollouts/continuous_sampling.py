@@ -1,10 +1,10 @@
-"""The rollouts of coming iterations, sampled in a thread that does not wait for the trainer.
+"""Samples the rollouts of coming iterations, in a thread that does not wait for the trainer.
 
     allow(iteration) -> ... -> take(iteration) -> train, new weights -> allow(iteration + 1) -> ...
 
-The thread plays the episodes of one iteration after the other, as far ahead as is allowed, and
-begins with the next as soon as there is room: nobody waits for an iteration's longest episode but
-who trains on it. Which prompts an iteration has does not depend on what is fast. The engine's
+The thread plays the episodes of one iteration after the other, as far ahead as is allowed. It
+begins with the next iteration as soon as there is room, so only training waits for an iteration's
+longest episode. An iteration's prompts do not depend on which episodes end first. The engine's
 weights may change between two steps; episodes under way go on with the new ones.
 """
 
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 
-from vapo.rollouts.collection import Filling, RolloutCollection
+from vapo.rollouts.collection import GroupCollector, RolloutCollection
 from vapo.rollouts.episodes import Episode, EpisodeLoop, Key
-from vapo.rollouts.player import ask
+from vapo.rollouts.player import enqueue_episodes
 from vapo.types import Phase
 
 THREAD_NAME = "rollouts-ahead"
@@ -28,29 +28,30 @@ _POLL_S = 0.2
 
 
 @dataclass
-class _Iteration:
-    """One iteration's groups, as they fill up; the trainer reads them when all are there."""
+class _PendingIteration:
+    """The groups of an iteration under way. The trainer reads them once `is_there` is set."""
 
     index: int
-    filling: Filling
-    rows: list[Key] = field(default_factory=list)  # of the attempt under way
-    ended: dict[Key, Episode] = field(default_factory=dict)
+    collector: GroupCollector
+    rows: list[Key] = field(default_factory=list)  # the episodes of the attempt under way
+    ended_episodes: dict[Key, Episode] = field(default_factory=dict)
     num_ended: int = 0  # in all attempts
-    began: float = field(default_factory=time.monotonic)
+    start_time: float = field(default_factory=time.monotonic)
     seconds: float = 0.0
     is_there: threading.Event = field(default_factory=threading.Event)
 
 
 class ContinuousSampling:
-    """The thread, from the first iteration that is sampled to the end of the run.
+    """A thread that samples ahead, from a first iteration on until `cancel`.
 
-    It does what it is asked to between two steps of the engine. An error in it is raised, as the
-    same object, by whoever waits for it next. Who waits is shown as a stage of the run's progress,
-    whose `poll` is called every 0.2 s and may raise, to stop waiting.
+    The trainer's calls send commands, which the thread runs between two steps of the engine. An
+    error in the thread is raised, as the same object, by the next call that waits for the thread.
+    A wait is shown as a stage of the run's progress, whose `poll` is called every 0.2 s and may
+    raise to end the wait.
 
     Args:
-        phase: the one that trains on what is sampled.
-        first: the first iteration that it samples, counted from 0.
+        phase: the phase that trains on the rollouts.
+        first: the first iteration to sample, counted from 0.
     """
 
     def __init__(self, collection: RolloutCollection, phase: Phase, *, first: int) -> None:
@@ -58,9 +59,9 @@ class ContinuousSampling:
         self._collection = collection
         self._next = first
         self._version = 0
-        self._allowed: dict[int, _Iteration] = {}
-        self._owners: dict[Key, _Iteration] = {}
-        self._asked: SimpleQueue[Callable[[EpisodeLoop], None] | None] = SimpleQueue()
+        self._allowed: dict[int, _PendingIteration] = {}
+        self._owners: dict[Key, _PendingIteration] = {}
+        self._commands: SimpleQueue[Callable[[EpisodeLoop], None] | None] = SimpleQueue()
         self._goes_on = threading.Event()
         self._goes_on.set()
         self._error: BaseException | None = None
@@ -70,38 +71,38 @@ class ContinuousSampling:
     # ---- the trainer's side -------------------------------------------------------------------
 
     def allow(self, last: int, *, version: int) -> None:
-        """Sample up to this iteration, with weights of this version from now on."""
+        """Let the thread sample up to the iteration `last`, now with weights of `version`."""
         self._version = version
         for index in range(self._next, last + 1):
-            found = _Iteration(index, self._collection.filling(self.phase))
-            self._allowed[index] = found
-            self._asked.put(partial(self._order, found))
+            pending = _PendingIteration(index, self._collection.group_collector(self.phase))
+            self._allowed[index] = pending
+            self._commands.put(partial(self._request_attempt, pending))
             self._next = index + 1
 
     @property
     def allowed(self) -> list[int]:
-        """The iterations that are sampled, or were, and have not been taken."""
+        """The iterations that were allowed and have not been taken, in order."""
         return sorted(self._allowed)
 
-    def take(self, iteration: int) -> tuple[Filling, float]:
-        """Wait for an iteration's groups and hand them out, once, and the seconds they took.
+    def take(self, iteration: int) -> tuple[GroupCollector, float]:
+        """Wait for an iteration's groups. Return them, once, with the seconds that they took.
 
-        Raises: what the thread or `poll` raised; KeyError: the iteration is not among the allowed.
+        Raises: what the thread or `poll` raised; KeyError: the iteration is not in `allowed`.
         """
-        found = self._allowed[iteration]
-        total = found.filling.num_groups * self._collection.hyperparameters.group_size
-        is_known = found.filling.max_attempts == 0
-        self._wait_for(found.is_there, lambda: found.num_ended, total if is_known else None)
+        pending = self._allowed[iteration]
+        total = pending.collector.num_groups * self._collection.hyperparameters.group_size
+        is_known = pending.collector.max_attempts == 0
+        self._wait_for(pending.is_there, lambda: pending.num_ended, total if is_known else None)
         del self._allowed[iteration]
-        return found.filling, found.seconds
+        return pending.collector, pending.seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """While the thread uses neither engine nor scorer.
+        """Pause the thread in the block, so that it uses neither engine nor scorer.
 
         Raises: what the thread or `poll` raised.
         """
-        if not self._goes_on.is_set():  # in a pause already
+        if not self._goes_on.is_set():  # the thread is paused already
             yield
             return
         is_parked, goes_on = threading.Event(), threading.Event()
@@ -111,7 +112,7 @@ class ContinuousSampling:
             is_parked.set()
             goes_on.wait()
 
-        self._asked.put(park)
+        self._commands.put(park)
         try:
             self._wait_for(is_parked)
             yield
@@ -119,8 +120,8 @@ class ContinuousSampling:
             goes_on.set()
 
     def cancel(self) -> None:
-        """End the thread and join it; what it had under way is lost."""
-        self._asked.put(None)
+        """End the thread and join it. Its episodes under way are lost."""
+        self._commands.put(None)
         self._goes_on.set()
         self._thread.join()
 
@@ -130,7 +131,7 @@ class ContinuousSampling:
         num_ended: Callable[[], int] = lambda: 0,
         total: int | None = None,
     ) -> None:
-        shown = 0
+        num_shown = 0
         progress = self._collection.progress
         with progress.stage("rollout_wait", total, "episodes") as advance:
             while not event.wait(_POLL_S):
@@ -138,54 +139,56 @@ class ContinuousSampling:
                     raise self._error
                 if not self._thread.is_alive():
                     raise RuntimeError("the thread that samples rollouts has ended")
-                before, shown = shown, num_ended()
-                advance(shown - before)
+                num_before, num_shown = num_shown, num_ended()
+                advance(num_shown - num_before)
 
     # ---- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
             with self._collection.loop_ahead(lambda: self._version) as loop:
-                while self._do_what_is_asked(loop):
+                while self._run_commands(loop):
                     for episode in loop.step():
                         self._collect(loop, episode)
-        except BaseException as error:  # it is the trainer's to handle
+        except BaseException as error:  # the trainer handles it
             self._error = error
 
-    def _do_what_is_asked(self, loop: EpisodeLoop) -> bool:
-        """Wait for it while there is nothing to play. False at the end."""
-        while not loop.num_open or not self._asked.empty():
-            do = self._asked.get()
-            if do is None:
+    def _run_commands(self, loop: EpisodeLoop) -> bool:
+        """Run all commands; wait for one while no episode is open. Return False at the end."""
+        while not loop.num_open or not self._commands.empty():
+            command = self._commands.get()
+            if command is None:
                 return False
-            do(loop)
+            command(loop)
         return True
 
-    def _order(self, found: _Iteration, loop: EpisodeLoop) -> None:
-        """Ask for the episodes of an iteration's next attempt."""
-        filling = found.filling
-        prompts = self._collection.attempt_prompts(found.index, filling.attempts)
-        # No other episode of the run has its key, by which its random numbers are drawn, and a run
-        # that is resumed has the same.
-        number = found.index * max(1, filling.max_attempts) + filling.attempts
-        found.rows = ask(
+    def _request_attempt(self, pending: _PendingIteration, loop: EpisodeLoop) -> None:
+        """Add the episodes of an iteration's next attempt to the loop."""
+        collector = pending.collector
+        prompts = self._collection.attempt_prompts(pending.index, collector.attempts)
+        # An episode's random numbers are drawn by its key. No two episodes of a run have the same
+        # key, and a run that is resumed has the same keys.
+        number = pending.index * max(1, collector.max_attempts) + collector.attempts
+        pending.rows = enqueue_episodes(
             loop,
             prompts,
             group_size=self._collection.hyperparameters.group_size,
             first=number * len(prompts),
         )
-        self._owners |= dict.fromkeys(found.rows, found)
+        self._owners |= dict.fromkeys(pending.rows, pending)
 
     def _collect(self, loop: EpisodeLoop, episode: Episode) -> None:
-        found = self._owners.pop(episode.key)
-        found.ended[episode.key] = episode
-        found.num_ended += 1
-        if len(found.ended) < len(found.rows):
+        pending = self._owners.pop(episode.key)
+        pending.ended_episodes[episode.key] = episode
+        pending.num_ended += 1
+        if len(pending.ended_episodes) < len(pending.rows):
             return
-        rollouts = self._collection.player.rollouts([found.ended.pop(key) for key in found.rows])
-        found.filling.add(self._collection.groups(rollouts, found.index, found.filling.attempts))
-        if not found.filling.is_full:
-            self._order(found, loop)
+        episodes = [pending.ended_episodes.pop(key) for key in pending.rows]
+        rollouts = self._collection.player.rollouts(episodes)
+        attempt = pending.collector.attempts
+        pending.collector.add(self._collection.groups(rollouts, pending.index, attempt))
+        if not pending.collector.is_full:
+            self._request_attempt(pending, loop)
             return
-        found.seconds = time.monotonic() - found.began
-        found.is_there.set()
+        pending.seconds = time.monotonic() - pending.start_time
+        pending.is_there.set()

@@ -1,7 +1,7 @@
-"""Demonstrations of several turns, played in their environment: episodes that nobody sampled.
+"""Plays demonstrations of several turns in their environment, as episodes without sampling.
 
-The loop that plays sampled episodes plays these, too, so an observation has the tokens that it will
-have in sampling, and an environment is told what it will be told.
+The loop that plays sampled episodes plays these, too. So an observation has the same tokens as in
+sampling, and an environment gets the same calls.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vapo.environments.contract import Environments
 from vapo.errors import UserError
 from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.episodes import Episode, EpisodeLoop, played
+from vapo.rollouts.episodes import Episode, EpisodeLoop, ended_episodes
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -38,7 +38,7 @@ class DemonstratedTurns:
         self._requests.append(request)
 
     def step(self) -> list[SampledTurn]:
-        """A turn that the demonstration does not have is empty."""
+        """See `TurnStream.step`. A turn that the demonstration does not have is empty."""
         requests, self._requests = self._requests, deque()
         return [self._turn(request) for request in requests]
 
@@ -50,12 +50,12 @@ class DemonstratedTurns:
         if request.turn == len(turns):
             return SampledTurn(request, (), (), has_ended=False)
         ids = tuple(ended_ids(turns[request.turn], self._tokenizer, self._ends))
-        kept = ids[: request.max_tokens]
-        return SampledTurn(request, kept, (0.0,) * len(kept), has_ended=kept == ids)
+        part = ids[: request.max_tokens]
+        return SampledTurn(request, part, (0.0,) * len(part), has_ended=part == ids)
 
 
 def demonstrated_turns(prompt: Prompt) -> tuple[str, ...]:
-    """The turns of a prompt's demonstration: a worked response is one turn."""
+    """Return the turns of a prompt's demonstration: a worked response is one turn."""
     assert prompt.demonstration is not None
     turns = prompt.demonstration
     return (turns,) if isinstance(turns, str) else turns
@@ -70,14 +70,14 @@ def play_demonstrations(
     ends: EndTokens | None = None,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Rollout]:
-    """Play each prompt's demonstration as an episode; log-probs are 0, as nobody sampled it.
+    """Play each prompt's demonstration as an episode; its log-probs are 0.
 
     Args:
         ends: the policy's end tokens; None: those of its tokenizer alone.
 
     Raises:
         UserError: a demonstration has more or fewer turns than its episode, it does not fit into
-            the budgets, or the environment failed; names the row.
+            the budgets, or the environment failed. The message names the row.
     """
     settings = SamplingSettings(max_response_tokens=config.rollouts.max_response_tokens)
     loop = EpisodeLoop(
@@ -96,7 +96,7 @@ def play_demonstrations(
     for i, prompt in enumerate(prompts):
         loop.add(prompt, (i, 0))
     rollouts: dict[int, Rollout] = {}
-    for episode in played(loop):
+    for episode in ended_episodes(loop):
         if (problem := _problem(episode)) is not None:
             raise UserError(f"{episode.prompt.prompt_id}: {problem}")
         rollouts[episode.key[0]] = episode.rollout(tokenizer)
@@ -105,7 +105,7 @@ def play_demonstrations(
 
 
 def _problem(episode: Episode) -> str | None:
-    """Why a demonstration is not the episode that was played of it."""
+    """Return why a demonstration does not match its played episode; None if it does."""
     num_turns, num_played = len(demonstrated_turns(episode.prompt)), len(episode.turns)
     its = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
     if episode.failure is not None:

@@ -1,7 +1,7 @@
-"""Episodes: the policy's turns from an engine, the observations from environments, no one waits.
+"""Plays episodes: an engine samples the policy's turns, and environments answer them.
 
-One loop in one thread: whatever has come is taken, and asks for what is next. An environment that
-takes long keeps its own episode back and no other.
+One loop in one thread handles whatever has come, and requests what is next. An environment that
+takes long delays its own episode and no other.
 
     reset -> observation -> turn -> step -> observation -> turn -> ... -> the environment ends it
 """
@@ -28,26 +28,27 @@ from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 REPLAY = "replay"
-"""What the failure of an episode begins with that could not be continued."""
+"""The failure of an episode that could not be continued begins with this word."""
 
 _WAIT_S = 0.1  # for a reply, while the engine has nothing to do
 
 Key = tuple[int, int]
 
 Version = Callable[[], int | None]
-"""How often the engine's weights have been updated; None: nobody counts."""
+"""Returns how often the engine's weights have been updated; None: the updates are not counted."""
 
 
 @dataclass
 class Episode:
-    """One episode under way: sample j of prompt i by its `key`.
+    """An episode under way. Its `key` is (prompt i, sample j).
 
-    `ids` are the tokens behind the prompt so far: `num_observed` of them since the last sampled
-    one, or `num_begun` of a turn that is continued. `text` is that of the last turn, which the
-    token in `end_ids` ended; it is empty where the turn was cut. `replay` is
-    what its environment has still to be told again of an episode that is continued: the tokens of
-    an observation that must come, the sampled token before it, and what the policy said to it. The
-    last one's turn is under way. `keeps_special`: see `sampled_text`.
+    `ids` are the tokens behind the prompt so far. Since the last whole turn `num_observed` tokens
+    were observed, and if a begun turn is continued it has `num_begun` sampled ones. `text` is the
+    text of the last turn. `end_ids` has the token that ended that turn; it is empty where the turn
+    was cut off. If an episode is continued, `replay` has what its environment must be told again.
+    Each entry has the tokens of the observation that must come, the sampled token before it (None
+    at the start) and the policy's answer to it, which is empty in the last entry: that turn is
+    under way. `keeps_special`: see `sampled_text`.
     """
 
     prompt: Prompt
@@ -74,18 +75,18 @@ class Episode:
         """The last sampled token; None before the first turn."""
         return self.ids[-1] if self.turns else None
 
-    def go_on_from(self, start: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
+    def resume_from(self, start: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
         """Continue this rollout, whose last turn is under way."""
         self.ids, self.logprobs = list(start.response_ids), list(start.rollout_logprobs)
-        *self.turns, begun = start.turns
-        self.num_observed, self.num_begun = begun.num_observed, begun.num_sampled
+        *self.turns, open_turn = start.turns
+        self.num_observed, self.num_begun = open_turn.num_observed, open_turn.num_sampled
         ids, last_id = start.response_ids, None
-        *over, last = start.turn_spans
-        for begin, first, end in over:
+        *ended_spans, open_span = start.turn_spans
+        for begin, first, end in ended_spans:
             text = self._text(ids[first:end], tokenizer, ids[end - 1 : end])
             self.replay.append((ids[begin:first], last_id, text))
             last_id = ids[end - 1]
-        self.replay.append((ids[last.begin : last.first], last_id, ""))
+        self.replay.append((ids[open_span.begin : open_span.first], last_id, ""))
 
     def observe(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)
@@ -102,15 +103,15 @@ class Episode:
         self.text = self._text(self.ids[len(self.ids) - num_sampled :], tokenizer, self.end_ids)
         self.num_observed = self.num_begun = 0
 
-    def earn(self, reward: float) -> None:
+    def add_reward(self, reward: float) -> None:
         """Put a reward on the last turn."""
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
-        """The episode as it ended, without what was observed after its last turn."""
+        """Return the ended episode, without what was observed after its last turn."""
         ids = self.ids[: len(self.ids) - self.num_observed]
         is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
-        found = Rollout(
+        rollout = Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
             response_text=self.text if is_one_turn else self._text(ids, tokenizer, self.end_ids),
@@ -122,7 +123,7 @@ class Episode:
             in_environment=not self.is_response,
             is_lost=self.is_lost,
         )
-        return found if self.verdict is None else self.verdict.on(found)
+        return rollout if self.verdict is None else self.verdict.on(rollout)
 
     def _text(
         self, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]
@@ -135,12 +136,12 @@ class EpisodeLoop:
     """Plays episodes; `step` returns those that have ended.
 
     An episode's tokens depend on the weights, its prompt, the settings, the seed and its key, and
-    on what its environment answers; not on the others beside it (up to floating point).
+    on what its environment answers. Other episodes do not matter (up to floating point).
 
     Args:
         stream: samples the turns.
-        environments: answers them; verifiers do it with a verdict.
-        version: the weight updates so far, recorded with each turn.
+        environments: answer the turns; verifiers answer with a verdict.
+        version: returns the weight updates so far, which are recorded with each turn.
         keeps_special: whether the texts of turns have special tokens (`sampled_text`).
     """
 
@@ -155,40 +156,40 @@ class EpisodeLoop:
     keeps_special: bool = True
     _waiting: deque[Episode] = field(default_factory=deque, init=False)
     _open: dict[Key, Episode] = field(default_factory=dict, init=False)
-    _ended: list[Episode] = field(default_factory=list, init=False)
+    _ended_episodes: list[Episode] = field(default_factory=list, init=False)
 
     @property
     def num_open(self) -> int:
         """How many episodes were added and have not been returned."""
-        return len(self._waiting) + len(self._open) + len(self._ended)
+        return len(self._waiting) + len(self._open) + len(self._ended_episodes)
 
     def add(self, prompt: Prompt, key: Key, *, start: Rollout | None = None) -> None:
         """Play an episode as soon as there is room for one.
 
         Args:
-            start: what to go on from, whose last turn is under way: of an episode it is the
-                observation alone (`begun_turns`). The environment is told the turns before it
-                again, and must answer as it did.
+            start: a rollout to continue, whose last turn is under way. In an environment that
+                turn has its observation alone (`begun_turns`). The environment is told the turns
+                before it again, and must answer as it did.
         """
         is_response = self.environments.gives_verdicts
         episode = Episode(prompt, key, is_response, self.keeps_special)
         if start is not None:
-            episode.go_on_from(start, self.tokenizer)
+            episode.resume_from(start, self.tokenizer)
         self._waiting.append(episode)
 
     def step(self) -> list[Episode]:
-        """Take what has come from engine and environments, and return the episodes that ended."""
+        """Handle what has come from engine and environments, and return the episodes that ended."""
         self._begin()
         idle = self.stream.num_open == 0 and bool(self._open)
         for reply in self.environments.poll(_WAIT_S if idle else 0.0):
-            self._take_reply(reply)
+            self._handle_reply(reply)
         for turn in self.stream.step():
-            self._take_turn(turn)
-        ended, self._ended = self._ended, []
-        return ended
+            self._handle_turn(turn)
+        ended_episodes, self._ended_episodes = self._ended_episodes, []
+        return ended_episodes
 
     def abandon(self) -> None:
-        """Give up what is open."""
+        """Drop all open episodes."""
         self._waiting.clear()
         for key in self._open:
             self.stream.forget(key)
@@ -202,18 +203,18 @@ class EpisodeLoop:
             self._open[episode.key] = episode
             self.environments.reset(episode.key, episode.prompt)
 
-    def _take_reply(self, reply: Reply) -> None:
+    def _handle_reply(self, reply: Reply) -> None:
         episode = self._open.get((reply.key[0], reply.key[1]))
-        if episode is None:  # given up since
+        if episode is None:  # it was dropped since
             return
-        if (said := reply.verdict) is not None:
-            episode.verdict = said
+        if (verdict := reply.verdict) is not None:
+            episode.verdict = verdict
             self._end(episode, episode.finish_reason)
         elif reply.failure is not None:
             self._fail(episode, reply.failure)
         elif episode.replay:
-            self._go_on_replaying(episode, reply)
-        elif (problem := self._earn(episode, reply)) is not None:
+            self._replay_next(episode, reply)
+        elif (problem := self._add_reward(episode, reply)) is not None:
             self._fail(episode, problem)
         elif reply.observation is None:
             self._end(episode, FinishReason.STOP)
@@ -221,19 +222,19 @@ class EpisodeLoop:
             self._end(episode, FinishReason.TURNS)
         else:
             episode.observe(self._tokens(reply.observation, episode.last_id))
-            self._ask_engine(episode)
+            self._submit_turn(episode)
 
-    def _earn(self, episode: Episode, reply: Reply) -> str | None:
-        """Put the reward on the last turn; what is wrong with it."""
+    def _add_reward(self, episode: Episode, reply: Reply) -> str | None:
+        """Put the reward on the last turn. Return what is wrong with it, if anything is."""
         if episode.turns:
-            episode.earn(reply.reward)
+            episode.add_reward(reply.reward)
             if problem := reward_problem(sum(abs(turn.reward) for turn in episode.turns)):
                 return f"error: the rewards of its turns, added up: {problem}"
         elif reply.reward or reply.observation is None:
             return "error: reset gave a reward, or ended the episode, before any turn"
         return None
 
-    def _go_on_replaying(self, episode: Episode, reply: Reply) -> None:
+    def _replay_next(self, episode: Episode, reply: Reply) -> None:
         expected_ids, last_id, text = episode.replay.popleft()
         ids = self._tokens(reply.observation or "", last_id)
         if reply.observation is None or ids != expected_ids:
@@ -245,17 +246,17 @@ class EpisodeLoop:
         elif episode.replay:
             self.environments.step(episode.key, text)
         else:
-            self._ask_engine(episode)
+            self._submit_turn(episode)
 
     def _tokens(self, observation: str, last_id: int | None) -> tuple[int, ...]:
-        if not observation and last_id is None:  # the prompt says it all
+        if not observation and last_id is None:  # the prompt is the whole observation
             return ()
         assert self.observation_tokens is not None
         return self.observation_tokens(observation, last_id=last_id)
 
-    def _ask_engine(self, episode: Episode) -> None:
-        left = self._tokens_left(episode)
-        if left < 1:
+    def _submit_turn(self, episode: Episode) -> None:
+        tokens_left = self._tokens_left(episode)
+        if tokens_left < 1:
             if episode.is_response:
                 raise ValueError(f"prompt {episode.prompt.prompt_id}: no token is left to sample")
             if episode.turns:
@@ -264,12 +265,13 @@ class EpisodeLoop:
                 self._fail(episode, "error: the first observation leaves no token of the budget")
             return
         episode.version = self.version()
-        most, prompt = self.config.max_turn_tokens, episode.prompt
-        ids, room = (*prompt.prompt_ids, *episode.ids), left if most is None else min(left, most)
+        max_turn_tokens, prompt = self.config.max_turn_tokens, episode.prompt
+        ids = (*prompt.prompt_ids, *episode.ids)
+        room = tokens_left if max_turn_tokens is None else min(tokens_left, max_turn_tokens)
         key, number = episode.key, len(episode.turns)
         self.stream.submit(TurnRequest(key, number, ids, room, prompt.prompt_id))
 
-    def _take_turn(self, turn: SampledTurn) -> None:
+    def _handle_turn(self, turn: SampledTurn) -> None:
         episode = self._open[turn.request.key]
         episode.act(turn, self.tokenizer)
         reason = FinishReason.STOP
@@ -297,14 +299,14 @@ class EpisodeLoop:
         del self._open[episode.key]
         self.stream.forget(episode.key)
         self.environments.end(episode.key)
-        if episode.verdict is None:  # its environment ended it, with enough
+        if episode.verdict is None:  # its rewards decide
             has_ended = episode.failure is None and reason is FinishReason.STOP
-            earned = sum(turn.reward for turn in episode.turns)
-            episode.is_correct = has_ended and earned > self.config.correct_above
-        self._ended.append(episode)
+            total_reward = sum(turn.reward for turn in episode.turns)
+            episode.is_correct = has_ended and total_reward > self.config.correct_above
+        self._ended_episodes.append(episode)
 
 
-def played(loop: EpisodeLoop) -> Iterator[Episode]:
-    """The episodes of a loop, each as it ends."""
+def ended_episodes(loop: EpisodeLoop) -> Iterator[Episode]:
+    """Run a loop until no episode is open, and yield each episode as it ends."""
     while loop.num_open:
         yield from loop.step()

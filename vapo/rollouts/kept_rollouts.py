@@ -23,16 +23,16 @@ from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, PromptScore, Rollout, RolloutBatch, Turn
 
 _FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")
-_FORMAT = 8  # of the file; rollouts in another one are sampled again
-# of a padded response token: its columns and, sampled, its log-prob and text; of a response: a turn
+_FORMAT = 8  # of the file; rollouts in another format are sampled again
+# bytes of a padded response token, with its log-prob and text; bytes of a response of one turn
 _TOKEN_BYTES, _RESPONSE_BYTES = 40, 512
-# of a rollout, as JSON has them
-_PLAIN = ("is_correct", "extracted", "failure", "by_verifier", "in_environment", "is_lost")
+# fields of a rollout that JSON holds as they are
+_PLAIN_FIELDS = ("is_correct", "extracted", "failure", "by_verifier", "in_environment", "is_lost")
 
 
 @dataclass(frozen=True)
-class SampledRollouts:
-    """An iteration's rollouts, the phase that they were sampled for, and the metrics of that."""
+class IterationRollouts:
+    """An iteration's rollouts, the phase that they were sampled for, and their metrics."""
 
     phase: Phase
     batch: RolloutBatch
@@ -76,13 +76,13 @@ class KeptRollouts:
         return self.folder / f"iteration_{iteration:06d}_rank_{rank}.safetensors"
 
     def origin(self, iteration: int, weights: str) -> Origin:
-        """What this process's rollouts of an iteration with these weights were sampled from."""
+        """Return the origin of this process's rollouts of an iteration with these weights."""
         return Origin(iteration, rank(), world_size(), self._run_dir.identity, weights)
 
     def has(self, iteration: int, rank: int) -> bool:
         return self.path(iteration, rank).is_file()
 
-    def write(self, origin: Origin, sampled: SampledRollouts) -> None:
+    def write(self, origin: Origin, sampled: IterationRollouts) -> None:
         """Raises: OSError"""
         batch = sampled.batch
         columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
@@ -95,20 +95,20 @@ class KeptRollouts:
             [p for r in batch.rollouts for p in r.rollout_logprobs], dtype=torch.float64
         )
         tensors["json"] = torch.frombuffer(bytearray(_to_json(sampled)), dtype=torch.uint8)
-        metadata = {"origin": _written(origin), "digest": _digest(tensors)}
+        metadata = {"origin": _origin_text(origin), "digest": _digest(tensors)}
         self.folder.mkdir(exist_ok=True)
         write_whole(
             self.path(origin.iteration, origin.rank),
             lambda aside: _save(tensors, aside, metadata),
         )
 
-    def read(self, origin: Origin) -> SampledRollouts | None:
+    def read(self, origin: Origin) -> IterationRollouts | None:
         """Load the rollouts saved for exactly this origin; None if missing or damaged."""
         path = self.path(origin.iteration, origin.rank)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                if metadata.get("origin") != _written(origin):
+                if metadata.get("origin") != _origin_text(origin):
                     return None
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception:  # safetensors raises its own kinds
@@ -124,7 +124,7 @@ class KeptRollouts:
             if match is not None and int(match[1]) < before:
                 path.unlink(missing_ok=True)
 
-    def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> SampledRollouts | None:
+    def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> IterationRollouts | None:
         contents = json.loads(text)
         rows = contents["rollouts"]
         prompts = [self.prompts[r["prompt_id"]] for r in rows if r["prompt_id"] in self.prompts]
@@ -143,7 +143,7 @@ class KeptRollouts:
                     Turn(**turn | {"updates": tuple(map(tuple, turn["updates"]))})
                     for turn in row["turns"]
                 ),
-                **{name: row[name] for name in _PLAIN},
+                **{name: row[name] for name in _PLAIN_FIELDS},
             )
             for i, (prompt, row) in enumerate(zip(prompts, rows, strict=True))
         ]
@@ -156,19 +156,19 @@ class KeptRollouts:
             sampled_groups=tuple(PromptScore(*score) for score in contents["sampled_groups"]),
             **columns,
         )
-        return SampledRollouts(Phase(contents["phase"]), batch, contents["metrics"])
+        return IterationRollouts(Phase(contents["phase"]), batch, contents["metrics"])
 
 
 def most_bytes(num_responses: int, max_response_tokens: int) -> int:
-    """About the most that an iteration's take: each response of one turn, and as long as can be."""
+    """Estimate the bytes of an iteration's files: each response has one turn and full length."""
     return num_responses * (_RESPONSE_BYTES + max_response_tokens * _TOKEN_BYTES)
 
 
-def _written(origin: Origin) -> str:
+def _origin_text(origin: Origin) -> str:
     return json.dumps({"format": _FORMAT, **asdict(origin)})
 
 
-def _to_json(sampled: SampledRollouts) -> bytes:
+def _to_json(sampled: IterationRollouts) -> bytes:
     batch = sampled.batch
     contents: dict[str, Any] = {
         "phase": sampled.phase.value,
@@ -184,7 +184,7 @@ def _to_json(sampled: SampledRollouts) -> bytes:
                 "finish_reason": rollout.finish_reason.value,
                 "num_tokens": len(rollout.response_ids),
                 "turns": [asdict(turn) for turn in rollout.turns],
-                **{name: getattr(rollout, name) for name in _PLAIN},
+                **{name: getattr(rollout, name) for name in _PLAIN_FIELDS},
             }
             for rollout in batch.rollouts
         ],
@@ -200,7 +200,7 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
 
 
 def _save(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-    """Write a file. Raises: OSError, also for the error that safetensors has of a full disk."""
+    """Write a file. Raises: OSError, also in place of safetensors' own error of a full disk."""
     try:
         save_file(tensors, path, metadata)
     except SafetensorError as error:

@@ -1,4 +1,7 @@
-"""The numbers in a response as milestones, and what its states are worth by those of others."""
+"""The numbers in a response as milestones, which give its states a value.
+
+A state's value comes from the other responses of its group that reach the same milestone.
+"""
 
 from __future__ import annotations
 
@@ -24,79 +27,80 @@ from vapo.types import RolloutBatch
 
 
 def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What each token adds to the text that a verifier reads of them all.
+    """Return what each token adds to the text that a verifier reads.
 
     A token is decoded behind the one before it: some tokenizers leave out the space before a word
     where it is the first.
     """
 
     @cache
-    def text(*some: int) -> str:
-        return sampled_text(some, tokenizer)
+    def text(*token_ids: int) -> str:
+        return sampled_text(token_ids, tokenizer)
 
-    first = [text(one) for one in ids[:1]]
-    return first + [text(one, two)[len(text(one)) :] for one, two in pairwise(ids)]
+    first = [text(token_id) for token_id in ids[:1]]
+    return first + [text(last, new)[len(text(last)) :] for last, new in pairwise(ids)]
 
 
 def milestones_of(
     texts: Iterable[str], *, kind: Literal["nth", "all"]
 ) -> dict[tuple[int, str, bytes], int]:
-    """The numbers so far, and how many tokens a response has when it comes to them.
+    """Return each milestone of a response, with the number of tokens after which it is reached.
 
-    `nth` is how many numbers there are and the last one, `all` is all of them: beside those two a
-    hash of the ones before, so that each milestone takes the same room. Digits that follow each
-    other are one number, which is a milestone before it has ended, too. No response comes back to
-    a milestone that it has left.
+    A milestone is (how many numbers there are so far, the last number, a digest). With `nth` the
+    digest is empty. With `all` it is a hash of the numbers before the last, so that each milestone
+    takes the same room. Neighbouring digits are one number, which is a milestone before its last
+    digit, too. A response never returns to a milestone that it has left.
 
     >>> milestones_of(["3", "+", "1", "4"], kind="nth")
     {(0, '', b''): 0, (1, '3', b''): 1, (2, '1', b''): 3, (2, '14', b''): 4}
     """
-    count, last, before = 0, "", b""
+    count, last, digest = 0, "", b""
     is_open = False
-    found = {(count, last, before): 0}
+    lengths = {(count, last, digest): 0}
     for num_tokens, text in enumerate(texts, start=1):
         for part in re.findall(r"\d+|\D+", text):
             if part[0].isdecimal() and is_open:
                 last += part
             elif part[0].isdecimal():
                 if kind == "all":
-                    before = blake2b(before + last.encode(), digest_size=16).digest()
+                    digest = blake2b(digest + last.encode(), digest_size=16).digest()
                 count, last = count + 1, part
             is_open = part[0].isdecimal()
         if re.search(r"\d", text):
-            found[count, last, before] = num_tokens
-    return found
+            lengths[count, last, digest] = num_tokens
+    return lengths
 
 
 def numbered_milestones(
     texts: Sequence[Sequence[str]], *, kind: Literal["nth", "all"]
 ) -> Int[Tensor, "G T"]:
-    """The milestone before each token of a group's responses, 0 where there is no number yet.
+    """Return the index of the milestone before each token of a group's responses.
 
-    Equal ones have equal numbers. `texts` are of all tokens but the last; padding may be anything.
+    It is 0 where there is no number yet. Equal milestones have equal indices. `texts` has all
+    tokens but the last. The index at padding has no meaning.
     """
     numbers: dict[tuple[int, str, bytes], int] = {}
-    found = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
-    for row, own in enumerate(texts):
-        for mark, start in milestones_of(own, kind=kind).items():
-            found[row, start:] = numbers.setdefault(mark, len(numbers))
-    return found
+    milestone_numbers = torch.zeros(len(texts), 1 + max(map(len, texts)), dtype=torch.long)
+    for row, row_texts in enumerate(texts):
+        for mark, start in milestones_of(row_texts, kind=kind).items():
+            milestone_numbers[row, start:] = numbers.setdefault(mark, len(numbers))
+    return milestone_numbers
 
 
 def with_milestone_values(
     batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """The batch with the value of each token's milestone as `step_values`.
+    """Add the value of each token's milestone to the batch, as `step_values`.
 
-    Metrics are over all ranks, which must all call this, each with whole groups.
+    Return it with metrics over all ranks. Every rank must call this, with whole groups.
     """
     mask, size = batch.response_mask, batch.group_size
     texts = [token_texts(rollout.response_ids[:-1], tokenizer) for rollout in batch.rollouts]
     states = torch.zeros_like(batch.response_ids)
     for first in range(0, len(batch), size):
         rows = slice(first, first + size)
-        found = numbered_milestones(texts[rows], kind=options.kind)
-        states[rows, : found.shape[1]] = found
+        group_states = numbered_milestones(texts[rows], kind=options.kind)
+        states[rows, : group_states.shape[1]] = group_states
     values, counts = milestone_values(
         batch.rewards, states, mask, group_size=size, shrinkage=options.shrinkage
     )

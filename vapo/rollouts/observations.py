@@ -1,6 +1,6 @@
-"""What an environment wrote, as the tokens that the policy reads between two of its turns.
+"""Makes tokens of what an environment wrote, which the policy reads between two of its turns.
 
-They are tokenized alone: no token that was sampled is ever tokenized again.
+An observation is tokenized alone: no sampled token is ever tokenized again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ObservationTokens:
     is not repeated. Characters that the tokenizer has no token for are left out; a warning says
     which, the first time that they come. The text of a special token, as of a turn marker, is
     spelled in letters, so that no observation ends its message or opens the policy's turn; the
-    template's own are tokens. A warning says it, the first time.
+    template's own are tokens. A warning says so, the first time.
 
     Raises: UserError: the template has no place for the observation, or the chat template writes
         none.
@@ -41,10 +41,10 @@ class ObservationTokens:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, config: FitConfig) -> None:
         self._tokenizer = tokenizer
         options = config.environment.episode_options
-        self._most = options.max_observation_tokens
-        self._seen: set[str] = set()  # characters that were looked at
+        self._max_tokens = options.max_observation_tokens
+        self._checked_characters: set[str] = set()  # characters that were looked at
         self._special = special_text(tokenizer)
-        self._warns = True  # of an observation with a special token's text
+        self._warns = True  # when an observation has a special token's text
         template = options.observation_template
         if template is not None and "{observation}" not in template:
             raise UserError(f"{_KEY} is {template!r}: it must contain {{observation}}")
@@ -52,21 +52,21 @@ class ObservationTokens:
         arguments = config.data.chat_template_kwargs
         self._spelled = SpelledText(tokenizer, chat=arguments if self._is_chat else None)
         if self._is_chat:
-            self._before, self._after = chat_frame(tokenizer, arguments)
+            self._prefix, self._suffix = chat_frame(tokenizer, arguments)
         else:
             frame = "{observation}" if template is None else template
-            self._before, _, self._after = frame.partition("{observation}")
+            self._prefix, _, self._suffix = frame.partition("{observation}")
 
     def __call__(self, observation: str, *, last_id: int | None) -> tuple[int, ...]:
-        """The tokens; of an observation that is too long the first ones, inside its template.
+        """Return the tokens. A long observation is cut to its beginning, inside its template.
 
         Args:
             last_id: the last token that was sampled; None: the policy has not had a turn yet.
         """
         special = self._spelled.pattern.search(observation)
         ids = tuple(self._spelled.letters(observation)) if special else self._ids(observation)
-        text = self._before + observation + self._after
-        self._name_lost(text)
+        text = self._prefix + observation + self._suffix
+        self._warn_of_dropped(text)
         if special and self._warns:
             self._warns = False
             logger.warning(
@@ -75,28 +75,28 @@ class ObservationTokens:
                 special[0],
                 _KEY,
             )
-        if special or len(ids) > self._most:
-            whole = (*self._ids(self._before), *ids[: self._most], *self._ids(self._after))
+        if special or len(ids) > self._max_tokens:
+            whole = (*self._ids(self._prefix), *ids[: self._max_tokens], *self._ids(self._suffix))
         else:
             whole = self._ids(text)
         if self._is_chat and whole and whole[0] == last_id:
             whole = whole[1:]
         return whole
 
-    def _name_lost(self, text: str) -> None:
+    def _warn_of_dropped(self, text: str) -> None:
         """Warn of characters that have not come before and that the policy will not read."""
-        if self._seen.issuperset(text):
+        if self._checked_characters.issuperset(text):
             return
-        written = self._special.sub("", text)
-        lost = dropped_characters(set(written) - self._seen, self._tokenizer)
-        self._seen.update(written)
-        if lost:
+        plain_text = self._special.sub("", text)
+        unreadable = dropped_characters(set(plain_text) - self._checked_characters, self._tokenizer)
+        self._checked_characters.update(plain_text)
+        if unreadable:
             logger.warning(
                 "the tokenizer of actor.path has no token for %s: the policy does not read what "
                 "observations have of them (%d of %d characters in this one)",
-                listed_characters("".join(sorted(lost))),
-                sum(c in lost for c in written),
-                len(written),
+                listed_characters("".join(sorted(unreadable))),
+                sum(c in unreadable for c in plain_text),
+                len(plain_text),
             )
 
     def _ids(self, text: str) -> tuple[int, ...]:
@@ -104,18 +104,18 @@ class ObservationTokens:
 
 
 def chat_frame(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]) -> tuple[str, str]:
-    """What a chat template writes before and after a user's message that follows a turn.
+    """Return what a chat template writes before and after a user's message that follows a turn.
 
     Args:
         arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises: UserError: the template refuses such a conversation, or does not write the message.
     """
-    said, asked = f"{_MARK}said", f"{_MARK}asked"
+    assistant_text, user_text = f"{_MARK}said", f"{_MARK}asked"
     messages: list[Any] = [
         {"role": "user", "content": "x"},
-        {"role": "assistant", "content": said},
-        {"role": "user", "content": asked},
+        {"role": "assistant", "content": assistant_text},
+        {"role": "user", "content": user_text},
     ]
     try:
         text = render_chat(tokenizer, messages, add_generation_prompt=True, **arguments)
@@ -124,7 +124,7 @@ def chat_frame(tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any])
             f"the tokenizer's chat template has no conversations of several turns ({error}): set "
             f"{_KEY}"
         ) from None
-    before, found, after = text.partition(said)[2].partition(asked)
-    if not found:
+    prefix, separator, suffix = text.partition(assistant_text)[2].partition(user_text)
+    if not separator:
         raise UserError(f"the tokenizer's chat template does not write every message: set {_KEY}")
-    return before, after
+    return prefix, suffix

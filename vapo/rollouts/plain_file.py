@@ -15,7 +15,7 @@ import pyarrow.parquet as parquet
 from vapo.rollouts.stored_columns import TURN_COLUMNS
 from vapo.system.files import write_whole
 
-_AS_THEY_ARE = ("prompt", "response", "reward", "group", "prompt_ids", "response_ids", "answer")
+_UNCHANGED = ("prompt", "response", "reward", "group", "prompt_ids", "response_ids", "answer")
 
 
 def write_plain(source: Path, path: Path) -> None:
@@ -31,12 +31,12 @@ def write_plain(source: Path, path: Path) -> None:
 
 
 def plain_row(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A stored row in the plain form; an episode's has `is_sampled` and `token_rewards`."""
-    found: dict[str, Any] = {name: row[name] for name in _AS_THEY_ARE}
-    found["logprobs"] = row["rollout_logprobs"]
-    found["is_truncated"] = row["finish_reason"] != "stop"
+    """Return a stored row in the plain form. An episode also has `is_sampled`, `token_rewards`."""
+    plain: dict[str, Any] = {name: row[name] for name in _UNCHANGED}
+    plain["logprobs"] = row["rollout_logprobs"]
+    plain["is_truncated"] = row["finish_reason"] != "stop"
     if row["turn_observed"]:
         turns = list(zip(*(row[name] for name in TURN_COLUMNS), strict=True))
-        found["is_sampled"] = [x for o, s, _ in turns for x in (*[False] * o, *[True] * s)]
-        found["token_rewards"] = [x for o, s, r in turns for x in (*[0.0] * (o + s - 1), r)]
-    return {name: value for name, value in found.items() if value is not None}
+        plain["is_sampled"] = [x for o, s, _ in turns for x in (*[False] * o, *[True] * s)]
+        plain["token_rewards"] = [x for o, s, r in turns for x in (*[0.0] * (o + s - 1), r)]
+    return {name: value for name, value in plain.items() if value is not None}

@@ -1,4 +1,4 @@
-"""What plays all rollouts: an engine samples the turns, verifiers or an environment answer them."""
+"""Plays rollouts: an engine samples the turns, verifiers or an environment answer them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.schema import FitConfig
 from vapo.rewards.scorer import Scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, played
+from vapo.rollouts.episodes import Episode, EpisodeLoop, Key, Version, ended_episodes
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
 
 class Player:
-    """Plays rollouts on a sampler's engine, with what the scorer has to answer them.
+    """Plays rollouts with a sampler's engine and the verifiers or environments of a scorer.
 
-    It closes neither.
+    The caller closes sampler and scorer.
 
     Args:
         tokenizer: the policy's.
@@ -41,7 +41,7 @@ class Player:
 
     def play(
         self,
-        asked: Sequence[Prompt] | Sequence[Rollout],
+        starting_points: Sequence[Prompt] | Sequence[Rollout],
         *,
         group_size: int,
         settings: SamplingSettings,
@@ -49,14 +49,14 @@ class Player:
         advance: Callable[[int], None] = lambda n: None,
         first: int = 0,
     ) -> list[Rollout]:
-        """Play `group_size` rollouts of each prompt, or on from each beginning of a rollout.
+        """Play `group_size` rollouts of each prompt, or continue each begun rollout.
 
-        Groups are contiguous, in the order of `asked`. A beginning's last turn is under way; of an
-        episode it has whole turns, which its environment is told again.
+        Groups are contiguous, in the order of `starting_points`. The last turn of a begun rollout
+        is under way. An episode's environment is told the turns before it again.
 
         The tokens of (prompt i, sample j) depend on the weights, the prompt, `settings`, what the
         environment answers and (seed, first + i, j) only, not on how rows are batched (up to
-        floating point). `advance(n)` is called as n more rollouts end. Every rank must call this:
+        floating point). `advance(n)` is called when n more rollouts end. Every rank must call this:
         an engine may gather the actor's shards.
 
         Raises:
@@ -64,20 +64,20 @@ class Player:
             EngineError: the engine failed; there is no partial result.
             NonFiniteLogitsError: the policy gives no distribution to sample from.
         """
-        ended: dict[Key, Episode] = {}
+        episodes_by_key: dict[Key, Episode] = {}
         with self.loop(settings, seed=seed) as loop:
-            rows = ask(loop, asked, group_size=group_size, first=first)
-            for episode in played(loop):
-                ended[episode.key] = episode
+            rows = enqueue_episodes(loop, starting_points, group_size=group_size, first=first)
+            for episode in ended_episodes(loop):
+                episodes_by_key[episode.key] = episode
                 advance(1)
-        return self.rollouts([ended[key] for key in rows])
+        return self.rollouts([episodes_by_key[key] for key in rows])
 
-    def rollouts(self, ended: Sequence[Episode]) -> list[Rollout]:
-        """The rollouts of a batch's episodes, row by row.
+    def rollouts(self, episodes: Sequence[Episode]) -> list[Rollout]:
+        """Return the rollouts of a batch's ended episodes, row by row.
 
         Raises: UserError: none has a verdict.
         """
-        rollouts = [episode.rollout(self.tokenizer) for episode in ended]
+        rollouts = [episode.rollout(self.tokenizer) for episode in episodes]
         self.scorer.check(rollouts)
         return rollouts
 
@@ -90,12 +90,12 @@ class Player:
         num_responses: int | None = None,
         version: Version = lambda: None,
     ) -> Iterator[EpisodeLoop]:
-        """A loop over the engine, whose open episodes are given up at the end.
+        """Open a loop over the engine. Its open episodes are dropped at the end.
 
         Args:
-            num_responses: of a batch. With it the loop has environments of its own, so that
-                another loop, or `play`, may run beside it, in another thread's pauses.
-            version: the weight updates so far, recorded with each turn.
+            num_responses: the responses of a batch. With it the loop has environments of its own,
+                so that `play` or another loop may run while this loop's thread is paused.
+            version: returns the weight updates so far, which are recorded with each turn.
         """
         is_own = num_responses is not None
         environments = self.scorer.environments(own=is_own, num_responses=num_responses)
@@ -116,28 +116,29 @@ class Player:
                 loop.abandon()
 
 
-def ask(
+def enqueue_episodes(
     loop: EpisodeLoop,
-    asked: Sequence[Prompt] | Sequence[Rollout],
+    starting_points: Sequence[Prompt] | Sequence[Rollout],
     *,
     group_size: int,
     first: int = 0,
 ) -> list[Key]:
-    """Add `group_size` episodes of each prompt, or from each beginning, to a loop.
+    """Add `group_size` episodes of each prompt, or from each begun rollout, to a loop.
 
-    Returns the key (first + i, j) of each row; groups are contiguous, in the order of `asked`.
+    Returns the key (first + i, j) of each row. Groups are contiguous, in the order of
+    `starting_points`.
     """
     if group_size < 1:
         raise ValueError("group_size must be at least 1")
-    starts = [one if isinstance(one, Rollout) else None for one in asked]
-    prompts = [one.prompt if isinstance(one, Rollout) else one for one in asked]
+    starts = [point if isinstance(point, Rollout) else None for point in starting_points]
+    prompts = [point.prompt if isinstance(point, Rollout) else point for point in starting_points]
     lengths = [
         len(prompt.prompt_ids) + (0 if start is None else len(start.response_ids))
         for prompt, start in zip(prompts, starts, strict=True)
     ]
     # Most tokens first: neighbours need little padding, and what tends to take longest does not
     # start last. The sort is stable: groups stay together.
-    for i in sorted(range(len(asked)), key=lambda i: -lengths[i]):
+    for i in sorted(range(len(starting_points)), key=lambda i: -lengths[i]):
         for j in range(group_size):
             loop.add(prompts[i], (first + i, j), start=starts[i])
-    return [(first + i, j) for i in range(len(asked)) for j in range(group_size)]
+    return [(first + i, j) for i in range(len(starting_points)) for j in range(group_size)]

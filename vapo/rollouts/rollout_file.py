@@ -65,7 +65,7 @@ def rollout_table(
     oracle_states: Sequence[Sequence[str] | None],
     truths: Sequence[Sequence[MeasuredState]] | None = None,
 ) -> pa.Table:
-    """One row a rollout, in the columns of `SCHEMA`; `oracle` is for other programs to fill."""
+    """Return one row for each rollout, in the columns of `SCHEMA`. Other programs fill `oracle`."""
     rows = [
         {
             "group": group,
@@ -95,23 +95,25 @@ def rollout_table(
 
 
 def printable_texts(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row with texts that UTF-8 can write: a model or an environment may have said others."""
+    """Return the row with texts that UTF-8 can write; a model may have written others."""
     return {name: printable(x) if isinstance(x, str) else x for name, x in row.items()}
 
 
 def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> None:
     """Write the file whole, or not at all."""
-    said = {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()}
-    table = table.replace_schema_metadata(said)
+    schema_metadata = {METADATA_KEY: json.dumps(dict(metadata), sort_keys=True).encode()}
+    table = table.replace_schema_metadata(schema_metadata)
     write_whole(path, lambda aside: parquet.write_table(table, aside, compression="zstd"))
 
 
 def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
-    """The table and its metadata, empty where another program wrote the file without any.
+    """Return the table and its metadata, which are empty if another program wrote none.
+
+    Args:
+        key: the config key or option that names the file, for messages.
 
     Raises:
-        UserError: not a readable Parquet file, or one of a later version of the schema; `key` is
-            what the file was given as.
+        UserError: not a readable Parquet file, or one of a later version of the schema.
     """
     metadata = read_metadata(path, key=key)
     with about(key):
@@ -119,7 +121,7 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
-    """The metadata alone, without reading the rows.
+    """Return the metadata alone, without reading the rows.
 
     Raises: UserError as `read_table`.
     """
@@ -152,8 +154,10 @@ def _readable(path: Path, key: str) -> Iterator[None]:
 
 
 def one_table(paths: Sequence[Path], *, key: str) -> pa.Table:
-    """The rows of several files of ours, one after the other; columns that one lacks are null
-    there. However large they are: what was sampled is not refused."""
+    """Concatenate several files that vapo wrote. A column that a file lacks is null in its rows.
+
+    Files of any size are read.
+    """
     tables = []
     for path in paths:
         with _readable(path, key):

@@ -1,6 +1,6 @@
-"""The rows of a file of rollouts, checked one by one: ours, and those of other programs.
+"""Reads and checks the rows of a file of rollouts, which vapo or another program wrote.
 
-Needed are `group`, `reward`, and prompt and response as ids or as text. All else has a default.
+A row needs `group`, `reward`, and prompt and response as ids or as text. All else has a default.
 """
 
 from __future__ import annotations
@@ -26,14 +26,20 @@ from vapo.system.process_protocol import reward_problem
 from vapo.system.row_values import value_text
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
-_NEEDED = (("group",), ("reward",), ("prompt_ids", "prompt"), ("response_ids", "response"))
+_REQUIRED_COLUMNS = (
+    ("group",),
+    ("reward",),
+    ("prompt_ids", "prompt"),
+    ("response_ids", "response"),
+)
 
 
 @dataclass(frozen=True)
 class StoredRollout:
-    """One row. `oracle` and `oracle_state` have one entry for each response token, or are None.
+    """A row of a file.
 
-    `truth` has what was measured of states of the response, in their order.
+    `oracle` and `oracle_state` have one entry for each response token, or are None. `truth` has the
+    measured states of the response, in their order.
     """
 
     rollout: Rollout
@@ -45,14 +51,14 @@ class StoredRollout:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Makes rollouts of rows.
+    """Makes rollouts from the rows of a file.
 
     Args:
         vocab_size: ids from 0 to below it are allowed.
         max_response_tokens: the longest response that is allowed.
         needs_logprobs: whether a row without the log-probs of its tokens is an error.
-        read_ends: gives the policy's end tokens, and is asked where a row does not say how its
-            response ended; None: those of its tokenizer alone.
+        read_ends: returns the policy's end tokens, and is called when a row first needs them;
+            None: the end tokens are the tokenizer's alone.
     """
 
     path: Path
@@ -63,15 +69,18 @@ class RowReader:
     read_ends: Callable[[], EndTokens] | None = None
 
     def read(self, table: pa.Table, metadata: Mapping[str, Any]) -> list[StoredRollout]:
-        """Raises: UserError that names the row (counted from 1) and the column."""
-        written, own = metadata.get("tokenizer"), tokenizer_fingerprint(self.tokenizer)
-        if written is not None and written != own:
+        """Read all rows. Raises: UserError, which names the row (counted from 1) and the column."""
+        file_tokenizer, policy_tokenizer = (
+            metadata.get("tokenizer"),
+            tokenizer_fingerprint(self.tokenizer),
+        )
+        if file_tokenizer is not None and file_tokenizer != policy_tokenizer:
             raise UserError(
-                f"{self.path}: its tokens are of the tokenizer {written}, and actor.path has "
-                f"{own}: ids would mean other texts; sample with this policy, or set actor.path "
-                "to the policy that sampled them"
+                f"{self.path}: its tokens are of the tokenizer {file_tokenizer}, and actor.path "
+                f"has {policy_tokenizer}: ids would mean other texts; sample with this policy, or "
+                "set actor.path to the policy that sampled them"
             )
-        for names in _NEEDED:
+        for names in _REQUIRED_COLUMNS:
             if not any(name in table.column_names for name in names):
                 raise UserError(
                     f"{self.path}: no column {' or '.join(names)}; it has "
@@ -171,11 +180,11 @@ class RowReader:
         return (0.0,) * length if logprobs is None else tuple(logprobs)
 
     def _prompt(self, row: FileRow, group: str) -> Prompt:
-        record, own = row.record, None
+        record, data_row = row.record, None
         answer = record.get("answer")  # another program may have it as a number
         with suppress(ValueError, TypeError, RecursionError):
-            own = json.loads(record.get("record") or "{}")
-        if not isinstance(own, dict):
+            data_row = json.loads(record.get("record") or "{}")
+        if not isinstance(data_row, dict):
             row.fail("record", "is not the JSON text of an object")
         return Prompt(
             prompt_id=str(record.get("prompt_id") or f"{self.path.name}: group {group}"),
@@ -183,13 +192,13 @@ class RowReader:
             prompt_ids=self._ids(row, "prompt", ends=False),
             answer="" if answer is None else value_text(answer),
             source=str(record.get("source") or ""),
-            record=own,
+            record=data_row,
         )
 
     def _ids(
         self, row: FileRow, column: str, *, ends: bool, may_be_empty: bool = False
     ) -> tuple[int, ...]:
-        """The ids as they are; else those of the text, a response's with its end token."""
+        """Return the row's ids, or without them those of its text; `ends`: add an end token."""
         name = f"{column}_ids"
         ids, text = row.record.get(name), row.record.get(column)
         if ids is None:

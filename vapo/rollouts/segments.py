@@ -1,4 +1,4 @@
-"""Parts of a response: its steps, the turns that it goes on from, and their texts for people."""
+"""Parts of a response: its steps, the places where it can be continued, its turns as text."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ _TIMEOUT_S = 1.0
 def step_starts(
     rollout: Rollout, segments: SegmentsConfig, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """The number of tokens before each step, ascending; the first is 0.
+    """Return the number of tokens before each step, ascending. A response's first is 0.
 
-    The steps of an episode are its turns: a turn begins at its first sampled token, when what the
-    environment wrote before it has been read.
+    The steps of an episode are its turns: a turn begins at its first sampled token, after what the
+    environment wrote before it.
 
-    No step begins behind the last token; a pattern that takes longer than a second has no match.
-    Of more than `max_segments` steps the first is kept, and others evenly spread, so that the rest
-    belong to the steps before them.
+    No step begins behind the last token. A pattern that takes longer than a second has no match.
+    If there are more than `max_segments` steps, the first and evenly spread others are kept, and
+    the rest belong to the steps before them.
     """
     starts = turn_starts(rollout)
-    if len(open_places(rollout)) > len(starts):  # it goes on inside of its turn, too
+    if len(open_places(rollout)) > len(starts):  # it can be continued inside its turn, too
         starts = sorted({0, *_boundaries(rollout, segments, tokenizer)})
         starts = [place for place in starts if place < len(rollout.response_ids)]
     return _spread(starts, segments.max_segments)
 
 
 def turn_starts(rollout: Rollout) -> list[int]:
-    """The number of tokens before each turn's first sampled one; those observed last among them."""
+    """Return the number of tokens before each turn's first sampled one, observed ones included."""
     return [span.first for span in rollout.turn_spans if span.end > span.first]
 
 
 def open_places(rollout: Rollout) -> Sequence[int]:
-    """The numbers of tokens after which it can be played on.
+    """Return the numbers of tokens after which a rollout can be continued.
 
-    An environment answers whole turns, so its episodes go on where a turn begins. A verifier has
-    not been asked anything before the end, so a response goes on anywhere.
+    An environment answers whole turns, so its episodes can go on where a turn begins. A verifier
+    reads a response only at its end, so the response can go on anywhere.
     """
     return turn_starts(rollout) if rollout.in_environment else range(len(rollout.response_ids))
 
 
 def begun_turns(rollout: Rollout, num_tokens: int) -> tuple[Turn, ...]:
-    """The turns as they were after so many tokens; the last one is under way, and earned nothing.
+    """Return the turns as they were after `num_tokens` tokens; the last is under way, reward 0.
 
-    Raises: ValueError: it cannot be played on from there.
+    Raises: ValueError: the rollout cannot be continued from there.
     """
     places = open_places(rollout)
     if num_tokens not in places:
@@ -65,8 +65,8 @@ def begun_turns(rollout: Rollout, num_tokens: int) -> tuple[Turn, ...]:
     spans = rollout.turn_spans
     index = next(i for i, span in enumerate(spans) if span.first <= num_tokens < span.end)
     sampled = num_tokens - spans[index].first
-    begun = replace(rollout.turns[index], num_sampled=sampled, reward=0.0)
-    return (*rollout.turns[:index], begun)
+    open_turn = replace(rollout.turns[index], num_sampled=sampled, reward=0.0)
+    return (*rollout.turns[:index], open_turn)
 
 
 def _boundaries(
@@ -82,7 +82,7 @@ def _boundaries(
     end_ids = rollout.response_ids[-1:] if rollout.finish_reason is FinishReason.STOP else ()
     text = sampled_text(rollout.response_ids, tokenizer, end_ids)
     ends = [0, *_ends(segments.pattern, text)]
-    return places_of(_spread(ends, segments.max_segments), rollout, tokenizer)
+    return token_counts_at(_spread(ends, segments.max_segments), rollout, tokenizer)
 
 
 def _ends(pattern: str, text: str) -> list[int]:
@@ -96,29 +96,29 @@ def _ends(pattern: str, text: str) -> list[int]:
         return []
 
 
-def _spread(numbers: Sequence[int], most: int) -> list[int]:
-    """At most so many of them, the first and others evenly spread."""
-    if len(numbers) <= most:
+def _spread(numbers: Sequence[int], max_count: int) -> list[int]:
+    """Return at most `max_count` of the numbers: the first, and others evenly spread."""
+    if len(numbers) <= max_count:
         return list(numbers)
-    return [numbers[i * len(numbers) // most] for i in range(most)]
+    return [numbers[i * len(numbers) // max_count] for i in range(max_count)]
 
 
-def places_of(
+def token_counts_at(
     characters: Sequence[int], rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """The fewest tokens whose text has so many characters, for each of ascending numbers.
+    """Return the fewest tokens whose text has as many characters, for each of ascending numbers.
 
-    The text of a token depends on those before it, so the text of the tokens before a place is
-    decoded, log2(length) times a place.
+    The text of a token depends on those before it. So the beginning of the response is decoded
+    about log2(length) times for each number.
     """
-    ids, found = list(rollout.response_ids), [0]
+    ids, token_counts = list(rollout.response_ids), [0]
 
     def length(num_tokens: int) -> int:
         return len(sampled_text(ids[:num_tokens], tokenizer))
 
     for number in characters:
-        found.append(bisect_left(range(len(ids)), number, lo=found[-1], key=length))
-    return found[1:]
+        token_counts.append(bisect_left(range(len(ids)), number, lo=token_counts[-1], key=length))
+    return token_counts[1:]
 
 
 def with_response(
@@ -130,7 +130,7 @@ def with_response(
     *,
     keeps_special: bool = True,
 ) -> Rollout:
-    """A response with these tokens and log-probabilities, and their text; nobody has judged it."""
+    """Return the rollout with other response tokens and log-probabilities, and no verdict yet."""
     end_ids = response_ids[-1:] if finish_reason is FinishReason.STOP else ()
     return replace(
         rollout,
@@ -155,7 +155,7 @@ class TurnText(NamedTuple):
 
 
 def shows_turns(rollout: Rollout) -> bool:
-    """Whether people are shown its turns. A response is its text, which a verifier judged whole."""
+    """Whether a rollout is shown turn by turn. A response is one text, judged as a whole."""
     return rollout.in_environment
 
 
@@ -190,7 +190,7 @@ def shown_turns(
     *,
     keeps_special: bool = True,
 ) -> str:
-    """An episode as one text: each turn's two parts under a line that says whose they are."""
+    """Return an episode as one text: a line above each part of a turn says who wrote it."""
     parts, turns = [], turn_texts(rollout, tokenizer, end_ids, keeps_special=keeps_special)
     for number, turn in enumerate(turns, start=1):
         if turn.observed:

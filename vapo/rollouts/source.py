@@ -1,4 +1,4 @@
-"""Provide an iteration's rollouts: sampled now or ahead, saved by a stopped run, or of a file."""
+"""Provides rollouts: sampled now or ahead, saved by a stopped run, or read from a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import staleness_metrics
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
-from vapo.rollouts.kept_rollouts import KeptRollouts, SampledRollouts
+from vapo.rollouts.kept_rollouts import IterationRollouts, KeptRollouts
 from vapo.rollouts.stored_rollouts import StoredRollouts
 from vapo.system.distributed import all_ranks, rank
 from vapo.system.progress import Progress
@@ -21,13 +21,12 @@ from vapo.types import IterationStart, Phase, RolloutBatch
 class RolloutSource:
     """Hands out each iteration's rollouts once.
 
-    They are sampled when they are asked for, or with `training.max_staleness` above 0 in a thread
-    while the networks train. What they are sampled from, how attempts follow one another and what
-    becomes of them is the collection's in both cases.
+    They are sampled on request, or with `training.max_staleness` above 0 in a thread while the
+    networks train. In both cases the collection decides on prompts, attempts and the batch.
 
     Args:
         lineage: identifies the weights with which saved rollouts must have been sampled.
-        kept: the saved rollouts; None: rollouts are not saved.
+        resume_cache: the saved rollouts; None: rollouts are not saved.
         stored: the rollouts that value pretraining trains on; None: it samples.
     """
 
@@ -35,16 +34,18 @@ class RolloutSource:
     collection: RolloutCollection
     lineage: Lineage
     progress: Progress
-    kept: KeptRollouts | None = None
+    resume_cache: KeptRollouts | None = None
     stored: StoredRollouts | None = None
     _ahead: ContinuousSampling | None = field(default=None, init=False)
-    _ready: dict[int, SampledRollouts] = field(default_factory=dict, init=False)
+    _ready: dict[int, IterationRollouts] = field(default_factory=dict, init=False)
 
     def next_batch(
         self, start: IterationStart, *, last: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The rollouts that were sampled ahead, or saved by a run that was stopped; else new ones.
+        """Return the iteration's rollouts with the metrics of sampling.
 
+        They were sampled ahead, or saved by a run that was stopped; else they are sampled now. In
+        value pretraining they may be those of a file.
         Rollouts of value pretraining, which keeps all prompts, do not serve dynamic sampling.
         Every rank must call this.
 
@@ -53,29 +54,30 @@ class RolloutSource:
         """
         if self.stored is not None and start.phase is Phase.VALUE_PRETRAINING:
             return self.stored.batch(start.index)
-        found = self._ready.pop(start.index, None)
-        if found is None and self._ahead is None:
-            found = self._kept_rollouts(start.index)
-        if found is None or not self._serves(found.phase, start):
+        rollouts = self._ready.pop(start.index, None)
+        if rollouts is None and self._ahead is None:
+            rollouts = self._kept_rollouts(start.index)
+        if rollouts is None or not self._serves(rollouts.phase, start):
             if (ahead := self._allow(start, last, first=start.index)) is not None:
-                found = self._assembled(ahead, start.index)
+                rollouts = self._assembled(ahead, start.index)
             else:
                 sampled = self.collection.sample_batch(start.index, start.phase)
-                found = SampledRollouts(start.phase, *sampled)
-            self._keep(start.index, found)
+                rollouts = IterationRollouts(start.phase, *sampled)
+            self._keep(start.index, rollouts)
         self._allow(start, last, first=start.index + 1)
-        return found.batch, found.metrics | staleness_metrics(found.batch, start.policy_iterations)
+        staleness = staleness_metrics(rollouts.batch, start.policy_iterations)
+        return rollouts.batch, rollouts.metrics | staleness
 
     def _serves(self, phase: Phase, start: IterationStart) -> bool:
-        """Whether the iteration may have what was sampled for this phase."""
+        """Whether the iteration may use rollouts that were sampled for this phase."""
         return phase is start.phase or self.config.algorithm.dynamic_sampling_attempts == 0
 
     # ---- sampling ahead ----------------------------------------------------------------------
 
     def _allow(self, start: IterationStart, last: int, *, first: int) -> ContinuousSampling | None:
-        """Let the thread sample as far ahead as rollouts may be old; start it where need be.
+        """Let the thread sample as far ahead as staleness allows; start it if necessary.
 
-        None: nothing is sampled ahead, or nothing is left to sample.
+        Returns None if nothing is sampled ahead, or nothing is left to sample.
         """
         if self.config.training.max_staleness == 0:
             return None
@@ -88,19 +90,20 @@ class RolloutSource:
             self._ahead.allow(furthest, version=start.policy_iterations)
         return self._ahead
 
-    def _assembled(self, ahead: ContinuousSampling, iteration: int) -> SampledRollouts:
+    def _assembled(self, ahead: ContinuousSampling, iteration: int) -> IterationRollouts:
         """Wait for what the thread samples, and make the batch. Every rank must call this."""
-        filling, seconds = ahead.take(iteration)
+        collector, seconds = ahead.take(iteration)
         needs_engine = self.config.algorithm.needs_greedy_baseline
         with self.engine_free() if needs_engine else nullcontext():
-            batch, metrics = self.collection.batch_of(filling, iteration)
-        return SampledRollouts(ahead.phase, batch, metrics | {"rollout/ahead_s": seconds})
+            batch, metrics = self.collection.batch_of(collector, iteration)
+        return IterationRollouts(ahead.phase, batch, metrics | {"rollout/ahead_s": seconds})
 
     def before_update(self) -> None:
         """Call before the engine gets new weights.
 
-        With `training.update_open_rollouts` episodes under way go on with them. Without, they are
-        waited for, so that a batch is of one policy, and saved for a run that is stopped.
+        With `training.update_open_rollouts` open episodes go on with the new weights. Without it
+        this waits for them, so that one policy samples a whole batch, and saves them in case the
+        run is stopped.
         """
         if self._ahead is None or self.config.training.update_open_rollouts:
             return
@@ -110,7 +113,7 @@ class RolloutSource:
             self._keep(min(self._ready), self._ready[min(self._ready)])
 
     def engine_free(self) -> AbstractContextManager[None]:
-        """While nothing is sampled ahead, so that engine and scorer are free."""
+        """Return a context in which nothing is sampled ahead: engine and scorer are free."""
         return nullcontext() if self._ahead is None else self._ahead.paused()
 
     def cancel(self) -> None:
@@ -121,26 +124,27 @@ class RolloutSource:
 
     # ---- rollouts kept for a run that is stopped ---------------------------------------------
 
-    def _keep(self, iteration: int, sampled: SampledRollouts) -> None:
+    def _keep(self, iteration: int, sampled: IterationRollouts) -> None:
         """Save the rollouts until the iteration's checkpoint is written."""
-        if self.kept is None:
+        if self.resume_cache is None:
             return
         try:
-            self.kept.write(self.kept.origin(iteration, self.lineage.weights), sampled)
+            origin = self.resume_cache.origin(iteration, self.lineage.weights)
+            self.resume_cache.write(origin, sampled)
         except OSError as error:  # they can be sampled again
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
-    def _kept_rollouts(self, iteration: int) -> SampledRollouts | None:
+    def _kept_rollouts(self, iteration: int) -> IterationRollouts | None:
         """The saved rollouts of this iteration and its weights, if every process has its own."""
-        if self.kept is None or not all_ranks(self.kept.has(iteration, rank())):
+        if self.resume_cache is None or not all_ranks(self.resume_cache.has(iteration, rank())):
             return None
-        found = self.kept.read(self.kept.origin(iteration, self.lineage.weights))
-        if not all_ranks(found is not None) or found is None:
+        rollouts = self.resume_cache.read(self.resume_cache.origin(iteration, self.lineage.weights))
+        if not all_ranks(rollouts is not None) or rollouts is None:
             self.progress.note(
                 "the kept rollouts are of other weights, data or config, or damaged: "
                 "the iteration's are sampled again"
             )
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")
-        found.metrics.pop("rollout/ahead_s", None)  # it was the stopped process's time
-        return found
+        rollouts.metrics.pop("rollout/ahead_s", None)  # it was the stopped process's time
+        return rollouts

@@ -25,7 +25,7 @@ _TOLERANCE = 1e-6  # of the sum of rewards, which another program may have added
 
 @dataclass(frozen=True)
 class FileRow:
-    """What a file says in one row; `where` names the row."""
+    """One row of a file; `where` names it in messages."""
 
     record: Mapping[str, Any]
     where: str
@@ -34,7 +34,7 @@ class FileRow:
         raise UserError(f"{self.where}, column {column}: {reason}")
 
     def check_list(self, column: str, values: Any, num: int, whose: str) -> None:
-        """Raises: UserError: these are not as many values as what they are of."""
+        """Raises: UserError: `values` is not a list of `num`; `whose` says what they belong to."""
         if not isinstance(values, list) or len(values) != num:
             size = f"{len(values)} values" if isinstance(values, list) else "is no list"
             self.fail(column, f"{size}; {whose}")
@@ -58,7 +58,7 @@ class FileRow:
 
 
 def stored_turns(rollout: Rollout) -> dict[str, Any]:
-    """The columns of a row; null for a response, whose other columns say what its turn is."""
+    """Return the turn columns of a row. A response is one turn, and has null in them."""
     if not rollout.in_environment:
         return dict.fromkeys(TURN_COLUMNS)
     return {
@@ -74,7 +74,7 @@ def is_episode(record: Mapping[str, Any]) -> bool:
 
 
 def read_turns(row: FileRow, length: int) -> tuple[Turn, ...]:
-    """The turns of an episode's row, whose response has `length` tokens."""
+    """Read the turns of an episode's row, whose response has `length` tokens."""
     from vapo.types import Turn
 
     whole = float(row.record["reward"])
@@ -101,10 +101,10 @@ def read_turns(row: FileRow, length: int) -> tuple[Turn, ...]:
 
 
 class StoredTruth(NamedTuple):
-    """What value targets read of a state that a row's first `num_tokens` tokens lead to.
+    """The measured value of the state after a row's first `num_tokens` tokens.
 
-    `value` is the mean of its continuations' returns, `num_draws` how many of them count for the
-    row (`MeasuredState.num_draws`).
+    `value` is the mean of its continuations' returns, and `num_draws` is how many of them count for
+    the row (`MeasuredState.num_draws`).
     """
 
     num_tokens: int
@@ -113,7 +113,7 @@ class StoredTruth(NamedTuple):
 
 
 def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
-    """The columns of a row, of its measured states in their order; null where none was measured."""
+    """Return the truth columns of a row with these measured states; all null without any."""
     if not states:
         return dict.fromkeys(TRUTH_COLUMNS)
     return {
@@ -126,9 +126,10 @@ def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
 
 
 def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
-    """What a row says of measured states of its response of `length` tokens; none where none is.
+    """Read the measured states of a row, whose response has `length` tokens.
 
-    Another program may leave out all columns, or `truth_rows` alone, which are 1 then.
+    Another program may leave out all truth columns; then the row has no states. It may leave out
+    `truth_rows` alone, which are 1 then.
     """
     columns: dict[str, Any] = {name: row.record.get(name) for name in TRUTH_COLUMNS}
     tokens, num = columns["truth_tokens"], columns.pop("truth_continuations")
@@ -171,13 +172,15 @@ def _check_places(row: FileRow, tokens: list[Any], length: int) -> None:
 
 
 def returns_settings(config: FitConfig) -> dict[str, Any]:
-    """What the return of a continuation depends on, beside its verdict.
+    """Return the settings on which a continuation's return depends, beside its verdict.
 
-    `punished`: the budget and the ramp of the overlong punishment, where the critic's reward has
-    it.
+    `punished` has the budget and the ramp of the overlong punishment; None: the critic's reward
+    does not include it.
     """
-    overlong, most = config.rewards.overlong, config.rollouts.max_response_tokens
-    punished = [most, overlong.ramp_tokens(most)] if critic_is_punished(config) else None
+    overlong, max_tokens = config.rewards.overlong, config.rollouts.max_response_tokens
+    punished = (
+        [max_tokens, overlong.ramp_tokens(max_tokens)] if critic_is_punished(config) else None
+    )
     return {"gamma": config.algorithm.gamma, "punished": punished}
 
 
@@ -187,12 +190,12 @@ def check_truth(
     metadata: Mapping[str, Any],
     path: Path,
 ) -> None:
-    """Nothing where value targets are the responses' own returns.
+    """Check a file's measured states, if the config's value targets are `truth`.
 
     Args:
-        truths: what each row of the file says.
+        truths: the measured states of each row.
 
-    Raises: UserError: none says anything, or the returns are of other settings.
+    Raises: UserError: the file has none, or the returns were computed with other settings.
     """
     if config.components.value_pretraining.targets != "truth":
         return
@@ -202,18 +205,18 @@ def check_truth(
             "truth_values are absent or empty): sample them with `vapo rollouts --value_truth 4`, "
             f"or set {_TARGETS}=returns"
         )
-    written, own = metadata.get("value_truth") or {}, returns_settings(config)
-    if "gamma" in written and written["gamma"] != own["gamma"]:
+    file_settings, settings = metadata.get("value_truth") or {}, returns_settings(config)
+    if "gamma" in file_settings and file_settings["gamma"] != settings["gamma"]:
         raise UserError(
             f"{_TARGETS} truth: the returns of {path} are discounted with gamma "
-            f"{written['gamma']:g}, and algorithm.gamma is {own['gamma']:g}: set it to the "
-            f"file's, or {_TARGETS}=returns"
+            f"{file_settings['gamma']:g}, and algorithm.gamma is {settings['gamma']:g}: set it to "
+            f"the file's, or {_TARGETS}=returns"
         )
-    if "punished" in written and written["punished"] != own["punished"]:
+    if "punished" in file_settings and file_settings["punished"] != settings["punished"]:
         raise UserError(
             f"{_TARGETS} truth: the returns of {path} are of responses with "
-            f"{_punishment(written['punished'])}, and the config has "
-            f"{_punishment(own['punished'])}: set rewards.overlong, critic.reward and "
+            f"{_punishment(file_settings['punished'])}, and the config has "
+            f"{_punishment(settings['punished'])}: set rewards.overlong, critic.reward and "
             f"rollouts.max_response_tokens as they were, or {_TARGETS}=returns"
         )
 
@@ -225,10 +228,10 @@ def _punishment(punished: Sequence[int] | None) -> str:
 
 
 def with_truth(batch: RolloutBatch, truths: Sequence[Sequence[StoredTruth]]) -> RolloutBatch:
-    """The batch with the mean return of each row's continuations, and how many count for it."""
+    """Add each measured state's mean return to the batch, and how many continuations count."""
     values, draws = (batch.rewards.new_zeros(batch.response_mask.shape) for _ in range(2))
     for row, truth in enumerate(truths):
-        for known in truth:
-            values[row, known.num_tokens] = known.value
-            draws[row, known.num_tokens] = known.num_draws
+        for state in truth:
+            values[row, state.num_tokens] = state.value
+            draws[row, state.num_tokens] = state.num_draws
     return replace(batch, measured_values=values, measured_draws=draws)

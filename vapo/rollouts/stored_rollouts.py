@@ -1,4 +1,4 @@
-"""Rollouts from a file in the place of sampled ones: training and held-out groups, and batches."""
+"""Rollouts from a file in place of sampled ones: training and held-out groups, and batches."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ KEY = "components.value_pretraining.data"
 
 
 class StoredRollouts:
-    """The rollouts of a file, as value pretraining takes them.
+    """The rollouts of a file, as value pretraining uses them.
 
     A unit is a group, or with group size 1 a row. The units of a share of the prompts, drawn
     with the seed, are held out: no prompt is on both sides, whatever its groups are called. Pass
     after pass goes through seeded permutations of the other units; iteration i takes positions
     [i * num_prompts, (i + 1) * num_prompts) of this sequence.
 
-    Units with an episode whose environment failed are left out, `num_failed` of them: what it would
-    have earned is not known.
+    The `num_failed` units with an episode whose environment failed are left out: its reward is not
+    known.
 
     A privileged critic's own prompts are made of the rows' prompts, answers and records.
 
@@ -70,9 +70,9 @@ class StoredRollouts:
         Random(derive_seed(config.seed, "held-out rollouts")).shuffle(prompts)
         share = config.components.value_pretraining.heldout_share
         count = max(1, round(share * len(prompts))) if share > 0 else 0
-        chosen = set(prompts[:count])
-        self.heldout = [u for u in units if u[0].rollout.prompt.prompt_ids in chosen]
-        self.training = [u for u in units if u[0].rollout.prompt.prompt_ids not in chosen]
+        heldout_prompts = set(prompts[:count])
+        self.heldout = [u for u in units if u[0].rollout.prompt.prompt_ids in heldout_prompts]
+        self.training = [u for u in units if u[0].rollout.prompt.prompt_ids not in heldout_prompts]
         if not self.training:
             raise UserError(
                 f"{KEY} {name}: {len(prompts)} prompts, of which "
@@ -82,19 +82,21 @@ class StoredRollouts:
         self._states: dict[int, Tensor] = {}  # by the row's identity
 
     def compute_states(self, states_of: Callable[[RolloutBatch], list[Tensor]]) -> None:
-        """Let every batch have `actor_states`, which are computed here, once.
+        """Compute the actor's states of all rows once, so that every batch has `actor_states`.
 
-        In the file's order, whatever iteration comes next, so that a resumed run has the same bits.
-        They stay in the host's memory until `free_states`.
+        They are computed in the file's order, whichever iteration is next, so that a resumed run
+        has the same bits. They stay in the host's memory until `free_states`.
         """
-        self.free_states()  # of another critic: the batches below would have them
-        units, known = [*self.training, *self.heldout], dict[int, Tensor]()
+        self.free_states()  # else the batches below would have those of another critic
+        units, states_by_row = [*self.training, *self.heldout], dict[int, Tensor]()
         for first in range(0, len(units), self.num_prompts):
             part = units[first : first + self.num_prompts]
-            found = states_of(self.batch_of(part))
+            unit_states = states_of(self.batch_of(part))
             rows = (row for unit in part for row in unit)
-            known |= {id(row): states for row, states in zip(rows, found, strict=True)}
-        self._states = known
+            states_by_row |= {
+                id(row): states for row, states in zip(rows, unit_states, strict=True)
+            }
+        self._states = states_by_row
 
     def free_states(self) -> None:
         self._states = {}
@@ -118,7 +120,7 @@ class StoredRollouts:
         return list(groups.values())
 
     def batch(self, index: int) -> tuple[RolloutBatch, dict[str, float]]:
-        """The rollouts of the iteration with this index, a function of it and the seed."""
+        """Return the iteration's batch and metrics, a function of its index and the seed."""
         size = len(self.training)
         places = range(index * self.num_prompts, (index + 1) * self.num_prompts)
         units = [self.training[self._order(place // size)[place % size]] for place in places]
@@ -126,14 +128,14 @@ class StoredRollouts:
         return self.batch_of(units), metrics
 
     def passes(self, num_iterations: int) -> int:
-        """Whole passes over the training units that so many iterations make."""
+        """Return how many whole passes over the training units `num_iterations` iterations make."""
         return num_iterations * self.num_prompts // len(self.training)
 
     def heldout_batch(self) -> RolloutBatch:
         return self.batch_of(self.heldout)
 
     def batch_of(self, units: Sequence[Sequence[StoredRollout]]) -> RolloutBatch:
-        """A rollout batch, with the rewards shaped as the config says."""
+        """Make a rollout batch of units, with the rewards shaped as the config says."""
         rows = [row for unit in units for row in unit]
         batch = make_rollout_batch(
             [row.rollout for row in rows],
@@ -144,11 +146,11 @@ class StoredRollouts:
         )
         if self._states:
             batch = replace(batch, actor_states=[self._states[id(row)] for row in rows])
-        is_taught = self.config.components.value_pretraining.targets == "truth"
-        return with_truth(batch, [row.truth for row in rows]) if is_taught else batch
+        has_truth = self.config.components.value_pretraining.targets == "truth"
+        return with_truth(batch, [row.truth for row in rows]) if has_truth else batch
 
     def describe(self) -> str:
-        """One line for the console."""
+        """Return one line about the rollouts for the console."""
         size = self.group_size
         each = len(self.training) / self.num_prompts
         unit = "rollouts" if size == 1 else f"groups of {size}"
@@ -172,15 +174,17 @@ class StoredRollouts:
 
 
 def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> None:
-    """Raises: UserError where the file's rewards are of other numbers than the config's."""
-    written, rewards = metadata.get("reward"), config.rewards
-    own = [rewards.correct, rewards.incorrect]
-    if gives_configured_rewards(config) and written is not None and list(written) != own:
+    """Raises: UserError: the file's rewards of right and wrong responses are not the config's."""
+    file_scale, rewards = metadata.get("reward"), config.rewards
+    config_scale = [rewards.correct, rewards.incorrect]
+    is_other = file_scale is not None and list(file_scale) != config_scale
+    if gives_configured_rewards(config) and is_other:
         raise UserError(
             f"{KEY} {path}: its rewards of a correct and an incorrect response are "
-            f"{written[0]:g} and {written[1]:g}, and rewards.correct and rewards.incorrect are "
-            f"{own[0]:g} and {own[1]:g}: a critic would learn another scale than the policy's; "
-            "set them to the file's, or sample the rollouts again with `vapo rollouts`"
+            f"{file_scale[0]:g} and {file_scale[1]:g}, and rewards.correct and rewards.incorrect "
+            f"are {config_scale[0]:g} and {config_scale[1]:g}: a critic would learn another scale "
+            "than the policy's; set them to the file's, or sample the rollouts again with "
+            "`vapo rollouts`"
         )
 
 
@@ -191,12 +195,14 @@ def read_rollouts(
     *,
     needs_logprobs: bool | None = None,
 ) -> tuple[list[StoredRollout], str]:
-    """All rows of a file, and the fingerprint of the policy that sampled them where it is known
-    to be another one than the config's, else an empty text.
+    """Read all rows of a file. Return them with the fingerprint of the policy that sampled them.
 
-    `needs_logprobs`: whether a critic reads the tokens' log-probs; None: as the config's does.
+    The fingerprint is empty if that is the config's policy, or is not known.
 
-    Raises: UserError naming the file, the row and the column.
+    Args:
+        needs_logprobs: whether a critic reads the tokens' log-probs; None: if the config's does.
+
+    Raises: UserError, which names the file, the row and the column.
     """
     table, metadata = read_table(path, key=KEY)
     _check_scale(config, metadata, path)
@@ -213,12 +219,13 @@ def read_rollouts(
     )
     rows = reader.read(table, metadata)
     check_truth(config, (row.truth for row in rows), metadata, path)
-    written, own = metadata.get("policy"), fingerprint(config.actor.path)
-    return rows, str(written) if written and own and written != own else ""
+    file_policy, config_policy = metadata.get("policy"), fingerprint(config.actor.path)
+    is_other = file_policy and config_policy and file_policy != config_policy
+    return rows, str(file_policy) if is_other else ""
 
 
 def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> StoredRollouts | None:
-    """The rollouts that the config's value pretraining reads; None where it samples.
+    """Open the rollouts that the config's value pretraining reads; None if it samples its own.
 
     Raises: UserError, before anything expensive.
     """
@@ -235,15 +242,15 @@ def with_stored_critic_prompts(
 ) -> Sequence[StoredRollout]:
     """Add the critic's own prompts to the rows' prompts; unchanged where it reads the policy's.
 
-    Raises: UserError: what the template has is not in the file, or does not fit the critic.
+    Raises: UserError: the file lacks what the template reads, or a prompt does not fit the critic.
     """
-    added, own = critic_prompt_adder(config, tokenizer), config.critic.prompt
-    if added is None or not isinstance(own, PrivilegedPrompt):
+    add_critic_prompts, prompt_config = critic_prompt_adder(config, tokenizer), config.critic.prompt
+    if add_critic_prompts is None or not isinstance(prompt_config, PrivilegedPrompt):
         return rows
     prompts = [row.rollout.prompt for row in rows]
     for column in ("prompt", "answer"):  # other programs' files may lack them
         texts = (prompt.text if column == "prompt" else prompt.answer for prompt in prompts)
-        if f"{{{column}}}" not in own.template or all(texts):
+        if f"{{{column}}}" not in prompt_config.template or all(texts):
             continue
         raise UserError(
             f"{KEY} {name}: critic.prompt.template has {{{column}}}, and the file has rows "
@@ -251,10 +258,10 @@ def with_stored_critic_prompts(
             "critic.prompt.kind=policy"
         )
     try:
-        made = added(prompts, config.rollouts.max_response_tokens)
+        new_prompts = add_critic_prompts(prompts, config.rollouts.max_response_tokens)
     except UserError as error:
         raise UserError(f"{KEY} {name}: {error}") from None
     return [
         replace(row, rollout=replace(row.rollout, prompt=prompt))
-        for row, prompt in zip(rows, made, strict=True)
+        for row, prompt in zip(rows, new_prompts, strict=True)
     ]
