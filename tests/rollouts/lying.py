@@ -36,12 +36,12 @@ def in_choice(change: Change) -> Change:
 
 
 LIES: dict[str, tuple[Change, str]] = {
-    "no object": (lambda answer: [1], "no JSON object"),
+    "no object": (lambda answer: [1], "not a JSON object"),
     "another request's": (lambda answer: answer | {"request_id": "x"}, "for the request 'x'"),
-    "no choice": (lambda answer: answer | {"choices": []}, "not just one response"),
+    "no choice": (lambda answer: answer | {"choices": []}, "exactly one response"),
     "two choices": (
         lambda answer: answer | {"choices": answer["choices"] * 2},
-        "not just one response",
+        "exactly one response",
     ),
     "no tokens": (lie(token_ids=[]), "not one or more whole numbers"),
     "text": (lie(token_ids="abc"), "not one or more whole numbers"),
@@ -68,7 +68,7 @@ LIES: dict[str, tuple[Change, str]] = {
     ),
     "log-prob as text": (
         in_choice(lambda c: c["logprobs"]["content"][3].update(logprob="x")),
-        "is no number",
+        "is not a number",
     ),
     "no versions": (lie(weight_versions=None), "weight_versions do not say"),
     "versions of some tokens": (

@@ -94,7 +94,7 @@ def test_the_least_that_another_program_writes(tmp_path: Path, policy: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"turn_observed": None}, "column turn_observed: is no list; each of the 2 turns"),
+        ({"turn_observed": None}, "column turn_observed: is not a list; each of the 2 turns"),
         ({"turn_rewards": [1.0]}, "column turn_rewards: 1 values; each of the 2 turns"),
         ({"turn_sampled": [2, 0]}, "column turn_sampled: has entries that are not whole numbers"),
         ({"turn_observed": [-1, 2]}, "column turn_observed: has entries that are not whole"),

@@ -93,7 +93,7 @@ def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy:
         ({"truth_tokens": [2, 0]}, "column truth_tokens: does not ascend"),
         ({"truth_tokens": [2, 2]}, "column truth_tokens: does not ascend"),
         ({"truth_values": [0.5]}, "column truth_values: 1 values; each of the 2 entries of"),
-        ({"truth_noise": None}, "column truth_noise: is no list"),
+        ({"truth_noise": None}, "column truth_noise: is not a list"),
         ({"truth_values": [0.5, float("nan")]}, "column truth_values: has values that are not"),
         ({"truth_noise": [0.5, float("inf")]}, "column truth_noise: has values that are not"),
         ({"truth_noise": [0.5, -0.5]}, "column truth_noise: is a variance, and has values below 0"),

@@ -129,7 +129,7 @@ class ChatEndpoint:
         except (ValueError, TypeError, LookupError, RecursionError):
             is_call = False
         if not is_call:
-            raise _RefusedCall(400, "the body is no chat completion")
+            raise _RefusedCall(400, "the body is not a chat completion")
         return body
 
 

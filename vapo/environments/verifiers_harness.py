@@ -78,7 +78,7 @@ async def _talk(
 
 
 def opening(system_prompt: str | None, prompt: Any) -> list[dict[str, Any]]:
-    """The messages with which a conversation begins, as an endpoint takes them."""
+    """Return the messages with which a conversation begins, as an endpoint takes them."""
     messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
     if isinstance(prompt, str):
         return [*messages, {"role": "user", "content": prompt}]
@@ -90,7 +90,7 @@ async def _result(servers: Any, dispatch: dict[str, Any], function: Any) -> Any:
     try:
         arguments = json.loads(function.arguments or "{}")
     except json.JSONDecodeError as error:
-        return f"error: the arguments are no JSON ({error})"
+        return f"error: the arguments are not JSON ({error})"
     if not isinstance(arguments, dict):
         return f"error: the arguments are a JSON object, not {type(arguments).__name__}"
     if function.name not in dispatch:

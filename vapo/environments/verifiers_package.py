@@ -92,14 +92,14 @@ def task_of(environment: Any, data: Mapping[str, Any]) -> Any:
 
 
 def opening_messages(task: Any) -> list[dict[str, Any]]:
-    """The messages with which a task's conversation begins, without the tools."""
+    """Return the messages with which a task's conversation begins, without the tools."""
     from vapo.environments.verifiers_harness import opening
 
     return opening(task.data.system_prompt, task.data.prompt)
 
 
 def tool_schemas(environment: Any) -> list[dict[str, Any]]:
-    """The tools that the environment's own classes declare, as a chat call offers them.
+    """Return the tools that the environment's classes declare, as a chat call offers them.
 
     The tools of a remote server are not among them: they are known once a client connects to it.
     """

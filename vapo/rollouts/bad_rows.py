@@ -48,7 +48,7 @@ class CheckedBatch:
 
     @property
     def whole_rows(self) -> list[int]:
-        """The rows of the original batch whose groups have not lost a rollout."""
+        """The rows of the original batch in whose groups no rollout was removed."""
         size = self.batch.group_size
         num_rows_by_group = Counter(row // size for row in self.rows)
         return [row for row in self.rows if num_rows_by_group[row // size] == size]
@@ -168,7 +168,7 @@ class BadRollouts:
                 self._num_left -= 1
 
     def describe(self) -> str:
-        """Where the saved rollouts are, as the end of a sentence."""
+        """Return where the saved rollouts are, as the end of a sentence."""
         return "" if self._path is None else f"; rollouts: {self._path.parent}"
 
 

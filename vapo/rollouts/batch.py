@@ -78,7 +78,7 @@ def make_rollout_batch(
 
 
 def prompt_scores(groups: Iterable[Sequence[Rollout]]) -> tuple[PromptScore, ...]:
-    """The score of each group of judged responses to one prompt.
+    """Return the score of each group of judged responses to one prompt.
 
     A response without a verdict counts as wrong, and so does an episode whose environment failed.
     """

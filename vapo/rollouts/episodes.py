@@ -88,12 +88,12 @@ class Episode:
             last_id = ids[end - 1]
         self.replay.append((ids[open_span.begin : open_span.first], last_id, ""))
 
-    def observe(self, ids: Sequence[int]) -> None:
+    def add_observation(self, ids: Sequence[int]) -> None:
         self.ids.extend(ids)
         self.logprobs.extend([0.0] * len(ids))
         self.num_observed += len(ids)
 
-    def act(self, turn: SampledTurn, tokenizer: PreTrainedTokenizerBase) -> None:
+    def add_turn(self, turn: SampledTurn, tokenizer: PreTrainedTokenizerBase) -> None:
         self.ids.extend(turn.ids)
         self.logprobs.extend(turn.logprobs)
         num_sampled = self.num_begun + len(turn.ids)
@@ -221,7 +221,7 @@ class EpisodeLoop:
         elif len(episode.turns) == self.config.max_turns:
             self._end(episode, FinishReason.TURNS)
         else:
-            episode.observe(self._tokens(reply.observation, episode.last_id))
+            episode.add_observation(self._tokens(reply.observation, episode.last_id))
             self._submit_turn(episode)
 
     def _add_reward(self, episode: Episode, reply: Reply) -> str | None:
@@ -273,7 +273,7 @@ class EpisodeLoop:
 
     def _handle_turn(self, turn: SampledTurn) -> None:
         episode = self._open[turn.request.key]
-        episode.act(turn, self.tokenizer)
+        episode.add_turn(turn, self.tokenizer)
         reason = FinishReason.STOP
         if not turn.has_ended:
             is_at_turns_limit = len(turn.ids) == self.config.max_turn_tokens

@@ -97,8 +97,8 @@ class Player:
                 so that `play` or another loop may run while this loop's thread is paused.
             version: returns the weight updates so far, which are recorded with each turn.
         """
-        is_own = num_responses is not None
-        environments = self.scorer.environments(own=is_own, num_responses=num_responses)
+        has_environments = num_responses is not None
+        environments = self.scorer.environments(own=has_environments, num_responses=num_responses)
         with environments as answering, self.sampler.turns(settings, seed=seed) as stream:
             loop = EpisodeLoop(
                 stream,

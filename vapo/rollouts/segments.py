@@ -86,9 +86,9 @@ def _boundaries(
 
 
 def _ends(pattern: str, text: str) -> list[int]:
-    """Where the pattern's matches end; none where that takes longer than a second.
+    """Return where the pattern's matches end; none if the search takes longer than a second.
 
-    The text is a policy's, and a pattern that backtracks may take for ever on some of it.
+    The text is a policy's, and a pattern that backtracks may take for ever on some texts.
     """
     try:
         return [match.end() for match in regex.finditer(pattern, text, timeout=_TIMEOUT_S)]

@@ -135,7 +135,7 @@ class RolloutSource:
             self.progress.note(f"the rollouts could not be kept: {error.strerror or error}")
 
     def _kept_rollouts(self, iteration: int) -> IterationRollouts | None:
-        """The saved rollouts of this iteration and its weights, if every process has its own."""
+        """Return the iteration's saved rollouts of its weights, if every process has some."""
         if self.resume_cache is None or not all_ranks(self.resume_cache.has(iteration, rank())):
             return None
         rollouts = self.resume_cache.read(self.resume_cache.origin(iteration, self.lineage.weights))

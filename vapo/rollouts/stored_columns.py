@@ -36,7 +36,7 @@ class FileRow:
     def check_list(self, column: str, values: Any, num: int, whose: str) -> None:
         """Raises: UserError: `values` is not a list of `num`; `whose` says what they belong to."""
         if not isinstance(values, list) or len(values) != num:
-            size = f"{len(values)} values" if isinstance(values, list) else "is no list"
+            size = f"{len(values)} values" if isinstance(values, list) else "is not a list"
             self.fail(column, f"{size}; {whose}")
 
     def check_finite(self, column: str, values: Iterable[Any]) -> None:

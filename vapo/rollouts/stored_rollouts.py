@@ -177,8 +177,9 @@ def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> 
     """Raises: UserError: the file's rewards of right and wrong responses are not the config's."""
     file_scale, rewards = metadata.get("reward"), config.rewards
     config_scale = [rewards.correct, rewards.incorrect]
-    is_other = file_scale is not None and list(file_scale) != config_scale
-    if gives_configured_rewards(config) and is_other:
+    if file_scale is None or not gives_configured_rewards(config):
+        return
+    if list(file_scale) != config_scale:
         raise UserError(
             f"{KEY} {path}: its rewards of a correct and an incorrect response are "
             f"{file_scale[0]:g} and {file_scale[1]:g}, and rewards.correct and rewards.incorrect "

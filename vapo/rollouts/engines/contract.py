@@ -81,7 +81,7 @@ def sampled_text(
     *,
     keeps_special: bool = True,
 ) -> str:
-    """The text of tokens that a policy sampled, as verifiers, functions and environments read it.
+    """Return the text of sampled tokens, as verifiers, functions and environments read it.
 
     The end token at the very end is left out, and so is padding behind it. Every other special
     token is a part of what the policy said and stays: a tag, the call of a tool, a turn marker in

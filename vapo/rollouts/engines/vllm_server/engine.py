@@ -167,7 +167,7 @@ class ServedEngine(SteppedEngine):
     def _mark_lost(self, server: VllmServer, error: LostServerError) -> None:
         """Mark a server as lost. Raises: LostServerError: it was the last."""
         was_lost = server.is_lost
-        server.lose()
+        server.mark_lost()
         if all(other.is_lost for other in self._all):
             raise error
         if not was_lost:
@@ -249,7 +249,7 @@ class ServedEngine(SteppedEngine):
 
         A server that this does not reach samples nothing, and is found to be lost later.
         """
-        calls = (server.ask("POST", "/resume") for server in self._all)
+        calls = (server.call_route("POST", "/resume") for server in self._all)
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _reachable(self) -> list[VllmServer]:
@@ -271,7 +271,9 @@ class ServedEngine(SteppedEngine):
 
         Raises: EngineError: a server refuses.
         """
-        calls = (server.ask("POST", path, body(place)) for place, server in enumerate(servers))
+        calls = (
+            server.call_route("POST", path, body(place)) for place, server in enumerate(servers)
+        )
         answers = await asyncio.gather(*calls, return_exceptions=True)
         lost_servers = []
         for server, answer in zip(servers, answers, strict=True):
@@ -288,7 +290,7 @@ class ServedEngine(SteppedEngine):
         return lost_servers
 
     async def _world_sizes(self, servers: Sequence[VllmServer]) -> list[int]:
-        sizes = await asyncio.gather(*(s.ask("GET", "/get_world_size") for s in servers))
+        sizes = await asyncio.gather(*(s.call_route("GET", "/get_world_size") for s in servers))
         return [int(size["world_size"]) for size in sizes]
 
     async def _use_receivers(self, receivers: Collection[int]) -> None:

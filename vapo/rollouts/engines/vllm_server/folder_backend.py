@@ -80,7 +80,7 @@ class FolderBackend(WeightTransferEngine):
             self.model.load_weights(list(weights if heads is None else heads.weights(weights)))
 
     def _heads(self) -> PaddedHeads | None:
-        """How `vapo serve` has padded the model's attention heads for a CPU."""
+        """Return how `vapo serve` has padded the model's attention heads for a CPU, if it has."""
         config = self.model_config.hf_config
         size = getattr(config, HEAD_SIZE, None)
         return None if size is None else PaddedHeads(size, config.head_dim, {})

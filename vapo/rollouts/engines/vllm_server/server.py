@@ -62,13 +62,13 @@ class _WrongError(Exception):
 
 def _choice(record: Any, name: str) -> Mapping[str, Any]:
     if not isinstance(record, dict):
-        raise _WrongError("it is no JSON object")
+        raise _WrongError("it is not a JSON object")
     request_id = record.get("request_id")
     if not isinstance(request_id, str) or not request_id.endswith(name):
         raise _WrongError(f"it is for the request {str(request_id)[:80]!r}, not {name!r}")
     choices = record.get("choices")
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict):
-        raise _WrongError("it has not just one response")
+        raise _WrongError("it does not have exactly one response")
     return choices[0]
 
 
@@ -76,7 +76,7 @@ def _ids(ids: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
     if not isinstance(ids, list) or not ids or not all(type(x) is int for x in ids):
         raise _WrongError("token_ids are not one or more whole numbers")
     if len(ids) > request.budget:
-        raise _WrongError(f"it has {len(ids)} tokens, and at most {request.budget} were asked")
+        raise _WrongError(f"it has {len(ids)} tokens, and at most {request.budget} were requested")
     strange = next((x for x in ids if not 0 <= x < vocab_size), None)
     if strange is not None:
         raise _WrongError(f"token {strange} is not in the vocabulary of {vocab_size}")
@@ -84,7 +84,7 @@ def _ids(ids: Any, request: Request, vocab_size: int) -> tuple[int, ...]:
 
 
 def _check_end(ids: tuple[int, ...], reason: Any, request: Request) -> None:
-    """A response ends with its first end token, or when its tokens are used up."""
+    """Check that the response ends with its first end token, or has all the tokens it may have."""
     place = next((i for i, x in enumerate(ids) if x in request.end_ids), None)
     if place is not None and place + 1 < len(ids):
         raise _WrongError(f"it goes on after the end token {ids[place]}")
@@ -106,7 +106,7 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
             raise _WrongError(f"a log-prob is not that of its token {token}")
         value = entry.get("logprob")  # JSON has no NaN: null
         if value is not None and type(value) not in (int, float):
-            raise _WrongError(f"the log-prob of token {token} is no number")
+            raise _WrongError(f"the log-prob of token {token} is not a number")
         value = math.nan if value is None or value <= _NO_LOGPROB else float(value)
         if value > 1e-3:
             raise _WrongError(f"the log-prob of token {token} is {value:g}, above 0")
@@ -205,9 +205,9 @@ class VllmServer:
             if progress is None or last is None or self.is_paused or _has_moved(last, progress):
                 last, since = progress, time.monotonic()
             elif time.monotonic() - since > self._timeout_s:
-                self.lose()
+                self.mark_lost()
 
-    def lose(self) -> None:
+    def mark_lost(self) -> None:
         """Mark the server as lost. Its open requests end in a `LostServerError`."""
         self.is_lost = True
         for task in self._requests:
@@ -228,24 +228,24 @@ class VllmServer:
 
         Raises: LostServerError, EngineError: the server lacks what a trainer needs.
         """
-        models = await self.ask("GET", "/v1/models")
-        await self.ask("GET", "/is_paused")
+        models = await self.call_route("GET", "/v1/models")
+        await self.call_route("GET", "/is_paused")
         try:
             return int(models["data"][0]["max_model_len"])
         except (TypeError, KeyError, IndexError, ValueError):
-            raise EngineError(f"{self.url} is no vLLM server: {HOW}") from None
+            raise EngineError(f"{self.url} is not a vLLM server: {HOW}") from None
 
     async def weight_version(self) -> str | None:
         """Return the version of the server's weights; None: no answer, or its engine has ended."""
         seconds = min(self._timeout_s, _LOST_S if self.is_lost else _ALIVE_S)
         try:
-            await self.ask("GET", "/health", timeout_s=seconds)
-            info = await self.ask("GET", "/weight_info", timeout_s=seconds)
+            await self.call_route("GET", "/health", timeout_s=seconds)
+            info = await self.call_route("GET", "/weight_info", timeout_s=seconds)
         except EngineError:
             return None
         return str(info.get("weight_version")) if isinstance(info, dict) else None
 
-    async def ask(
+    async def call_route(
         self,
         method: str,
         path: str,

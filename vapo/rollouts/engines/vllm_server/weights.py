@@ -137,7 +137,7 @@ class NcclTransfer:
         )
 
     def _source(self) -> Any:
-        """The weights as vLLM's `WeightSource`."""
+        """Return the weights as vLLM's `WeightSource`."""
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
         ours = self
