@@ -1,8 +1,8 @@
-"""How long a run takes on other hardware, from its config and three figures of that hardware.
+"""Estimate how long a run takes on other hardware, from its config and figures of that hardware.
 
-Arithmetic, not a measurement: what is sampled by the rate of the engine, what is computed by the
-rate of the GPUs, one after the other. Evaluation, verdicts, checkpoints and start-up are not
-counted, nor what an idle GPU waits for, nor the prompts that dynamic sampling draws again.
+This is arithmetic, not a measurement: the tokens to sample divided by the engine's rate, plus the
+FLOPs divided by the GPUs' rate. Evaluation, verdicts, checkpoints and start-up are not counted,
+nor the time in which a GPU waits, nor the prompts that dynamic sampling draws again.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ from vapo.studies.memory.states import read_layers
 
 @dataclass(frozen=True)
 class Hardware:
-    """Of each GPU: TFLOP/s that training sustains, tokens/s that the engine samples.
+    """Rates of each GPU (TFLOP/s of training, tokens/s of the engine) and mean lengths in tokens.
 
-    The mean lengths belong to policy and data; where the prompts' is not known, they are counted
-    as long as they may be.
+    If `mean_prompt_tokens` is None, every prompt counts as `data.max_prompt_tokens` long.
     """
 
     sustained_tflops: float
@@ -43,7 +42,7 @@ class Hardware:
 
 @dataclass(frozen=True)
 class PhaseHours:
-    """Hours of one phase: sampling, and passes through the networks."""
+    """The hours of one phase: for sampling, and for passes through the networks."""
 
     iterations: int
     sampling: float
@@ -62,10 +61,10 @@ def run_hours(
     critic: PreTrainedConfig | None,
     shares_prompts: bool = False,
 ) -> dict[str, PhaseHours]:
-    """Hours of value pretraining (if there is any) and of the policy's iterations, by phase.
+    """Return the hours of value pretraining, if there is any, and of the policy's iterations.
 
     Args:
-        shares_prompts: a prompt goes through the networks once for its responses in one pass.
+        shares_prompts: whether the responses of a pass share one forward of their prompt.
     """
     numbers = resolve(config)
     costs = _response_flops(config, hardware, actor, critic, shares_prompts)
@@ -73,9 +72,9 @@ def run_hours(
     greedy = numbers.num_prompts if config.algorithm.needs_greedy_baseline else 0
     sampled = (responses + greedy) * hardware.mean_response_tokens
     continued = most_continuations(config)
-    more = 0.0
+    continuation_tokens = 0.0
     if continued is not None:  # each prefix leaves half of a response, on average
-        more = continued.num_responses * hardware.mean_response_tokens / 2
+        continuation_tokens = continued.num_responses * hardware.mean_response_tokens / 2
 
     def phase(iterations: int, tokens: float, flops: float) -> PhaseHours:
         sampling = tokens / (hardware.sampled_tokens_per_s * gpus) / 3600
@@ -91,7 +90,9 @@ def run_hours(
             count, 0 if stored else sampled, states + costs["critic"]
         )
     iterations = config.training.num_iterations
-    phases["policy"] = phase(iterations, sampled + more, costs["actor"] + costs["critic"])
+    phases["policy"] = phase(
+        iterations, sampled + continuation_tokens, costs["actor"] + costs["critic"]
+    )
     return phases
 
 
@@ -102,41 +103,40 @@ def _response_flops(
     critic: PreTrainedConfig | None,
     shares_prompts: bool,
 ) -> dict[str, float]:
-    """FLOPs that one response costs each network in an iteration, and the actor's states alone.
+    """Return the FLOPs of one response in an iteration, for each network and for the states alone.
 
-    Forward passes: the actor's log-probs where they are read, once more where OPPO tells it the
-    answer, or its states where a probe reads
-    these (without the output layer, and without the layers after those that it reads), a
-    reference's, each critic's values.
-    Updates: three forwards, four where activations are computed again; of several critics one is
-    updated.
+    Forward passes: the actor's log-probs where they are read, and once more with the answer for
+    OPPO; the reference's log-probs; each critic's values. If a critic reads the actor's states and
+    the log-probs are not read, the actor runs for the states alone: without the output layer, and
+    without the layers after those that are read. An update costs three forwards, four with
+    gradient checkpointing; a response updates one of several critics.
     """
     prompt = hardware.mean_prompt_tokens or config.data.max_prompt_tokens
     response, numbers = hardware.mean_response_tokens, resolve(config)
     num_responses = numbers.num_prompts * numbers.group_size
 
-    def flops(one: ForwardFlops, rows: int) -> float:
-        """Of a response in a pass of so many, drawn from all at random."""
+    def flops(forward: ForwardFlops, rows: int) -> float:
+        """Return the FLOPs of a response in a pass of `rows`, drawn from all at random."""
         prompts = float(num_responses)
         if shares_prompts:  # those with a response among the rows
-            drawn = rows / num_responses
-            prompts = numbers.num_prompts * (1 - (1 - drawn) ** numbers.group_size) / drawn
+            row_share = rows / num_responses
+            prompts = numbers.num_prompts * (1 - (1 - row_share) ** numbers.group_size) / row_share
         share = prompts / num_responses
         return (
-            one.per_token * (share * prompt + response)
-            + one.per_state * response
-            + share * one.attention(prompt)
-            + one.attention(response, before=prompt)
+            forward.per_token * (share * prompt + response)
+            + forward.per_state * response
+            + share * forward.attention(prompt)
+            + forward.attention(response, before=prompt)
         )
 
     on_base = config.critic.kind == "adapters"
     reads_old = reads_old_logprobs(config)
-    of_actor = int(reads_old) + int(config.algorithm.kl.coef > 0)
-    of_actor += int(config.algorithm.reads_answers)
+    actor_forwards = int(reads_old) + int(config.algorithm.kl.coef > 0)
+    actor_forwards += int(config.algorithm.reads_answers)
     plain: dict[str, Any] = {"path": "", "dtype": "float32", "attn_implementation": "auto"}
     costs = {"actor": 0.0, "critic": 0.0, "states": 0.0}
     for name, model, options, num_forwards, num_passes in (
-        ("actor", actor, config.actor, of_actor, 1),
+        ("actor", actor, config.actor, actor_forwards, 1),
         ("critic", critic, config.critic, config.critic.count, config.critic.epochs),
     ):
         if model is None:
@@ -144,21 +144,21 @@ def _response_flops(
         kind: Kind = "causal_lm" if name == "actor" else "value_model"
         empty = model_of_config(kind, model, **plain)
         base = frozen_base(actor, dtype="float32") if on_base and name == "critic" else None
-        one = (Actor(empty) if name == "actor" else critic_of(empty, base)).forward_flops
+        forward = (Actor(empty) if name == "actor" else critic_of(empty, base)).forward_flops
         minibatch = local_minibatch(config, name) * num_processes(config)
         update = 4 if options.gradient_checkpointing else 3
-        costs[name] = num_forwards * flops(one, num_responses)
-        costs[name] += update * num_passes * flops(one, minibatch)
+        costs[name] = num_forwards * flops(forward, num_responses)
+        costs[name] += update * num_passes * flops(forward, minibatch)
     if critic is not None and config.critic.reads_actor:
-        read = _up_to(actor, read_layers(config))
-        first = Actor(model_of_config("causal_lm", read, **plain)).forward_flops
-        costs["states"] = flops(replace(first, per_state=0), num_responses)
+        part = _up_to_layers(actor, read_layers(config))
+        forward = Actor(model_of_config("causal_lm", part, **plain)).forward_flops
+        costs["states"] = flops(replace(forward, per_state=0), num_responses)
         costs["actor"] += 0.0 if reads_old else costs["states"]
     return costs
 
 
-def _up_to(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
-    """The part of an actor that a pass for the states of these layers alone runs."""
+def _up_to_layers(actor: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
+    """Return the config of the part of an actor that must run for the states of these layers."""
     part = deepcopy(actor)
     text = part.get_text_config(decoder=True)
     numbers = layer_numbers(layers, text.num_hidden_layers)

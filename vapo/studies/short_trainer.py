@@ -1,4 +1,4 @@
-"""A study's short trainings, of which nothing is kept."""
+"""Short trainings for a study, which leave no files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vapo.training.parts import TrainingParts
 
 
 def train_briefly(parts: TrainingParts, watching: Callback, *, num_iterations: int) -> None:
-    """Train in one process without records, checkpoints and a display."""
+    """Train in one process, without records, checkpoints and a progress display."""
     trainer = L.Trainer(
         **parts.trainer_options
         | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_epochs": num_iterations},

@@ -14,7 +14,7 @@ from vapo.environments.contract import Verdict
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler, TransformersTurns
-from vapo.studies.gates.start_policy import answer_token_ids, answered_half_way, half_way
+from vapo.studies.gates.start_policy import answer_at_middle, answer_token_ids, middle_place
 from vapo.types import Rollout
 
 
@@ -53,7 +53,7 @@ def test_the_engine_continues_half_a_response_and_the_text() -> None:
     engine = Engine(model, tokenizer, max_concurrent_sequences=8, device="cpu")
     scorer = Recorder()
     ids = answer_token_ids("z;", tokenizer, max_response_tokens=32)
-    found = answered_half_way(
+    found = answer_at_middle(
         rollouts,
         ids,
         player=player_of(engine, scorer),
@@ -61,7 +61,7 @@ def test_the_engine_continues_half_a_response_and_the_text() -> None:
         seed=1,
     )
     assert len(found) == len(rollouts) == 8
-    longest = max(half_way(rollout) for rollout in rollouts)
+    longest = max(middle_place(rollout) for rollout in rollouts)
     most = min(16, 32 - longest - 2)
     judged = {rollout.prompt.prompt_ids: rollout for rollout in scorer.judged}
     assert len(scorer.judged) == 8

@@ -13,7 +13,7 @@ from tests.judged import judged
 from tests.rollout_fixtures import make_rollouts
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.gates.rules import Interval
-from vapo.studies.gates.start_policy import reach
+from vapo.studies.gates.start_policy import mean_weight_and_horizon
 from vapo.studies.gates.trial_runs import Beginning, Collapse, StateReturns, Unlearning
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration
@@ -71,7 +71,7 @@ def test_lengths_stand_at_the_updates_that_their_policy_has_behind_it() -> None:
             "rollout/response_length_mean": length,
             "rollout/staleness_max": float(staleness),
         }
-        _, is_over = watcher.after(MagicMock(spec=VapoModule), iteration)
+        _, is_over = watcher.measure_iteration(MagicMock(spec=VapoModule), iteration)
     assert watcher.lengths == [70.0, 60.0, 30.0]
     assert (watcher.collapsed_after, is_over) == (2, True)
 
@@ -102,9 +102,9 @@ def test_how_far_the_lambdas_see(tmp_path: Path) -> None:
             rewards=config.rewards,
             max_response_tokens=20,
         )
-        adaptive = reach(config, batch, adaptive=True)
+        adaptive = mean_weight_and_horizon(config, batch, adaptive=True)
         assert adaptive == pytest.approx(((0.8**9 + 0.9**19) / 2, 7.5), rel=1e-5)
-        constant = reach(config, batch, adaptive=False)
+        constant = mean_weight_and_horizon(config, batch, adaptive=False)
         assert constant == pytest.approx(((0.95**9 + 0.95**19) / 2, 20.0), rel=1e-5)
 
 

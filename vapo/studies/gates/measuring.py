@@ -1,6 +1,6 @@
-"""The figures of `vapo gates`, by short trainings: a run's beginning, and each network alone.
+"""Measures the figures of `vapo gates` by short trainings: a run's beginning, each network alone.
 
-The module, the stages and the losses are a run's own; there are no checkpoints and no records.
+Module, stages and losses are those of `vapo fit`. No checkpoints and no records are written.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vapo.config import resolve
 from vapo.studies.gates.rules import GateCurves, GateFigures
-from vapo.studies.gates.start_policy import StartPolicy, reach
+from vapo.studies.gates.start_policy import StartPolicy, mean_weight_and_horizon
 from vapo.studies.gates.trial_runs import (
     Beginning,
     Collapse,
@@ -31,7 +31,7 @@ _POLICY_ITERATIONS = 10
 
 
 def policy_iterations(num_iterations: int) -> int:
-    """How many iterations of the policy follow value pretraining."""
+    """Return how many policy iterations of the run's beginning follow value pretraining."""
     return min(_POLICY_ITERATIONS, num_iterations)
 
 
@@ -43,12 +43,12 @@ def measure(
     num_iterations: int,
     folder: Path,
 ) -> tuple[GateFigures, GateCurves]:
-    """Make the trial runs one after the other, from the config's start each.
+    """Make the trial runs one after the other. Each begins with the config's start networks.
 
     Args:
-        states_of: the hidden state before each token of a rollout, for the oracle.
-        num_iterations: the most that the trial runs of one network alone take.
-        folder: gets the pretrained critic.
+        states_of: returns the hidden state before each token of a rollout, for the oracle.
+        num_iterations: the most policy iterations that a trial run of one network alone takes.
+        folder: the pretrained critic is saved here.
     """
     config, progress, batch = setting.config, setting.progress, start.batch
     states = StateReturns(config, states_of)
@@ -63,18 +63,18 @@ def measure(
     unlearning = None
     if start.guess is not None:
         progress.note("T_unlearn: the critic alone, from its start, by the policy phase's rules")
-        # where there is value pretraining, these are the rollouts that it began with
-        new = None if states.states else states
-        unlearning = Unlearning(progress, batch, new, start.guess)
+        # value pretraining began with the same rollouts: they are not counted twice
+        state_returns = None if states.states else states
+        unlearning = Unlearning(progress, batch, state_returns, start.guess)
         trial_run(setting, unlearning, num_policy_iterations=num_iterations, trained=["critic"])
     progress.note("T_collapse: the policy alone, beside the critic's start")
-    # a file's rollouts may be another policy's
-    known = beginning.start_lengths if setting.inputs.stored is None else []
-    if not known and unlearning is not None:
-        known = unlearning.start_lengths
-    collapse = Collapse(progress, known)
-    behind = 1 + config.training.max_staleness  # so many iterations later a policy is seen
-    trial_run(setting, collapse, num_policy_iterations=num_iterations + behind, trained=["actor"])
+    # rollouts that are read from a file may be another policy's
+    start_lengths = beginning.start_lengths if setting.inputs.stored is None else []
+    if not start_lengths and unlearning is not None:
+        start_lengths = unlearning.start_lengths
+    collapse = Collapse(progress, start_lengths)
+    delay = 1 + config.training.max_staleness  # iterations until an update shows in the rollouts
+    trial_run(setting, collapse, num_policy_iterations=num_iterations + delay, trained=["actor"])
     curves = GateCurves(
         explained_variance=tuple(point.explained_variance for point in beginning.pretraining),
         value_pretraining=tuple(point.middle for point in beginning.pretraining),
@@ -95,19 +95,22 @@ def trial_run(
     trained: Sequence[str] = NETWORKS,
     pretrained_in: Path | None = None,
 ) -> VapoModule:
-    """Train from the config's start for so many policy iterations, or until the watcher stops it.
+    """Train the config's start networks until the watcher stops the run or all iterations are over.
 
     Args:
+        num_policy_iterations: how many iterations the policy phase has at most.
         trained: the networks that the policy phase trains.
-        pretrained_in: begin with value pretraining as configured, and save its critic there;
-            None: begin with the policy phase.
+        pretrained_in: the folder for the critic of value pretraining, with which the run then
+            begins, as configured. None: the run begins with the policy phase.
 
     Raises:
-        UserError: whatever a run's networks, engine and rewards raise.
+        UserError: the networks, the engine or the rewards cannot be made, as in `vapo fit`.
     """
-    # a trial is shorter than a run, whose rate does not fall so soon
-    own = replace(setting.config.training, num_iterations=num_policy_iterations, decay_fraction=0.0)
-    setting = replace(setting, config=replace(setting.config, training=own))
+    # the learning rate of the whole run would not decay within a trial's few iterations
+    training = replace(
+        setting.config.training, num_iterations=num_policy_iterations, decay_fraction=0.0
+    )
+    setting = replace(setting, config=replace(setting.config, training=training))
     module = module_of(setting.config, setting.inputs)
     parts = assemble_parts(
         module,
@@ -131,12 +134,16 @@ def figures_of(
     oracle: float | None,
     num_iterations: int,
 ) -> GateFigures:
-    """What the rules are about, after the trial runs; `oracle` is its explained variance."""
+    """Collect the figures that the rules read, after the trial runs.
+
+    Args:
+        oracle: the explained variance of an oracle; None without hidden states.
+    """
     config, batch, numbers = setting.config, start.batch, resolve(setting.config)
     first, last = beginning.pretraining[0], beginning.pretraining[-1]
     is_pretrained = numbers.value_pretraining_iterations > 0
-    weight_adaptive, horizon_adaptive = reach(config, batch, adaptive=True)
-    weight_constant, horizon_constant = reach(config, batch, adaptive=False)
+    weight_adaptive, horizon_adaptive = mean_weight_and_horizon(config, batch, adaptive=True)
+    weight_constant, horizon_constant = mean_weight_and_horizon(config, batch, adaptive=False)
     visits = config.training.num_iterations * numbers.num_prompts
     return GateFigures(
         mean_reward=start.mean_reward,

@@ -20,26 +20,26 @@ _GREY = "#666666"
 
 
 def figure_rows(figures: GateFigures) -> list[tuple[str, str]]:
-    """Name and value of each figure, as they are shown."""
-    of_start, of_pretrained = figures.explained_variance_start, figures.value_pretrained
+    """Return the name and the value of each figure as text."""
+    variance_start, pretrained = figures.explained_variance_start, figures.value_pretrained
     return [
         ("mean reward of a response (going on)", f"{figures.mean_reward:.3f}"),
         ("mean response length", f"{figures.mean_length:.1f} tokens"),
-        ("explained variance before value pretraining", f"{of_start:.3f}"),
-        ("explained variance after it", _explained(figures)),
+        ("explained variance before value pretraining", f"{variance_start:.3f}"),
+        ("explained variance after it", _explained_text(figures)),
         ("critic's value at the middle token, before", f"{figures.value_start:.3f}"),
         (
             "critic's value at the middle token, after",
-            "value pretraining is off" if of_pretrained is None else f"{of_pretrained:.3f}",
+            "value pretraining is off" if pretrained is None else f"{pretrained:.3f}",
         ),
         (
             "value of a guess at the middle token",
             str(figures.guess or "not measured: no --answer_now"),
         ),
-        ("T_unlearn: the critic alone passes a guess's value", _unlearned(figures)),
+        ("T_unlearn: the critic alone passes a guess's value", _unlearned_text(figures)),
         (
             "T_collapse: the policy alone halves its responses",
-            _iterations(figures.collapsed_after, figures.num_iterations),
+            _iterations_text(figures.collapsed_after, figures.num_iterations),
         ),
         ("reward's mean weight, first tokens, adaptive lambda", f"{figures.weight_adaptive:.2g}"),
         ("reward's mean weight, first tokens, constant lambda", f"{figures.weight_constant:.2g}"),
@@ -53,30 +53,30 @@ def figure_rows(figures: GateFigures) -> list[tuple[str, str]]:
     ]
 
 
-def _explained(figures: GateFigures) -> str:
-    found, best = figures.explained_variance_pretrained, figures.explained_variance_oracle
-    text = "value pretraining is off" if found is None else f"{found:.3f}"
+def _explained_text(figures: GateFigures) -> str:
+    critic, best = figures.explained_variance_pretrained, figures.explained_variance_oracle
+    text = "value pretraining is off" if critic is None else f"{critic:.3f}"
     if best is None:
         return f"{text} (no oracle)"
-    if found is None or best <= 0:
+    if critic is None or best <= 0:
         return f"{text} (an oracle's: {best:.3f})"
-    return f"{text}, {100 * found / best:.0f} % of an oracle's {best:.3f}"
+    return f"{text}, {100 * critic / best:.0f} % of an oracle's {best:.3f}"
 
 
-def _unlearned(figures: GateFigures) -> str:
+def _unlearned_text(figures: GateFigures) -> str:
     if figures.guess is None:
         return "not measured: no --answer_now"
-    earliest, latest = map(figures.shown, figures.unlearned_between)
-    mean = _iterations(figures.unlearned_after, figures.num_iterations)
+    earliest, latest = map(figures.iterations_text, figures.unlearned_between)
+    mean = _iterations_text(figures.unlearned_after, figures.num_iterations)
     return f"{mean} [{earliest}, {latest}]"
 
 
-def _iterations(number: int | None, limit: int) -> str:
+def _iterations_text(number: int | None, limit: int) -> str:
     return f"not within {limit} iterations" if number is None else f"{number} iterations"
 
 
 def console_text(figures: GateFigures, gates: Sequence[Gate]) -> str:
-    """Table and verdicts, at most 96 columns wide."""
+    """Return the table of figures and the verdicts as text of at most 96 columns."""
     rows = figure_rows(figures)
     widest = max(len(name) for name, _ in rows)
     lines = [f"{name:<{widest}}  {value}" for name, value in rows]
@@ -92,7 +92,11 @@ def console_text(figures: GateFigures, gates: Sequence[Gate]) -> str:
 
 
 def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str]) -> str:
-    """The same as a page, beside the figure `gates.png`. `about`: a line each, at the top."""
+    """Return verdicts and figures as a Markdown page that shows `gates.png` of the same folder.
+
+    Args:
+        about: lines on the run, each an item of the list at the top.
+    """
     lines = [
         "# What this setting can show",
         "",
@@ -109,35 +113,39 @@ def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str
 
 
 def figure(figures: GateFigures, curves: GateCurves) -> Figure:
-    """Three curves by iteration: what the critic learns in value pretraining, how fast it
-    unlearns its start, how fast the policy shortens. Close it when written."""
+    """Draw three curves by iteration, and return the figure, which the caller closes.
+
+    They are what the critic learns in value pretraining, how fast it unlearns its start, and how
+    fast the policy shortens its responses.
+    """
     with house_style():
-        drawn, (left, middle, right) = pyplot.subplots(
+        drawing, (knowledge_axes, middle_axes, length_axes) = pyplot.subplots(
             1, 3, figsize=(9.6, 3.5), layout="constrained"
         )
-        _draw_knowledge(left, figures, curves)
-        _draw_middle(middle, figures, curves)
-        _draw_length(right, figures, curves)
-    return drawn
+        _draw_knowledge(knowledge_axes, figures, curves)
+        _draw_middle(middle_axes, figures, curves)
+        _draw_length(length_axes, figures, curves)
+    return drawing
 
 
 def _draw_knowledge(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
-    found, best = curves.explained_variance, figures.explained_variance_oracle
-    axes.plot(range(len(found)), found, color="#0072B2", marker="o", label="critic")
+    critic, best = curves.explained_variance, figures.explained_variance_oracle
+    axes.plot(range(len(critic)), critic, color="#0072B2", marker="o", label="critic")
     if best is not None:
         axes.axhline(best, color=_GREY, linestyle="--", linewidth=1, label="oracle")
-    later = [*found[1:], *([] if best is None else [best]), 0.1]
-    floor = max(min(0.0, *found), -0.5)  # a loaded head may begin far below
+    later = [*critic[1:], *([] if best is None else [best]), 0.1]
+    floor = max(min(0.0, *critic), -0.5)  # a loaded head may begin far below 0
     axes.set_ylim(floor - 0.05, max(later) * 1.15)
     axes.set_title("what the critic knows")
     _finish(axes, "iterations of value pretraining", "held-out explained variance")
 
 
 def _draw_middle(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
-    before, after = curves.value_pretraining, curves.value_unlearning
-    axes.plot(range(len(before)), before, color="#0072B2", label="value pretraining")
-    if after:
-        axes.plot(range(len(after)), after, color="#D55E00", marker="o", label="the critic alone")
+    learning, unlearning = curves.value_pretraining, curves.value_unlearning
+    axes.plot(range(len(learning)), learning, color="#0072B2", label="value pretraining")
+    if unlearning:
+        iterations = range(len(unlearning))
+        axes.plot(iterations, unlearning, color="#D55E00", marker="o", label="the critic alone")
     axes.axhline(figures.mean_reward, color="#009E73", linestyle="--", label="going on")
     if figures.guess is not None:
         axes.axhline(figures.guess.mean, color=_GREY, linestyle=":", label="a guess")
@@ -159,7 +167,7 @@ def _draw_length(axes: Axes, figures: GateFigures, curves: GateCurves) -> None:
 
 
 def _finish(axes: Axes, xlabel: str, ylabel: str) -> None:
-    """Whole iterations, and the legend where it hides no line."""
+    """Label the axes, with ticks at whole iterations and a legend below, where it hides no line."""
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2, frameon=False)

@@ -10,7 +10,7 @@ from typing import Literal
 from vapo.evaluation import t_interval
 
 Word = Literal["can show", "cannot show", "open"]
-Condition = tuple[bool | None, str]  # whether it holds, None: not known; and its figures
+Condition = tuple[bool | None, str]  # whether it holds (None: not known), and its figures as text
 
 MAX_FIRST_TOKEN_WEIGHT = 1e-2
 MAX_HORIZON_SHARE = 0.1
@@ -24,7 +24,7 @@ MIN_EXPLAINED_VARIANCE = 0.3
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean with its 95 % interval; the limits are the infinities where nothing is known."""
+    """A mean with its 95 % interval. Limits that cannot be estimated are -inf and inf."""
 
     mean: float
     low: float
@@ -36,16 +36,17 @@ class Interval:
 
 @dataclass(frozen=True)
 class GateFigures:
-    """What `vapo gates` measures.
+    """The figures that `vapo gates` measures and the rules read.
 
-    Values and explained variances are of the held-out responses of the start policy, values those
-    of the middle token's state; `start_length` is of its training responses. `guess` None: no text
-    was given to answer with. `*_pretrained` None: value pretraining is off. `unlearned_after` and
-    `collapsed_after` count iterations; None: not within `num_iterations`. `unlearned_between` are
-    the same at the limits of the guess's interval. Weights and horizons are
-    means over the held-out responses, adaptive of the length-adaptive lambda, constant of
-    `algorithm.lambda_policy`. What follows them is of the first policy iterations, but for
-    `prompt_visits`, the times that the whole run takes each training prompt.
+    Values and explained variances are measured on held-out responses of the start policy, values
+    at the middle token. `start_length` is the mean length of its training responses. `guess` is
+    None without --answer_now, `*_pretrained` are None where value pretraining is off.
+    `unlearned_after` and `collapsed_after` count iterations; None means not within
+    `num_iterations`. `unlearned_between` counts them for the two limits of the guess's interval.
+    Weights and horizons are means over the held-out responses: `*_adaptive` with the
+    length-adaptive lambda, `*_constant` with `algorithm.lambda_policy`. The fields after them
+    describe the first policy iterations, except `prompt_visits`, which says how often the whole
+    run takes each training prompt.
     """
 
     mean_reward: float
@@ -71,16 +72,19 @@ class GateFigures:
     share_returned: float
     prompt_visits: float
 
-    def shown(self, iterations: int | None) -> str:
-        """A number of iterations that a trial run takes."""
+    def iterations_text(self, iterations: int | None) -> str:
+        """A number of iterations as text; None means more than the trial runs had."""
         return f"> {self.num_iterations}" if iterations is None else str(iterations)
 
 
 @dataclass(frozen=True)
 class GateCurves:
-    """By iteration, from before the first: the explained variance and the middle's value during
-    value pretraining; the middle's value while the critic alone is trained (empty without a
-    guess); the response length while the policy alone is."""
+    """Curves by iteration, of which the first point is from before the first update.
+
+    `explained_variance` and `value_pretraining`, the value at the middle token, are from value
+    pretraining; `value_unlearning` is that value while the critic alone is trained (empty without
+    a guess), `response_length` the mean length while the policy alone is.
+    """
 
     explained_variance: tuple[float, ...]
     value_pretraining: tuple[float, ...]
@@ -90,7 +94,7 @@ class GateCurves:
 
 @dataclass(frozen=True)
 class Gate:
-    """One line: what the setting can show of a component, and the figures that decide it."""
+    """A verdict: whether the setting can show a component's effect, and the figures that decide."""
 
     component: str
     word: Word
@@ -98,7 +102,7 @@ class Gate:
 
 
 def clustered_interval(prompt_means: Sequence[float]) -> Interval:
-    """The mean of the prompts' means, with the 95 % interval of Student's t over the prompts.
+    """Return the mean of the prompts' means with Student's 95 % interval over the prompts.
 
     The responses to one prompt are not independent, so the sample is the prompts. The interval
     has no limits for fewer than 4 of them. Source: Miller 2024 (arXiv 2411.00640).
@@ -110,13 +114,13 @@ def clustered_interval(prompt_means: Sequence[float]) -> Interval:
 
 
 def judge(figures: GateFigures) -> list[Gate]:
-    """The verdicts on these figures, a line a component, vanilla PPO and a critic at all.
+    """Return a verdict for each component, for vanilla PPO and for having a critic at all.
 
-    A condition that does not hold decides for "cannot show"; one that is not known, or lies
-    within an interval, for "open"; else the setting can show the effect.
+    A component has one or more conditions. If one does not hold, the setting cannot show the
+    effect; else if one is not known, the verdict is open; else it can show the effect.
 
     **Value pretraining** and **vanilla PPO**: without a pretrained critic the policy collapses
-    to short responses. Four conditions, all of which it needs:
+    to short responses. It needs all four of these conditions:
     - the reward's weight at the first token is below 1e-2: above it the reward itself corrects
       early tokens within some hundred updates, and a critic however wrong is only a baseline. The
       paper's alpha of 0.05 gives 2e-9, the constant 0.95 on 100 tokens 6e-3.
@@ -131,8 +135,8 @@ def judge(figures: GateFigures) -> list[Gate]:
     With less than a tenth of the response ten sweeps and more are needed, and early tokens stay
     biased; with more the shared lambda sees the end directly.
 
-    **Length-adaptive GAE**: it has to change something: the weight at the first token by a
-    factor of 10, or the horizon by 2 (the paper's changes from 20 to between 45 and 320 tokens).
+    **Length-adaptive GAE**: it has to change the weight at the first token by a factor of 10, or
+    the horizon by a factor of 2 (the paper's horizon goes from 20 to between 45 and 320 tokens).
 
     **Clip-higher**: the upper bound acts on the tokens that are clipped there, so at 1 % of them
     and less no score can tell the bounds apart.
@@ -151,16 +155,16 @@ def judge(figures: GateFigures) -> list[Gate]:
     knows the prompt, does as well.
     """
     collapse = _collapse_conditions(figures)
-    of_one = _single_conditions(figures).items()
+    single_conditions = _single_conditions(figures).items()
     return [
         _gate("value pretraining", [_weight(figures.weight_adaptive, "adaptive"), *collapse]),
         _gate("vanilla PPO", [_weight(figures.weight_constant, "constant"), *collapse]),
-        *(_gate(component, [condition]) for component, condition in of_one),
+        *(_gate(component, [condition]) for component, condition in single_conditions),
     ]
 
 
 def _gate(component: str, conditions: Sequence[Condition]) -> Gate:
-    """Show the conditions that decide: the first kind of failed, unknown, all."""
+    """Make a verdict with the conditions that decide it: the failed, else the unknown, else all."""
     kinds = {holds for holds, _ in conditions}
     kind = False if False in kinds else None if None in kinds else True
     words: dict[bool | None, Word] = {False: "cannot show", None: "open", True: "can show"}
@@ -193,7 +197,7 @@ def _collapse_conditions(figures: GateFigures) -> list[Condition]:
 
 
 def _is_below(value: float, interval: Interval) -> bool | None:
-    """None: it cannot be told, which of the two is smaller."""
+    """Whether a value is below an interval; None where it lies in the interval or is NaN."""
     if math.isnan(value) or interval.low <= value <= interval.high:
         return None
     return value < interval.low
@@ -202,13 +206,13 @@ def _is_below(value: float, interval: Interval) -> bool | None:
 def _race(figures: GateFigures) -> Condition:
     collapse, (earliest, latest) = figures.collapsed_after, figures.unlearned_between
     text = (
-        f"T_collapse {figures.shown(collapse)} iterations, "
-        f"T_unlearn {figures.shown(figures.unlearned_after)} "
-        f"[{figures.shown(earliest)}, {figures.shown(latest)}] iterations"
+        f"T_collapse {figures.iterations_text(collapse)} iterations, "
+        f"T_unlearn {figures.iterations_text(figures.unlearned_after)} "
+        f"[{figures.iterations_text(earliest)}, {figures.iterations_text(latest)}] iterations"
     )
     if collapse is None and figures.unlearned_after is None:
         return None, f"{text}: give --num_iterations more"
-    first, second = _is_faster(collapse, earliest), _is_faster(collapse, latest)
+    first, second = _collapses_in_time(collapse, earliest), _collapses_in_time(collapse, latest)
     holds = first if first is second else None
     rule = (
         " (the policy has to collapse no later than the critic has unlearned; up to twice as late "
@@ -217,15 +221,18 @@ def _race(figures: GateFigures) -> Condition:
     return holds, text if holds else text + rule
 
 
-def _is_faster(collapse: int | None, unlearn: int | None) -> bool | None:
-    """Whether the policy collapses in time; None: neither is seen, or it is up to twice as late."""
+def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None:
+    """True if the policy collapses no later than the critic unlearns, False if over twice as late.
+
+    None if it is between the two. What never happened counts as later; if neither happened, None.
+    """
     if collapse is None or unlearn is None:
         return None if collapse is unlearn else unlearn is None
     return None if unlearn < collapse <= 2 * unlearn else collapse <= unlearn
 
 
 def _single_conditions(f: GateFigures) -> dict[str, Condition]:
-    """Of the components that one condition decides."""
+    """Return the condition of each component that a single condition decides."""
     has_short_horizon = f.horizon_constant < MAX_HORIZON_SHARE * f.mean_length
     weights = _factor(f.weight_adaptive, f.weight_constant)
     horizons = _factor(f.horizon_adaptive, f.horizon_constant)
@@ -238,12 +245,12 @@ def _single_conditions(f: GateFigures) -> dict[str, Condition]:
         None,
         "value pretraining is off: components.value_pretraining.enabled=true measures",
     )
-    if (found := f.explained_variance_pretrained) is not None:
+    if (explained := f.explained_variance_pretrained) is not None:
         best = f.explained_variance_oracle
-        of_oracle = "" if best is None else f", an oracle's {best:.3f}"
+        oracle_text = "" if best is None else f", an oracle's {best:.3f}"
         knowledge = (
-            None if math.isnan(found) else found >= MIN_EXPLAINED_VARIANCE,
-            f"explained variance after pretraining {found:.3f}{of_oracle} (0.3 needed)",
+            None if math.isnan(explained) else explained >= MIN_EXPLAINED_VARIANCE,
+            f"explained variance after pretraining {explained:.3f}{oracle_text} (0.3 needed)",
         )
     return {
         "decoupled GAE": (
@@ -281,7 +288,7 @@ def _single_conditions(f: GateFigures) -> dict[str, Condition]:
 
 
 def _factor(a: float, b: float) -> float:
-    """How many times the larger of two numbers, none below 0, is the smaller."""
+    """Return the larger of two numbers divided by the smaller. Both are at least 0."""
     small, large = sorted((a, b))
     if small == large:
         return 1.0

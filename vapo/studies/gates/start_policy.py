@@ -1,6 +1,6 @@
-"""What the gates measure of the start policy itself, before anything is trained.
+"""Measure the start policy itself, before anything is trained.
 
-Also what a response is worth that is ended half-way: a guess, judged as any other response.
+This includes the worth of a guess: the reward of a response that is made to answer at its middle.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ANSWER_TOKENS = 16
 
 @dataclass(frozen=True)
 class StartPolicy:
-    """The start policy's held-out rollouts, and what guesses at their middle are worth."""
+    """The start policy's held-out rollouts, and the mean reward of guesses at their middle."""
 
     batch: RolloutBatch
     guess: Interval | None
@@ -52,8 +52,10 @@ def sample_start(
     *,
     answer_ids: tuple[int, ...] | None,
 ) -> StartPolicy:
-    """`evaluation.k` responses to each held-out prompt, sampled as training ones are, and with
-    `answer_ids` a guess at the middle of each."""
+    """Sample `evaluation.k` responses to each held-out prompt with the settings of training.
+
+    With `answer_ids`, also sample and judge a guess at the middle of each response.
+    """
     k, settings, guess = config.evaluation.k, sampling_settings(config.rollouts), None
     rollouts = sample_and_score(
         prompts,
@@ -65,7 +67,7 @@ def sample_start(
     )
     if answer_ids is not None:
         with progress.stage("guesses", total=len(rollouts), unit="responses") as advance:
-            guesses = answered_half_way(
+            guesses = answer_at_middle(
                 rollouts,
                 answer_ids,
                 player=player,
@@ -82,15 +84,15 @@ def sample_start(
 def answer_token_ids(
     text: str, tokenizer: PreTrainedTokenizerBase, *, max_response_tokens: int
 ) -> tuple[int, ...]:
-    """The tokens of the text that makes a policy answer.
+    """Return the tokens of the text that makes a policy answer.
 
-    Raises: UserError: the tokenizer cannot write it, or it leaves no room for an answer.
+    Raises: UserError: the tokens decode to another text, or leave no room for an answer.
     """
     ids = tuple(tokenizer.encode(text, add_special_tokens=False))
-    written = sampled_text(ids, tokenizer)
-    if not ids or written.strip() != text.strip():
+    decoded = sampled_text(ids, tokenizer)
+    if not ids or decoded.strip() != text.strip():
         raise UserError(
-            f"--answer_now {text!r}: the tokenizer of actor.path writes it as {written!r}; give a "
+            f"--answer_now {text!r}: the tokenizer of actor.path writes it as {decoded!r}; give a "
             "text that begins the answer of a response, as ';' on the tasks of conf/"
         )
     if max_response_tokens // 2 + len(ids) >= max_response_tokens:
@@ -101,12 +103,12 @@ def answer_token_ids(
     return ids
 
 
-def half_way(rollout: Rollout) -> int:
-    """The place of the middle token: so many tokens come before it."""
+def middle_place(rollout: Rollout) -> int:
+    """Return the index of a response's middle token."""
     return len(rollout.response_ids) // 2
 
 
-def answered_half_way(
+def answer_at_middle(
     rollouts: Sequence[Rollout],
     answer_ids: tuple[int, ...],
     *,
@@ -115,11 +117,11 @@ def answered_half_way(
     seed: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[Rollout]:
-    """Each response cut at its middle token and made to answer there, judged.
+    """Cut each response before its middle token, make it answer there, and judge it.
 
-    The engine continues it from `answer_ids` for up to 16 tokens, within the response budget.
+    The engine continues from `answer_ids` for up to 16 tokens, within the response budget.
     """
-    starts = [(*r.response_ids[: half_way(r)], *answer_ids) for r in rollouts]
+    starts = [(*r.response_ids[: middle_place(r)], *answer_ids) for r in rollouts]
     room = min(_ANSWER_TOKENS, settings.max_response_tokens - max(map(len, starts)))
     return player.play(
         [
@@ -139,14 +141,16 @@ def answered_half_way(
     )
 
 
-def reach(config: FitConfig, batch: RolloutBatch, *, adaptive: bool) -> tuple[float, float]:
-    """The reward's weight at the first token and the horizon in tokens, means over responses.
+def mean_weight_and_horizon(
+    config: FitConfig, batch: RolloutBatch, *, adaptive: bool
+) -> tuple[float, float]:
+    """Return the reward's weight at the first token and the horizon, 1 / (1 - lambda) in tokens.
 
-    Of the length-adaptive lambda as configured, whether the component is on or not, or of the
-    constant one.
+    Both are means over responses. `adaptive` takes the length-adaptive lambda as configured, even
+    if the component is off; else lambda is the constant one.
     """
-    own = replace(config.components.length_adaptive_gae, enabled=adaptive)
-    components = replace(config.components, length_adaptive_gae=own)
+    length_adaptive = replace(config.components.length_adaptive_gae, enabled=adaptive)
+    components = replace(config.components, length_adaptive_gae=length_adaptive)
     numbers = resolve(replace(config, components=components))
     lambdas = torch.as_tensor(policy_lambda(batch, numbers), dtype=torch.float64)
     column = lambdas.reshape(-1, 1).expand(len(batch), 1)

@@ -1,4 +1,4 @@
-"""What is measured along each trial run: a run's beginning, the critic alone, the policy alone."""
+"""Watchers that measure the trial runs: a run's beginning, the critic alone, the policy alone."""
 
 from __future__ import annotations
 
@@ -29,36 +29,38 @@ StatesOf = Callable[[Rollout], Sequence[str] | None]
 
 @dataclass
 class StateReturns:
-    """The hidden states of the start policy's tokens with their returns, for an oracle's table.
+    """Collects hidden states of the start policy's tokens with their returns, for an oracle.
 
-    `complete` becomes False with the first rollout that has no states.
+    `is_complete` becomes False with the first rollout that has no states.
     """
 
     config: FitConfig
     states_of: StatesOf
     states: list[Sequence[str]] = field(default_factory=list)
     returns: list[list[float]] = field(default_factory=list)
-    complete: bool = True
+    is_complete: bool = True
 
     def add(self, batch: RolloutBatch) -> None:
-        """Take a batch of the start policy's rollouts."""
-        states = self.states_in(batch) if self.complete else None
+        """Add a batch of the start policy's rollouts."""
+        states = self.states_in(batch) if self.is_complete else None
         if states is None:
-            self.complete = False
+            self.is_complete = False
             return
         self.states += states
         self.returns += token_returns(batch, self.config)
 
     def states_in(self, batch: RolloutBatch) -> list[Sequence[str]] | None:
-        """The states before each token; None where a rollout has none."""
-        found = [self.states_of(rollout) for rollout in batch.rollouts]
-        states = [row for row in found if row is not None]
-        return states if len(states) == len(found) else None
+        """Return the state before each token of each rollout; None if a rollout has no states."""
+        rows = [self.states_of(rollout) for rollout in batch.rollouts]
+        states = [row for row in rows if row is not None]
+        return states if len(states) == len(rows) else None
 
     def oracle(self, heldout: RolloutBatch) -> float | None:
-        """The explained variance of the states' mean returns on other rollouts; None without
-        states. The best that a critic could know (`oracle.state_values`)."""
-        states = self.states_in(heldout) if self.complete and self.states else None
+        """Return the explained variance of the states' mean returns on held-out rollouts.
+
+        It is the best that a critic could reach (`oracle.state_values`); None without states.
+        """
+        states = self.states_in(heldout) if self.is_complete and self.states else None
         if states is None:
             return None
         values = state_values(self.states, self.returns, states)
@@ -66,15 +68,17 @@ class StateReturns:
 
 
 class HeldOutValues(NamedTuple):
-    """What a critic knows of held-out rollouts, and its mean value at their middle tokens."""
+    """A critic's explained variance on held-out rollouts, and its mean value at their middle."""
 
     explained_variance: float
     middle: float
 
 
 def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
-    """The critic's values now, against the Monte-Carlo returns; the middle is of what has values,
-    sampled tokens or turns."""
+    """Compare the critic's present values with the Monte-Carlo returns of held-out rollouts.
+
+    The middle is counted in the places that have a value: sampled tokens or turns.
+    """
     evaluated, explained = explained_now(module, batch)
     places = value_places(batch, module.hyperparameters)
     is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
@@ -83,8 +87,10 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
 
 @dataclass(eq=False, repr=False)
 class TrialWatcher(Callback, ABC):
-    """Measures before the first update, when the critic's head has its start, and after each
-    iteration; shows what it found."""
+    """Measures before the first update and after each iteration, and shows the figures.
+
+    A subclass ends the trial run when its measurement is over.
+    """
 
     progress: Progress
 
@@ -93,33 +99,38 @@ class TrialWatcher(Callback, ABC):
     ) -> None:
         assert isinstance(pl_module, VapoModule)
         if batch_idx == 0 and iteration_of(trainer).number == 1:
-            self.before(pl_module)
+            self.measure_start(pl_module)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
-        found, is_over = self.after(pl_module, iteration_of(trainer))
-        self.progress.metrics(found)
+        figures, is_over = self.measure_iteration(pl_module, iteration_of(trainer))
+        self.progress.metrics(figures)
         trainer.should_stop = trainer.should_stop or is_over
 
-    def before(self, module: VapoModule) -> None:
-        """Measure the networks' start."""
+    def measure_start(self, module: VapoModule) -> None:
+        """Measure the networks before their first update, when the critic's head is initialized."""
 
     @abstractmethod
-    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
-        """Measure after an iteration; what is to be shown, and whether the trial run is over."""
+    def measure_iteration(
+        self, module: VapoModule, iteration: Iteration
+    ) -> tuple[dict[str, float], bool]:
+        """Measure after an iteration; return figures to show, and whether the trial run is over."""
 
 
 @dataclass(eq=False, repr=False)
 class CriticWatcher(TrialWatcher):
-    """Measures the critic on held-out rollouts while the policy is the start's, and keeps the mean
-    lengths of that policy's training batches and, with `state_returns`, their states."""
+    """Measures the critic on held-out rollouts while the policy is the start policy.
+
+    It collects the mean lengths of that policy's training batches, and in `state_returns`, if that
+    is not None, their hidden states.
+    """
 
     heldout: RolloutBatch
     state_returns: StateReturns | None
     start_lengths: list[float] = field(default_factory=list, init=False)
 
-    def keep(self, iteration: Iteration) -> None:
-        """Take the rollouts of an iteration that does not train the policy."""
+    def add_start_rollouts(self, iteration: Iteration) -> None:
+        """Add the rollouts of an iteration that does not train the policy."""
         self.start_lengths.append(iteration.metrics["rollout/response_length_mean"])
         if self.state_returns is not None:
             self.state_returns.add(iteration.batch)
@@ -127,8 +138,12 @@ class CriticWatcher(TrialWatcher):
 
 @dataclass(eq=False, repr=False)
 class Beginning(CriticWatcher):
-    """A run's beginning: the critic's held-out values along value pretraining, with the start
-    first; then the policy phase's clip fraction, share of right responses, lengths and prompts."""
+    """Measures a run's beginning.
+
+    `pretraining` has the critic's held-out values before value pretraining and after each of its
+    iterations. The other lists have a number for each iteration of the policy phase, except
+    `prompts`, which has the prompt id of each of its groups.
+    """
 
     pretraining: list[HeldOutValues] = field(default_factory=list, init=False)
     clip_fractions: list[float] = field(default_factory=list, init=False)
@@ -136,13 +151,15 @@ class Beginning(CriticWatcher):
     length_variations: list[float] = field(default_factory=list, init=False)
     prompts: list[str] = field(default_factory=list, init=False)
 
-    def before(self, module: VapoModule) -> None:
+    def measure_start(self, module: VapoModule) -> None:
         self.pretraining.append(heldout_values(module, self.heldout))
 
-    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+    def measure_iteration(
+        self, module: VapoModule, iteration: Iteration
+    ) -> tuple[dict[str, float], bool]:
         if iteration.phase is Phase.VALUE_PRETRAINING:
             self.pretraining.append(heldout_values(module, self.heldout))
-            self.keep(iteration)
+            self.add_start_rollouts(iteration)
             return self.pretraining[-1]._asdict(), False
         clipped = mean_of_steps(module.minibatch_metrics).get("actor/clip_fraction_high", math.nan)
         lengths = iteration.batch.response_lengths.tolist()
@@ -155,35 +172,39 @@ class Beginning(CriticWatcher):
 
     @property
     def share_returned(self) -> float:
-        """The share of the groups whose prompt had one before."""
+        """The share of the groups whose prompt had another group before."""
         return 1 - len(set(self.prompts)) / len(self.prompts)
 
 
 @dataclass(eq=False, repr=False)
 class Unlearning(CriticWatcher):
-    """The critic alone, until its value at the middle is above that of a guess, and above the
-    upper limit of what a guess may be worth, where it has one."""
+    """Measures the critic that is trained alone, until it values the middle above a guess.
+
+    Above means above the upper limit of the guess's interval, or its mean without a limit.
+    """
 
     guess: Interval
     middles: list[float] = field(default_factory=list, init=False)
 
-    def before(self, module: VapoModule) -> None:
+    def measure_start(self, module: VapoModule) -> None:
         self.middles.append(heldout_values(module, self.heldout).middle)
 
-    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+    def measure_iteration(
+        self, module: VapoModule, iteration: Iteration
+    ) -> tuple[dict[str, float], bool]:
         self.middles.append(heldout_values(module, self.heldout).middle)
-        self.keep(iteration)
+        self.add_start_rollouts(iteration)
         last = self.guess.high if math.isfinite(self.guess.high) else self.guess.mean
         return {"value at the middle": self.middles[-1]}, self._first_above(last) is not None
 
     @property
     def unlearned_after(self) -> int | None:
-        """The first number of iterations after which the value is above; None: not yet."""
+        """The iterations until the value was above the guess's mean; None: not yet."""
         return self._first_above(self.guess.mean)
 
     @property
     def unlearned_between(self) -> tuple[int | None, int | None]:
-        """The same for the limits of a guess's value."""
+        """The iterations until the value was above each limit of the guess's interval."""
         return self._first_above(self.guess.low), self._first_above(self.guess.high)
 
     def _first_above(self, value: float) -> int | None:
@@ -192,29 +213,33 @@ class Unlearning(CriticWatcher):
 
 @dataclass(eq=False, repr=False)
 class Collapse(TrialWatcher):
-    """The policy alone, until its responses have less than half of their mean length at the start.
+    """Measures the policy that is trained alone, until its responses are half as long as at first.
 
-    `start_lengths` are the mean lengths of the start policy's training batches so far, which this
-    trial run's first joins: one batch alone may be far from the mean.
+    `start_lengths` are mean lengths of the start policy's training batches in earlier trial runs.
+    Together with this run's first batch they give `start_length`: one batch may be far from the
+    mean.
 
-    An iteration's rollouts are of the policy before its update: the n-th has n - 1 behind it, and
-    one fewer where they were sampled ahead.
+    `lengths[n]` is the mean length after n updates. An iteration's rollouts are sampled before its
+    own update, and where sampling runs ahead, `rollout/staleness_max` updates earlier still.
     """
 
     start_lengths: Sequence[float]
     lengths: list[float] = field(default_factory=list, init=False)
 
-    def after(self, module: VapoModule, iteration: Iteration) -> tuple[dict[str, float], bool]:
+    def measure_iteration(
+        self, module: VapoModule, iteration: Iteration
+    ) -> tuple[dict[str, float], bool]:
         updates = iteration.number - 1 - int(iteration.metrics["rollout/staleness_max"])
         self.lengths[updates:] = [iteration.metrics["rollout/response_length_mean"]]
         return {"response length": self.lengths[-1]}, self.collapsed_after is not None
 
     @property
     def collapsed_after(self) -> int | None:
-        """The first number of iterations after which the responses are that short."""
+        """The updates after which responses were less than half as long; None: not yet."""
         half = self.start_length / 2
         return next((n for n, length in enumerate(self.lengths) if length < half), None)
 
     @property
     def start_length(self) -> float:
+        """The mean response length of the start policy, over batches."""
         return statistics.fmean([*self.start_lengths, self.lengths[0]])
