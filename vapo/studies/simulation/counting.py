@@ -1,4 +1,4 @@
-"""FLOPs and collectives of a simulated step, and the answers to what is read from its fakes."""
+"""Counts FLOPs and collectives of a simulated step, and answers reads of its fake tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vapo.studies.memory.tracking import ASKS_FOR_DEVICE
 from vapo.system.private_attributes import propagates_shards
 
 OPTIMIZER_STEP = "optimizer step"
-# the kind of each collective, and its argument that is as large as the whole; None: its result
+# each collective's kind, and the place of the argument with the whole tensor; None: its result
 _COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "c10d._allgather_base_": ("all-gather", 0),
     "c10d.allgather_": ("all-gather", 0),
@@ -30,13 +30,13 @@ _COLLECTIVES: dict[str, tuple[str, int | None]] = {
     "c10d.broadcast_": ("broadcast", 0),
 }
 KINDS = {kind for kind, _ in _COLLECTIVES.values()}
-# where torch's collectives are, and what sends nothing there
+# torch's namespaces of collectives, and the operations in them that send nothing
 _SENDING = ("c10d.", "_c10d_functional.", "_dtensor.")
 _NOTHING_SENT = (
     *("c10d.barrier", "c10d.monitored_barrier_"),
     *("_c10d_functional.wait_tensor", "_c10d_functional._wrap_tensor_autograd"),
 )
-# attention: the place of the query before key and value, and its products to those of a forward
+# attention: the place of the query (key and value follow), and the products relative to a forward
 _ATTENTION = {
     "aten._scaled_dot_product_flash_attention_for_cpu": (0, 1.0),
     "aten._scaled_dot_product_flash_attention_for_cpu_backward": (1, 2.5),
@@ -45,10 +45,10 @@ _ATTENTION = {
 
 @dataclass
 class StepWork:
-    """Of one GPU: FLOPs, and for each kind of collective its number and the whole's bytes.
+    """The work of one GPU: FLOPs, and for each kind of collective its number and bytes.
 
-    A collective that is none of `KINDS` is a kind of its own, by torch's name, and has the bytes
-    of the largest among its arguments and its result.
+    The bytes are those of whole tensors. A collective that is not in `KINDS` goes by torch's name
+    and has the bytes of the largest among its arguments and its result.
     """
 
     flops: float = 0.0
@@ -65,10 +65,10 @@ class StepWork:
 class StepCounts(TorchDispatchMode):
     """Counts what a step computes and sends; `parts` are its micro-batches and optimizer steps.
 
-    A number that is read from a fake tensor is 0, and a bool is true, as what is checked holds; an
-    optimizer, which divides by the count of its steps, reads 1. So every loss and norm is finite.
-    The integer that a micro-batch of several critics is read for is whose rows it has. A mask
-    takes all.
+    Fake tensors have no numbers, so reads of them are answered here. A float is 0 and a bool is
+    True, so that checks pass and every loss and norm is finite. An integer is the number of the
+    critic whose rows the micro-batch has. In an optimizer step a number is 1, because Adam divides
+    by the count of its steps. An index by a mask takes all elements.
     """
 
     def __init__(self) -> None:
@@ -79,7 +79,12 @@ class StepCounts(TorchDispatchMode):
         self._member = 0
 
     def begin(self, stage: str, inputs: TokenInputs | None = None, *, member: int = 0) -> None:
-        """Count what follows under this stage, of these inputs, for this one of the critics."""
+        """Begin a part: count what follows under this stage.
+
+        Args:
+            inputs: the tokens of the micro-batch; None keeps those of the part before.
+            member: the number of the critic that the micro-batch trains.
+        """
         self.parts.append((stage, StepWork()))
         self._member = member
         if inputs is not None:
@@ -91,7 +96,7 @@ class StepCounts(TorchDispatchMode):
     @no_type_check
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again as operations on the local shards
+            return NotImplemented  # DTensor then calls the operations on the local shards
         if func is ASKS_FOR_DEVICE:
             return args[0].__torch_dispatch__(func, types, args)
         name = str(func.overloadpacket)
@@ -101,18 +106,18 @@ class StepCounts(TorchDispatchMode):
                 return float(in_optimizer)
             return args[0].dtype is torch.bool or (1 if in_optimizer else self._member)
         if name == "aten.index":
-            args = (args[0], [i for index in args[1] for i in _whole(index)])
-        made = func(*args, **(kwargs or {}))
+            args = (args[0], [i for index in args[1] for i in _full_index(index)])
+        result = func(*args, **(kwargs or {}))
         if self.parts and not propagates_shards():
-            self._count(func.overloadpacket, name, args, kwargs or {}, made)
-        return made
+            self._count(func.overloadpacket, name, args, kwargs or {}, result)
+        return result
 
     @no_type_check
-    def _count(self, operation, name, args, kwargs, made) -> None:
+    def _count(self, operation, name, args, kwargs, result) -> None:
         work = self.parts[-1][1]
         if name.startswith(_SENDING) and name not in _NOTHING_SENT:
             kind, place = _COLLECTIVES.get(name, (name, None))
-            wholes = [args[place]] if place is not None else [made]
+            wholes = [args[place]] if place is not None else [result]
             if name not in _COLLECTIVES:
                 wholes += [*args, *kwargs.values()]
             work.numbers[kind] += 1
@@ -121,11 +126,11 @@ class StepCounts(TorchDispatchMode):
             first, factor = _ATTENTION[name]
             work.flops += factor * self._attention(*(t.shape for t in args[first : first + 3]))
         elif operation in flop_registry:
-            work.flops += flop_registry[operation](*args, **kwargs, out_val=made)
+            work.flops += flop_registry[operation](*args, **kwargs, out_val=result)
 
     @no_type_check
     def _attention(self, query, key, value) -> float:
-        """The products of the pairs that attention needs: it is causal, and of segments."""
+        """The FLOPs of the query-key pairs that attention needs: it is causal, within segments."""
         share = 0.5
         if query[2] == self._num_columns:
             share = self._pairs / (query[0] * query[2] * key[2])
@@ -133,13 +138,16 @@ class StepCounts(TorchDispatchMode):
 
 
 def _num_bytes(value: object) -> int:
-    """Of all tensors in it."""
+    """The bytes of all tensors in a nested value."""
     return sum(t.nbytes for t in tree_iter(value) if isinstance(t, Tensor))
 
 
 @no_type_check
-def _whole(index):
-    """An index; of a mask, which has no values, one for each dimension, as of a full mask."""
+def _full_index(index):
+    """Return an index as a list; for a mask, an index of each dimension, as if all were True.
+
+    The values of these indices are 0: only their shapes count.
+    """
     if index is None or index.dtype is not torch.bool:
         return [index]
     return [torch.zeros(index.numel(), dtype=torch.long) for _ in range(index.dim())]

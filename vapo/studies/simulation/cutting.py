@@ -1,4 +1,4 @@
-"""The micro-batches of a simulated minibatch: cut as in training, but few of them are run."""
+"""The micro-batches of a simulated minibatch. It is cut as in training, but few of them run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vapo.types import FinishReason, Prompt, Rollout, TrainingBatch
 
 
 class Part(NamedTuple):
-    """A micro-batch that is run: its size, and of several critics which one it trains."""
+    """A micro-batch to run: its size, and the number of the critic that it trains."""
 
     size: Lengths
     member: int = 0
@@ -25,11 +25,13 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class Cut:
-    """`counted`: how many micro-batches of each size training makes; `run`: those simulated.
+    """A minibatch as cut for training, and the part of it that the simulation runs.
 
-    Each size is run once, for each critic that has one, and at last a micro-batch that is as full
-    as the budget allows: the arithmetic's, whose memory is the most. Only that of the last one
-    comes on top of the gradients of all others.
+    Attributes:
+        counted: how many micro-batches of each size training makes.
+        run: the simulated ones. Each size runs once for each critic that has it. The last one is
+            as full as the budget allows, as in the arithmetic: it needs the most memory, on top
+            of the gradients of all the others.
     """
 
     counted: Counter[Lengths]
@@ -40,9 +42,10 @@ class Cut:
         return self.counted.total()
 
     def work(self, works: list[StepWork]) -> StepWork:
-        """Of the whole minibatch, from that of what was run: FLOPs are by size.
+        """Return the work of the whole minibatch, from the works of the micro-batches that ran.
 
-        What is sent is not: all micro-batches before the last send what the first one does.
+        FLOPs are counted by size. Collectives do not depend on the size: each micro-batch before
+        the last sends what the first one sends.
         """
         whole = StepWork()
         whole.add(works[-1])
@@ -53,10 +56,10 @@ class Cut:
 
 
 def cut_of(config: FitConfig, network: str, layout: Layout) -> Cut:
-    """Cut a process's minibatch of `actor` or `critic`, where every response is the longest.
+    """Cut a process's minibatch of `actor` or `critic`, in which every response is the longest.
 
-    Each response answers a prompt of its own as far as the process has as many; of several critics
-    each has as many prompts as another. Every rank must call it.
+    Where prompts are shared, the responses are spread over all prompts that the process has.
+    Several critics have equally many prompts. Every rank must call this.
     """
     num_rows = local_minibatch(config, network)
     shares = layout == "shared_prompts"
@@ -85,7 +88,7 @@ def cut_of(config: FitConfig, network: str, layout: Layout) -> Cut:
 
 
 def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
-    """Rows of which only the lengths, and which critic trains on them, are true."""
+    """Make rows with true lengths and critic numbers; everything else in them is made up."""
     prompts = [
         Prompt(str(i), "", (i,) * size.prompt_tokens, "")
         for i in range(min(size.prompts, size.rows))
@@ -99,10 +102,14 @@ def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
 
 
 def made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any) -> TrainingBatch:
-    """Rows of so many tokens, each with every loss, whose numbers are 0."""
+    """Make rows of `num_tokens` tokens that all losses count and whose numbers are 0.
+
+    Args:
+        columns: replace columns of the batch.
+    """
     column = torch.zeros(num_rows, num_tokens)
     row, mask = column[:, 0], column == 0
-    made: dict[str, Any] = {
+    zeros: dict[str, Any] = {
         "rollouts": [],
         "response_ids": column.long(),
         **dict.fromkeys(("is_correct", "is_lost"), row == 0),
@@ -112,7 +119,7 @@ def made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any
         **dict.fromkeys(_COLUMNS, column),
         "ref_logprobs": column if has_kl else None,
     }
-    return TrainingBatch(**made | columns, group_size=1, max_response_tokens=num_tokens)
+    return TrainingBatch(**zeros | columns, group_size=1, max_response_tokens=num_tokens)
 
 
 _MASKS = (

@@ -1,4 +1,4 @@
-"""What `vapo estimate --simulate_ranks` prints: memory beside the arithmetic, work, and time."""
+"""The text of `vapo estimate --simulate_ranks`: memory beside the arithmetic, work, and time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vapo.studies.simulation.step import Simulation
 from vapo.system.host_memory import GIB
 from vapo.types import Phase
 
-# rows of the table, and the parts of the arithmetic that belong to each; the rest is no training
+# rows of the table, and the parts of the arithmetic in each; other parts belong to sampling
 _ROWS = {
     "weights": ("actor weights", "critic weights", "reference weights"),
     "gathered weights": ("gathered weights",),
@@ -24,7 +24,7 @@ _POLICY = Phase.POLICY_OPTIMIZATION.value
 
 @dataclass(frozen=True)
 class Rates:
-    """Of each GPU: TFLOP/s that it sustains, GB/s that it sends to and receives from the others."""
+    """Rates of each GPU: TFLOP/s that it sustains, and GB/s between it and the others."""
 
     sustained_tflops: float
     interconnect_gb_s: float
@@ -32,7 +32,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """Of a step of every network: computing, and sending; how far they overlap is not known."""
+    """Seconds of one step of every network: of computing, and of sending, which may overlap."""
 
     computing: float
     sending: float
@@ -43,13 +43,13 @@ class StepSeconds:
 
 
 def arithmetic_parts(estimate: MemoryEstimate, stage: str) -> dict[str, float]:
-    """The arithmetic of a stage in the rows of the simulation: without what only samples."""
+    """Return the arithmetic's bytes of a stage by rows of the table, without those of sampling."""
     parts = estimate.stages[stage]
     return {row: sum(parts.get(name, 0.0) for name in names) for row, names in _ROWS.items()}
 
 
 def compared(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tuple[float, float]]:
-    """Bytes of each stage of a policy step: simulated, and of the arithmetic."""
+    """Return for each stage of a policy step its simulated bytes and the arithmetic's."""
     return {
         stage: (sum(parts.values()), sum(arithmetic_parts(estimate, stage).values()))
         for stage in estimate.stages
@@ -58,43 +58,43 @@ def compared(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tupl
 
 
 def step_seconds(works: Mapping[str, StepWork], num_ranks: int, rates: Rates) -> StepSeconds:
-    """One optimizer step of these networks, one after the other.
+    """Return the seconds of one optimizer step of these networks, one after the other.
 
-    Ring collectives: of the whole tensor a rank sends (N - 1) / N in a gather or a scatter, twice
-    that where a sum is needed everywhere, and all of it in any other collective.
+    Collectives are rings. In a gather or a scatter a rank sends (N - 1) / N of the whole tensor,
+    in an all-reduce twice as much, and in any other collective the whole tensor.
     """
     share = (num_ranks - 1) / num_ranks
     times = {"all-gather": share, "reduce-scatter": share, "all-reduce": 2 * share}
-    sent = sum(times.get(k, 1.0) * b for work in works.values() for k, b in work.bytes.items())
+    num_bytes = sum(times.get(k, 1.0) * b for work in works.values() for k, b in work.bytes.items())
     flops = sum(work.flops for work in works.values())
     return StepSeconds(
-        flops / (rates.sustained_tflops * 1e12), sent / (rates.interconnect_gb_s * 1e9)
+        flops / (rates.sustained_tflops * 1e12), num_bytes / (rates.interconnect_gb_s * 1e9)
     )
 
 
 def policy_works(simulation: Simulation) -> dict[str, StepWork]:
-    """The work of a policy step, by network."""
+    """Return the work of a policy step by network."""
     works = {name: work for (phase, name), work in simulation.work.items() if phase == _POLICY}
     return dict(sorted(works.items()))
 
 
 def simulation_lines(simulation: Simulation, estimate: MemoryEstimate, rates: Rates | None) -> str:
-    """Tables of memory and work, the step's time at these rates, and the ratio of the peaks."""
+    """Return tables of memory and work, a step's time at these rates, and the peaks' ratio."""
     ranks = simulation.num_ranks
-    found = compared(simulation, estimate)
+    stages = compared(simulation, estimate)
     lines = [
         "",
         f"one training step on fake tensors, as one of {ranks} ranks (not measured on a GPU); "
         "GiB in each process, simulated | arithmetic:",
-        f"{'':<24}  " + "  ".join(f"{stage:>16}" for stage in found),
+        f"{'':<24}  " + "  ".join(f"{stage:>16}" for stage in stages),
     ]
     for row in _ROWS:
         cells = [
             (simulation.peaks[_POLICY, stage][row], arithmetic_parts(estimate, stage)[row])
-            for stage in found
+            for stage in stages
         ]
         lines.append(f"{row:<24}  " + "  ".join(_pair(*cell) for cell in cells))
-    lines.append(f"{'total':<24}  " + "  ".join(_pair(*total) for total in found.values()))
+    lines.append(f"{'total':<24}  " + "  ".join(_pair(*total) for total in stages.values()))
     pretraining = [
         sum(parts.values()) for (phase, _), parts in simulation.peaks.items() if phase != _POLICY
     ]
@@ -119,7 +119,7 @@ def simulation_lines(simulation: Simulation, estimate: MemoryEstimate, rates: Ra
     lines.append(f"a checkpoint: {simulation.checkpoint / GIB:.1f} GiB from this rank")
     if rates is not None:
         lines.append(_time_line(step_seconds(works, ranks, rates), rates))
-    peak, arithmetic = (max(sizes) for sizes in zip(*found.values(), strict=True))
+    peak, arithmetic = (max(sizes) for sizes in zip(*stages.values(), strict=True))
     return "\n".join(
         [
             *lines,
@@ -134,9 +134,9 @@ def _pair(simulated: float, arithmetic: float) -> str:
 
 
 def _time_line(step: StepSeconds, rates: Rates) -> str:
-    least, most = max(step.computing, step.sending), step.computing + step.sending
+    shortest, longest = max(step.computing, step.sending), step.computing + step.sending
     return (
         f"a step at {rates.sustained_tflops:g} TFLOP/s and {rates.interconnect_gb_s:g} GB/s: "
-        f"{least:.1f} to {most:.1f} s, as computing ({step.computing:.1f} s) and sending "
+        f"{shortest:.1f} to {longest:.1f} s, as computing ({step.computing:.1f} s) and sending "
         f"({step.sending:.1f} s) overlap; bound by {step.bound_by}"
     )

@@ -1,4 +1,4 @@
-"""Run a config's own training steps on fake tensors and one of N ranks that do not exist."""
+"""Runs a config's training steps on fake tensors, as one of N ranks of which no other exists."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from vapo.types import Phase
 
 @dataclass
 class Simulation:
-    """What the steps of one GPU needed.
+    """What the training steps of one GPU need.
 
     Attributes:
-        peaks: bytes by phase and stage, and part.
-        work: of one optimizer step, by phase and network.
-        microbatches: of one optimizer step, by network.
-        checkpoint: bytes that this rank writes.
+        peaks: the bytes of each part at the peak of a stage, by phase and stage.
+        work: the work of one optimizer step, by phase and network.
+        microbatches: the number of micro-batches of one optimizer step, by network.
+        checkpoint: the bytes of a checkpoint that this rank writes.
     """
 
     num_ranks: int
@@ -57,13 +57,13 @@ class Simulation:
 def simulate(config: FitConfig) -> Simulation:
     """Run a minibatch of each pass and phase, then a checkpoint, on the config's number of ranks.
 
-    Nothing is loaded but the models' config.json. All prompts and responses are as long as they
-    may be. Of a minibatch's micro-batches those of each size are run once (`cutting`).
+    Of the models only config.json is loaded. All prompts and responses are as long as they may be.
+    Of a minibatch's micro-batches one of each size runs (`cutting`).
     """
     watch_propagation()
     num_ranks = config.trainer.num_ranks
-    # as in the arithmetic: these columns are nothing beside the hidden states, and a regression
-    # cannot be solved without numbers
+    # as in the arithmetic: the columns of log-probs are small beside the hidden states, and a
+    # regression cannot be solved without numbers
     config = replace(config, critic=replace(config.critic, sampled_logprobs=None, ridge=None))
     module = _SimulatedModule(config)
     sharded = config.trainer.strategy == "fsdp"
@@ -87,11 +87,11 @@ def simulate(config: FitConfig) -> Simulation:
     finally:
         if sharded:
             dist.destroy_process_group()
-    return module.found
+    return module.simulation
 
 
 class _OneOfRanks(LightningEnvironment):
-    """Rank 0 of processes that nobody starts."""
+    """Rank 0 of `num_ranks` processes, of which no other is started."""
 
     def __init__(self, num_ranks: int) -> None:
         super().__init__()
@@ -112,11 +112,14 @@ class _OneOfRanks(LightningEnvironment):
 
 
 class _SimulatedModule(VapoModule):
-    """The module, with networks, batches and optimizers of fake tensors."""
+    """The training module with networks, batches and optimizers of fake tensors.
+
+    `simulation` collects the results.
+    """
 
     def __init__(self, config: FitConfig) -> None:
         super().__init__(config, pad_id=0)
-        self.found = Simulation(config.trainer.num_ranks)
+        self.simulation = Simulation(config.trainer.num_ranks)
         self.phases = [Phase.POLICY_OPTIMIZATION]
         if self.has_critic and self.hyperparameters.value_pretraining_iterations > 0:
             self.phases.insert(0, Phase.VALUE_PRETRAINING)
@@ -136,10 +139,10 @@ class _SimulatedModule(VapoModule):
             return super().configure_optimizers()
 
     def on_fit_start(self) -> None:
-        pass  # there are no weights, whose lineage would be known
+        pass  # fake weights have no lineage to note
 
     def to(self, *args: Any, **kwargs: Any) -> _SimulatedModule:
-        return self  # fakes are where they stand for
+        return self  # fake tensors stay where they are
 
     def cpu(self) -> _SimulatedModule:
         return self
@@ -171,7 +174,7 @@ class _SimulatedModule(VapoModule):
             metrics = super().training_step(minibatch, batch_idx)
         for hook in hooks:
             hook.remove()
-        self.policy_steps = torch.zeros_like(self.policy_steps)  # it was counted by a fake one
+        self.policy_steps = torch.zeros_like(self.policy_steps)  # the step made it a fake tensor
         self._note_step()
         return metrics
 
@@ -186,7 +189,7 @@ class _SimulatedModule(VapoModule):
                 state = checkpoint_state(self.trainer)
                 tensors = [t for t in tree_iter(state) if isinstance(t, Tensor)]
                 local = [t.to_local() if isinstance(t, DTensor) else t for t in tensors]
-            self.found.checkpoint = sum(t.nbytes for t in local)
+            self.simulation.checkpoint = sum(t.nbytes for t in local)
 
     # ---- minibatches and what they needed --------------------------------------------------
 
@@ -194,7 +197,7 @@ class _SimulatedModule(VapoModule):
         cuts = {}
         for name in networks:
             cut = self.cuts[name] = cut_of(self.config, name, self.layout)
-            self.found.microbatches[name] = cut.num_microbatches
+            self.simulation.microbatches[name] = cut.num_microbatches
             chunks = [[index] for index in range(len(cut.run))]
             cuts[name] = Microbatches(chunks, partial(self._microbatch, name))
         counts: dict[str, Any] = dict.fromkeys(_COUNTS, 1)
@@ -208,7 +211,7 @@ class _SimulatedModule(VapoModule):
         )
 
     def _microbatch(self, name: str, chunk: list[int]) -> Microbatch:
-        """Made when its network takes it, so it also tells which stage begins."""
+        """Make a micro-batch when its network takes it, and begin the network's stage."""
         size, member = self.cuts[name].run[chunk[0]]
         prompts = [[i % size.prompts] * size.prompt_tokens for i in range(size.rows)]
         pairs = [(prompt, [0] * size.response_tokens) for prompt in prompts]
@@ -235,13 +238,13 @@ class _SimulatedModule(VapoModule):
     def _note_step(self) -> None:
         phase = self.start.phase.value
         for stage, parts in self.tracker.parts().items():
-            known = self.found.peaks.get((phase, stage), {})
-            if sum(parts.values()) > sum(known.values()):
-                self.found.peaks[phase, stage] = parts
+            previous = self.simulation.peaks.get((phase, stage), {})
+            if sum(parts.values()) > sum(previous.values()):
+                self.simulation.peaks[phase, stage] = parts
         for network, cut in self.cuts.items():
             works = [work for stage, work in self.counts.parts if stage == f"{network} update"]
             if works:
-                self.found.work[phase, network] = cut.work(works)
+                self.simulation.work[phase, network] = cut.work(works)
 
 
 _COUNTS = [

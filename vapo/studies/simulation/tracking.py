@@ -1,4 +1,7 @@
-"""Memory of a simulated step by stage and part: torch's trackers, on one process or sharded."""
+"""Tracks the memory of a simulated step by stage and part, for one process or sharded.
+
+It adapts torch's memory trackers.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from vapo.system.private_attributes import propagates_shards
 
-# torch's names of what a storage holds, and those of the table
+# torch's names for what a storage holds -> rows of the table
 PARTS = {
     "Sharded Param": "weights",
     "Parameter": "weights",
@@ -24,7 +27,7 @@ PARTS = {
     "All Gather": "gathered weights",
     "Sharded Grad": "gradients",
     "Gradient": "gradients",
-    "Other": "gradients",  # named to the tracker by `StageTracker.watch`
+    "Other": "gradients",  # `StageTracker.watch` registers them with the tracker
     "Unsharded Grad": "gradients",
     "Reduce Scatter": "gradients",
     "OptState": "optimizer states",
@@ -39,7 +42,10 @@ AT_REST = "at rest"
 
 
 class _BackwardTracker(ModTracker):
-    """Tells a backward from a forward. Torch's hooks on modules keep gradients of frozen ones."""
+    """Only tells a backward from a forward.
+
+    It sets no hooks on modules, because torch's keep the gradients of frozen modules.
+    """
 
     @no_type_check
     def get_known_fqn(self, mod) -> str:
@@ -53,9 +59,9 @@ class _BackwardTracker(ModTracker):
 
 
 class StageTracker(MemTracker):
-    """Bytes of each part at the peak of each stage; `stage` is set from outside.
+    """Tracks the bytes of each part at the peak of each stage; its user sets `stage`.
 
-    Torch's notes on every module are left out: they take most of its time.
+    It skips torch's statistics of every module, which would take most of the time.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -72,7 +78,7 @@ class StageTracker(MemTracker):
 
     @no_type_check
     def _update_peak_stats(self, peak_state: Any) -> None:
-        for parts in self._curr_mem_snap.values():  # of one device
+        for parts in self._curr_mem_snap.values():  # there is one device
             if parts["Total"] > self.peaks.get(self.stage, {}).get("Total", 0):
                 self.peaks[self.stage] = dict(parts)
 
@@ -85,7 +91,10 @@ class StageTracker(MemTracker):
     def watch(
         self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> list[RemovableHandle]:
-        """Know what lies in memory before the step, and its gradients; before it is entered."""
+        """Register what lies in memory before the step, and its gradients as they appear.
+
+        Call it before entering the tracker; remove the hooks that it returns after the step.
+        """
         self.track_external(*modules, *optimizers)
         parameters = [p for module in modules for p in module.parameters() if p.requires_grad]
         return [p.register_post_accumulate_grad_hook(self._note_gradient) for p in parameters]
@@ -100,22 +109,22 @@ class StageTracker(MemTracker):
         return super()._track_module_params_and_buffers(module, install_grad_hooks=False)
 
     def parts(self) -> dict[str, dict[str, float]]:
-        """The bytes of each part at the peak of each stage, under the names of the table."""
-        found: dict[str, dict[str, float]] = {}
+        """Return the bytes of each part at the peak of each stage, under the table's names."""
+        stages: dict[str, dict[str, float]] = {}
         for stage, peak in self.peaks.items():
-            parts = found[stage] = dict.fromkeys(PARTS.values(), 0.0)
+            parts = stages[stage] = dict.fromkeys(PARTS.values(), 0.0)
             for kind, size in peak.items():
                 if kind != "Total":
                     parts[PARTS[getattr(kind, "value", kind)]] += size
-            # torch takes the temporaries of an optimizer for its states
-            more = parts["optimizer states"] - found[AT_REST]["optimizer states"]
-            parts["optimizer states"] -= more
-            parts["activations, temporaries"] += more
-        return found
+            # torch counts an optimizer's temporaries as its states
+            temporaries = parts["optimizer states"] - stages[AT_REST]["optimizer states"]
+            parts["optimizer states"] -= temporaries
+            parts["activations, temporaries"] += temporaries
+        return stages
 
 
 class ShardedStageTracker(StageTracker, FSDPMemTracker):
-    """The same of actor and critic, each sharded, with an optimizer of its own."""
+    """A `StageTracker` for a sharded actor and critic, each of which has its own optimizer."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__(network)
@@ -125,9 +134,8 @@ class ShardedStageTracker(StageTracker, FSDPMemTracker):
         self, modules: Sequence[nn.Module], optimizers: Sequence[Optimizer]
     ) -> list[RemovableHandle]:
         self._optimizers = optimizers
-        self._root_mod: Any = nn.ModuleList(
-            modules
-        )  # torch asks for one sharded root, and walks it
+        # torch needs one sharded root, whose modules it visits
+        self._root_mod: Any = nn.ModuleList(modules)
         return []
 
     def _instrument_optimizer(self) -> None:
