@@ -218,7 +218,7 @@ def test_bytes_a_token_are_those_of_the_estimate(
         fake = FakeNetwork(shape)
         assert choose_layout("packed", [fake.backbone]) == "packed"
         sizes: dict[str, Any] = {"prompt_tokens": 6, "response_tokens": 12}
-        few, more = (fake.update(rows=rows, **sizes).kept for rows in (64, 128))
+        few, more = (fake.update(rows=rows, **sizes).kept_bytes for rows in (64, 128))
         expected = (more - few) / (64 * 18)
         own = found.per_token_recomputing if recomputes else found.per_token
         assert own == pytest.approx(expected, rel=0.01)

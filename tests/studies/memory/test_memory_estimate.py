@@ -153,7 +153,7 @@ def test_the_cache_of_a_layer_with_a_window_keeps_all_tokens() -> None:
     config = windowed_model("gemma3").config
     network = FakeNetwork(NetworkShape("causal_lm", config, "float32", "sdpa", False, False, False))
     decoded = network.decode(rows=3, width=20, top_k=0, top_p=0.7)
-    assert decoded.kept == 2 * 2 * 3 * 2 * 20 * 8 * 4
+    assert decoded.kept_bytes == 2 * 2 * 3 * 2 * 20 * 8 * 4
 
 
 def test_the_cache_of_recurrent_layers_has_their_states() -> None:
@@ -161,7 +161,7 @@ def test_the_cache_of_recurrent_layers_has_their_states() -> None:
     config = next(family for family in HYBRIDS if family.name == "LFM2").config()
     network = FakeNetwork(NetworkShape("causal_lm", config, "float32", "sdpa", False, False, False))
     decoded = network.decode(rows=3, width=20, top_k=0, top_p=0.7)
-    assert decoded.kept == 2 * 2 * 3 * 2 * 20 * 8 * 4 + 2 * 3 * 3 * 32 * 4
+    assert decoded.kept_bytes == 2 * 2 * 3 * 2 * 20 * 8 * 4 + 2 * 3 * 3 * 32 * 4
 
 
 # ---- over processes, by hand ------------------------------------------------------------------

@@ -26,7 +26,7 @@ _ERROR = 1.1  # training may take a tenth more than estimated
 
 @dataclass(frozen=True)
 class Sleep:
-    """What `sleep_level: auto` becomes, and the line that says why."""
+    """The number in place of `sleep_level: auto`, and the line that says why."""
 
     level: Literal[0, 1]
     line: str
@@ -43,8 +43,8 @@ def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
     >>> chosen_sleep(device=80 * 2**30, engine=40 * 2**30, training=10 * 2**30).level
     0
     """
-    needed = engine + training * _ERROR + _CONTEXT
-    fits = needed <= device
+    total = engine + training * _ERROR + _CONTEXT
+    fits = total <= device
     figures = (
         f"{engine / GIB:.1f} GiB of the engine and about {training / GIB:.1f} of training "
         f"{'fit' if fits else 'do not fit'} the GPU's {device / GIB:.1f} together"

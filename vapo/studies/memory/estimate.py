@@ -1,8 +1,7 @@
-"""The memory that a config needs on each GPU, stage by stage, before anything is loaded.
+"""Estimates the memory that a config needs on each GPU, stage by stage, without loading weights.
 
-Parameters are counted on the networks themselves (`network`) and passes are run on fake tensors
-(`passes`). Lengths are the worst that the config allows: every prompt and response as long as it
-may be.
+Parameters are counted on empty networks (`network`), and passes run on fake tensors (`passes`).
+Every prompt and response is as long as the config allows.
 """
 
 from __future__ import annotations
@@ -30,19 +29,24 @@ from vapo.studies.memory.sizes import (
 )
 from vapo.studies.memory.states import gram_bytes, read_layers, states_bytes
 
-_SPARE_COLUMNS = 64  # room that the sampler's cache grows by
-_PREFILL_TOKENS = 16_384  # of one prefill forward of the sampler
+_SPARE_COLUMNS = 64  # the sampler's cache grows by this many columns
+_PREFILL_TOKENS = 16_384  # the most tokens of one prefill forward of the sampler
 
 Bytes = dict[str, float]
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes by stage and part; `parameters` by network; `host` what a process keeps there.
+    """The memory that a config needs.
 
-    `active`: of the parameters those that compute a token, which are fewer where layers have
-    experts. `checkpoint`: bytes of one, of all processes. `shares_prompts`: a prompt goes through
-    the networks once for its responses in one pass.
+    Attributes:
+        stages: bytes on each GPU, by stage and part.
+        parameters: numbers of parameters, by network.
+        host: bytes of each process in the host's memory, by part.
+        shares_prompts: whether the responses of a pass share one forward of their prompt.
+        checkpoint: bytes of one checkpoint, of all processes.
+        active: numbers of the parameters that compute a token, which are fewer than `parameters`
+            where layers have experts.
     """
 
     stages: dict[str, Bytes]
@@ -55,18 +59,19 @@ class MemoryEstimate:
 
     @property
     def peak(self) -> float:
+        """The most bytes on a GPU at any stage."""
         return max(sum(parts.values()) for parts in self.stages.values())
 
 
 def estimate_memory(
     config: FitConfig, *, actor: PreTrainedConfig, critic: PreTrainedConfig | None
 ) -> MemoryEstimate:
-    """Estimate the memory of a config; the model configs are those that its paths name."""
+    """Estimate the memory of a config, with the model configs at its paths."""
     networks = [NetworkBytes("actor", config.actor, actor, config)]
     if critic is not None:
         critic = copy.deepcopy(critic)
         head = plan_head(critic, str(critic.name_or_path), config.critic).head
-        # the columns of log-probs are nothing beside the states, and made-up inputs have none
+        # columns of log-probs are small beside the states, and the fake inputs have none
         write_head(critic, replace(head, num_logprob_columns=None))
         base = (networks[0], actor) if config.critic.kind == "adapters" else None
         networks.append(NetworkBytes("critic", config.critic, critic, config, base))
@@ -96,9 +101,9 @@ def estimate_memory(
     else:
         sampling = _sampling(networks[0], config)
         if config.training.max_staleness > 0 or has_mixed_copy(config):
-            resting["engine's weights"] = _own_weights(networks[0], config)
+            resting["engine's weights"] = _engine_weights(networks[0], config)
         if config.training.max_staleness > 0:
-            resting |= {  # a thread that samples ahead needs these at any time
+            resting |= {  # sampling ahead needs these during every stage
                 part if part.startswith("KV cache") else f"{part}, sampling ahead": size
                 for part, size in sampling.items()
             }
@@ -114,37 +119,38 @@ def estimate_memory(
     active = {n.name: n.copies * n.parameters.active for n in networks}
     shares = shares_prompts([n.passes for n in networks], config)
     num_shards = num_processes(config) if config.trainer.strategy == "fsdp" else 1
-    checkpoint = num_shards * _written(networks) + grams
+    checkpoint = num_shards * _checkpoint_bytes(networks) + grams
     count = num_processes(config)
     return MemoryEstimate(stages, parameters, count, host, shares, checkpoint, active)
 
 
 def _saves_in_background(config: FitConfig) -> bool:
     """Whether `vapo fit` saves in the background on a GPU whose host has room for the copy."""
-    chosen = config.checkpoints.save_in_background
-    return config.trainer.accelerator != "cpu" if chosen is None else chosen
+    setting = config.checkpoints.save_in_background
+    return config.trainer.accelerator != "cpu" if setting is None else setting
 
 
-def _written(networks: list[NetworkBytes]) -> float:
-    """A process's part of a checkpoint: weights, and two moments of what is trained."""
+def _checkpoint_bytes(networks: list[NetworkBytes]) -> float:
+    """A process's bytes of a checkpoint: the weights, and two moments of the trained ones."""
     return sum(n.weights + 2 * n.trained for n in networks)
 
 
 def _checkpoint_copy(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """What is written of the shards, or, where one process writes one file, of all."""
-    written = _written(networks)
+    """The host's copy: each process's shards, or all of them where one process writes one file."""
+    size = _checkpoint_bytes(networks)
     if config.trainer.sharded_checkpoints or num_processes(config) == 1:
-        return {"copy of a checkpoint": written}
-    return {"copy of a checkpoint, first process only": written * num_processes(config)}
+        return {"copy of a checkpoint": size}
+    return {"copy of a checkpoint, first process only": size * num_processes(config)}
 
 
 # ---- stages -----------------------------------------------------------------------------------
 
 
 def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
-    """The cache at its widest, twice while rows are moved together; one decoding step.
+    """The bytes of sampling: the cache at its widest, and the largest forward.
 
-    With an environment as many further rows, of episodes that wait for it, are kept.
+    The cache exists twice while rows are moved together. With an environment it holds the same
+    number of further rows, for episodes that wait for the environment.
     """
     rollouts, evaluation = config.rollouts, config.evaluation
     num_prompts = evaluation.num_prompts or (
@@ -152,10 +158,10 @@ def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
     )
     continued = most_continuations(config)
     ahead = local_rollouts(config) * (1 + config.training.max_staleness)
-    wanted = max(ahead, num_prompts * evaluation.k // num_processes(config))
+    num_wanted = max(ahead, num_prompts * evaluation.k // num_processes(config))
     if continued is not None:
-        wanted = max(wanted, continued.num_responses // num_processes(config))
-    rows = max(min(rollouts.max_concurrent_sequences, wanted), 1)
+        num_wanted = max(num_wanted, continued.num_responses // num_processes(config))
+    rows = max(min(rollouts.max_concurrent_sequences, num_wanted), 1)
     prompt = config.data.max_prompt_tokens
     response = max(rollouts.max_response_tokens, evaluation.max_response_tokens or 0)
     prefills, width = [], prompt + response + _SPARE_COLUMNS
@@ -169,18 +175,20 @@ def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
         top_k=max(rollouts.top_k, evaluation.top_k),
         top_p=min(rollouts.top_p, evaluation.top_p),
     )
-    kept = decode.kept * (prompt + response) / width if config.environment.is_used else 0.0
+    between_turns = 0.0
+    if config.environment.is_used:
+        between_turns = decode.kept_bytes * (prompt + response) / width
     return {
         "gathered weights": actor.gathered,
-        "KV cache": decode.kept,
-        "KV cache, second copy": decode.kept,
-        "KV cache, between turns": kept,
+        "KV cache": decode.kept_bytes,
+        "KV cache, second copy": decode.kept_bytes,
+        "KV cache, between turns": between_turns,
         "logits, temporaries": max(*(p.peak for p in prefills), decode.peak),
     }
 
 
-def _own_weights(actor: NetworkBytes, config: FitConfig) -> float:
-    """The engine's copy of the actor; for mixed precision the layers' weights are bfloat16."""
+def _engine_weights(actor: NetworkBytes, config: FitConfig) -> float:
+    """The bytes of the engine's copy of the actor. In a mixed copy the layers are bfloat16."""
     if not has_mixed_copy(config):
         return actor.weights
     count = actor.parameters
@@ -188,7 +196,7 @@ def _own_weights(actor: NetworkBytes, config: FitConfig) -> float:
 
 
 def _vllm(actor: NetworkBytes, options: ColocatedVllm, config: FitConfig) -> Bytes:
-    """An engine of this process while awake: the actor's weights once more and its KV cache."""
+    """The bytes of a vLLM engine in this process: a copy of the actor's weights, and a KV cache."""
     if options.kv_cache_memory_bytes is None:
         raise UserError(
             "rollouts.vllm.kv_cache_memory_bytes is null, so the KV cache takes what "
@@ -202,57 +210,60 @@ def _vllm(actor: NetworkBytes, options: ColocatedVllm, config: FitConfig) -> Byt
 
 
 def _log_probs(networks: list[NetworkBytes], config: FitConfig, has_reference: bool) -> Bytes:
-    """Forwards without gradients, one network after the other; gathered roots stay."""
+    """The bytes of forwards without gradients, one network after the other; roots stay gathered."""
     shares = shares_prompts([n.passes for n in networks], config)
     lengths = worst_microbatch(config, local_rollouts(config), shares_prompts=shares)._asdict()
     has_copy = has_reference and config.actor.lora is None
     roots = sum(n.root_gathered for n in networks) + has_copy * networks[0].root_gathered
     has_pages = config.value_pages.every_n_iterations is not None
     reads_actor = has_pages or reads_old_logprobs(config) or bool(read_layers(config))
-    own = networks if has_reference or reads_actor else networks[1:]
-    peaks = [n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in own]
-    layers = max((n.layers_gathered for n in own), default=0.0)
+    evaluated = networks if has_reference or reads_actor else networks[1:]
+    layers = max((n.layers_gathered for n in evaluated), default=0.0)
+    peaks = [
+        n.passes.run(FakeNetwork.evaluation, **lengths).peak + n.layers_gathered for n in evaluated
+    ]
     forward = max([layers, *peaks])
     return {"gathered weights": roots + layers, "logits, temporaries": forward - layers}
 
 
 def _update(network: NetworkBytes, networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """Forward and backward of a micro-batch, plus the gradients of earlier micro-batches."""
+    """The bytes of a micro-batch's forward and backward, and of earlier ones' gradients."""
     shares = shares_prompts([n.passes for n in networks], config)
     rows = local_minibatch(config, network.name)
     worst = worst_microbatch(config, rows, shares_prompts=shares)
     memory = network.passes.run(FakeNetwork.update, **worst._asdict())
-    # few layers may peak at a gradient, where those of many keep more at the forward's end
-    peak = max(memory.peak, memory.kept)
+    # extrapolated to many layers, the forward's end may need more than the peak of few layers
+    peak = max(memory.peak, memory.kept_bytes)
     all_rows = longest_rows(config, rows, shares_prompts=shares)
     several = all_rows.num_tokens > worst.num_tokens
     return {
         "gradients": _gradients(network, several, peak, config),
         "gathered weights": network.layers_gathered + network.root_gathered + network.base_gathered,
         "gradients in reduction": network.reducing(peak),
-        "activations": memory.kept,
-        "logits, temporaries": peak - memory.kept,
+        "activations": memory.kept_bytes,
+        "logits, temporaries": peak - memory.kept_bytes,
     }
 
 
 def _gradients(
     network: NetworkBytes, several: bool, activations: float, config: FitConfig
 ) -> float:
-    """Of a minibatch of one or `several` micro-batches: whole ones until the last is reduced.
+    """The bytes of a minibatch's gradients, with one or `several` micro-batches.
 
-    Those of the only micro-batch grow while its activations go. Of several critics each has
-    micro-batches of its own, and the others' gradients stay.
+    If the ranks reduce only the last micro-batch, they are whole until then. The gradients of a
+    single micro-batch grow while its activations shrink. If there are several critics, each has
+    its own micro-batches, and the gradients of the others stay in memory.
     """
     if several and network.is_sharded and not config.trainer.reduce_every_microbatch:
         return network.whole_gradients
-    if config.trainer.cpu_offload:  # reduced, they lie in the host's memory
+    if config.trainer.cpu_offload:  # once reduced, gradients lie in the host's memory
         return 0.0
-    own = network.trained / network.copies
-    return network.trained - own + (own if several else max(own - activations, 0.0))
+    member = network.trained / network.copies
+    return network.trained - member + (member if several else max(member - activations, 0.0))
 
 
 def _optimizer_step(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
-    """Fused AdamW changes weights and moments in their place."""
+    """The bytes of the optimizer's step: the gradients. AdamW changes the rest in place."""
     if config.trainer.cpu_offload:
-        return {}  # it steps on the host, one parameter after the other
+        return {}  # the optimizer steps on the host
     return {"gradients": max(n.trained for n in networks)}

@@ -1,4 +1,4 @@
-"""One network's bytes: weights, what is trained of them, what sharding divides and gathers."""
+"""One network's bytes: its weights, the trained ones, and what sharding divides and gathers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ BYTES = {"float32": 4, "bfloat16": 2}
 
 
 class NetworkBytes:
-    """One network's bytes on each GPU, whatever the stage; `passes` add what a pass needs.
+    """One network's bytes on each GPU, whatever the stage; `passes` estimates single passes.
 
-    `base`: the actor, whose frozen weights compute for a critic of adapters, and its config.
-    Units: bytes. `trained` is the part of the weights that has gradients and moments. Weights have
-    the dtype of `options`, what is computed and gathered that of the precision, gradients on their
-    way between GPUs float32 where the precision is mixed.
+    `trained` are the bytes of the weights that have gradients and moments. Weights have the dtype
+    of `options`. Computed and gathered tensors have that of the precision. While gradients are
+    reduced, they are float32 if the precision is mixed.
+
+    Args:
+        base: for a critic of adapters, the actor under them and the actor's config.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class NetworkBytes:
         is_part |= getattr(options, "ridge", None) is not None
         if is_part and base is None:
             trained, adapters = _trained_parameters(self.name, model, config)
-        # several critics: a pass is of one at a time
+        # a pass runs one of several critics at a time
         self.copies = options.count if isinstance(options, CriticConfig) else 1
         self.weights = self.copies * (count.total * parameter_bytes + adapters * 4) / ranks
         self.trained = self.copies * (trained * parameter_bytes + adapters * 4) / ranks
@@ -79,7 +81,7 @@ class NetworkBytes:
         self.gathered = count.total * self.compute_bytes * self.is_sharded
         # embedding, head and last norm stay whole between a forward and its backward
         self.root_gathered = count.root * self.compute_bytes * self.is_sharded
-        # the layer that computes, and the prefetched next one; offloaded, its shard too
+        # the layer that computes, the prefetched next one, and with offloading a layer's shard
         shard = count.layer * parameter_bytes / ranks * config.trainer.cpu_offload
         layers = 2 * count.layer * self.compute_bytes + shard
         self.layers_gathered = layers * self.is_sharded
@@ -89,10 +91,10 @@ class NetworkBytes:
             self.base_gathered = base[0].root_gathered
 
     def reducing(self, activations: float) -> float:
-        """Whole gradients on their way to their shards, beyond the activations of the time.
+        """The bytes of whole gradients while they are reduced to shards.
 
-        A layer's go while the activations of those below are kept, and the head's wait for the
-        embedding's; the root's go last.
+        Early in the backward pass, a layer's gradients are reduced while the head's wait for the
+        embedding's. At its end the root's are reduced; then the activations are free already.
         """
         if not self.is_sharded:
             return 0.0
@@ -103,16 +105,16 @@ class NetworkBytes:
 
 
 def _trained_parameters(name: str, model: PreTrainedConfig, config: FitConfig) -> tuple[int, int]:
-    """A network's own weights that are trained, and its adapters', which are float32."""
+    """Return the numbers of trained parameters: the network's own, and its float32 adapters'."""
     options = config.actor if name == "actor" else config.critic
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
     kind: Kind = "causal_lm" if name == "actor" else "value_model"
     empty = model_of_config(kind, model, path=str(model.name_or_path), **kernels)
-    own = {id(p) for p in empty.parameters()}
+    network_ids = {id(p) for p in empty.parameters()}
     if isinstance(options, CriticConfig):
         choose_trained(empty, config)
     elif options.lora is not None:
         add_adapters(empty, options.lora, seed=0)
     trained = [p for p in empty.parameters() if p.requires_grad]
-    adapters = sum(p.numel() for p in trained if id(p) not in own)
+    adapters = sum(p.numel() for p in trained if id(p) not in network_ids)
     return sum(p.numel() for p in trained) - adapters, adapters

@@ -1,4 +1,4 @@
-"""Memory of single passes of a network, found by running this package's own code on fake tensors.
+"""Measures the memory of single passes by running this package's own code on fake tensors.
 
 A fake tensor has a shape, a dtype and no memory, so a 32B network runs here as a small one.
 Activation checkpointing, attention kernels and the chunked log-probs count as they are.
@@ -34,16 +34,19 @@ from vapo.rollouts.engines.transformers.token_sampling import (
     float32_logits,
     inverse_cdf,
 )
-from vapo.studies.memory.shapes import NetworkShape, frozen_base, made, with_first_layers
+from vapo.studies.memory.shapes import NetworkShape, frozen_base, make_network, with_first_layers
 from vapo.studies.memory.tracking import MemoryTracker
 from vapo.system.private_attributes import attention_implementation
 
 
 class Parameters(NamedTuple):
-    """Numbers of parameters: of all, of the largest decoder layer, of all outside the layers.
+    """Numbers of a network's parameters.
 
-    `head`: those outside whose gradient comes before the layers', all but an embedding of its own.
-    `active`: of all those that compute a token, where layers have experts.
+    Attributes:
+        layer: those of the largest decoder layer.
+        root: those outside the decoder layers.
+        head: those of the root whose gradients come before the layers'; not an untied embedding.
+        active: those that compute a token, which are fewer than `total` with experts.
     """
 
     total: int
@@ -54,17 +57,20 @@ class Parameters(NamedTuple):
 
 
 class PassMemory(NamedTuple):
-    """Bytes: `kept` from forward to backward, `peak` the most at any time, `kept` included."""
+    """Bytes of a pass: `peak` is the most at any time, `kept_bytes` included.
 
-    kept: int
+    `kept_bytes` remain from the forward to the backward; in the sampler they are the cache.
+    """
+
+    kept_bytes: int
     peak: int
 
 
 class NetworkPasses:
-    """The passes of a whole network, extrapolated from those of its first two and four layers.
+    """The passes of a whole network, extrapolated from networks of its first two and four layers.
 
-    Layers of one kind keep the same bytes each, so a pass grows by the same bytes with every
-    layer. A network whose layers differ is run whole.
+    Layers of one kind need the same bytes each, so the memory of a pass grows linearly with their
+    number. If layers differ, the whole network runs.
     """
 
     def __init__(self, shape: NetworkShape) -> None:
@@ -87,23 +93,24 @@ class NetworkPasses:
         active = sum(num_active(model).values())
         self.parameters = Parameters(total, max(layers), root, head, active)
         is_uniform = len(set(layers if shape.base is None else _base_sizes(shape.base))) == 1
-        few = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
-        self._networks = [FakeNetwork(with_first_layers(shape, count)) for count in few]
+        counts = (2, 4) if is_uniform and self.num_layers > 4 else (self.num_layers,)
+        self._networks = [FakeNetwork(with_first_layers(shape, count)) for count in counts]
 
     def run(self, one_pass: Callable[..., PassMemory], **sizes: Any) -> PassMemory:
-        """The memory of a pass, such as `FakeNetwork.update`, of the whole network."""
-        found = [one_pass(network, **sizes) for network in self._networks]
-        if len(found) == 1:
-            return found[0]
-        two, four = found
-        more = self.num_layers - 4
+        """Return the whole network's memory of a pass, such as `FakeNetwork.update`."""
+        memories = [one_pass(network, **sizes) for network in self._networks]
+        if len(memories) == 1:
+            return memories[0]
+        two, four = memories
+        num_others = self.num_layers - 4
         return PassMemory(
-            four.kept + (four.kept - two.kept) * more // 2,
-            four.peak + (four.peak - two.peak) * more // 2,
+            four.kept_bytes + (four.kept_bytes - two.kept_bytes) * num_others // 2,
+            four.peak + (four.peak - two.peak) * num_others // 2,
         )
 
     @property
     def models(self) -> list[PreTrainedModel]:
+        """The fake models that read the tokens."""
         return [fake.backbone for fake in self._networks]
 
 
@@ -117,9 +124,9 @@ def _base_sizes(base: PreTrainedConfig) -> list[int]:
 
 
 def shares_prompts(networks: Sequence[NetworkPasses], config: FitConfig) -> bool:
-    """Whether a prompt goes through the networks once for its responses."""
+    """Whether the responses of a pass share one forward of their prompt."""
     if any(n.shape.attn_implementation == "flash_attention_2" for n in networks):
-        return False  # it runs on no CPU, and what stands for it here could share them
+        return False  # flash attention cannot share them; SDPA, which stands for it here, could
     models = [model for network in networks for model in network.models]
     return choose_layout(config.training.packing, models) == "shared_prompts"
 
@@ -130,12 +137,13 @@ class FakeNetwork:
     def __init__(self, shape: NetworkShape) -> None:
         self.shape = shape
         self.mode = FakeTensorMode()
-        self.network, self.backbone = made(shape)
+        self.network, self.backbone = make_network(shape)
         with self.mode:
             for part in {self.backbone, self.network.model}:
                 fill_with_fakes(part)
         if shape.attn_implementation == "flash_attention_2":
-            # it runs on no CPU; like SDPA without a mask, it keeps no scores
+            # flash attention runs on GPUs only; SDPA without a mask stands for it and, like it,
+            # keeps no scores
             self.backbone.base_model.register_forward_pre_hook(_without_mask, with_kwargs=True)
         if shape.gradient_checkpointing:
             enable_gradient_checkpointing(self.network, "model")
@@ -146,43 +154,43 @@ class FakeNetwork:
                 parameter.register_post_accumulate_grad_hook(_drop_grad)
 
     def update(self, **lengths: int) -> PassMemory:
-        """Forward and backward of one micro-batch; gradients are not counted once they are done."""
+        """Run a micro-batch's forward and backward; each gradient counts until it is complete."""
         with self._tracked() as tracker, self._autocast():
             total = self._forward(lengths)
-            kept = tracker.live
+            num_bytes = tracker.live
             total.backward()
-        return PassMemory(kept, tracker.peak)
+        return PassMemory(num_bytes, tracker.peak)
 
     def evaluation(self, **lengths: int) -> PassMemory:
-        """A forward without gradients, as for old log-probs and values."""
-        # of a network that is cut to few layers any one stands for those between
+        """Run a forward without gradients, as for old log-probs and values."""
+        # the network may be cut to few layers: layer 0 stands for any but the last
         layers = [-1 if layer == -1 else 0 for layer in self.shape.read_layers]
         with self._tracked() as tracker, torch.no_grad(), self._autocast():
             self._forward(lengths, layers)
         return PassMemory(0, tracker.peak)
 
     def prefill(self, *, rows: int, prompt_tokens: int) -> PassMemory:
-        """The sampler's forward over prompts; `kept` is their part of the cache."""
+        """Run the sampler's forward over prompts; `kept_bytes` is their cache."""
         with self._tracked() as tracker, self._no_autocast_eval():
             self._run(rows, prompt_tokens, cache := self._empty_cache())
-            kept = sum(state.nbytes for layer in cache.layers for state in _cached(layer))
-        return PassMemory(kept, tracker.peak)
+            num_bytes = sum(t.nbytes for layer in cache.layers for t in _cached_tensors(layer))
+        return PassMemory(num_bytes, tracker.peak)
 
     def decode(self, *, rows: int, width: int, top_k: int, top_p: float) -> PassMemory:
-        """One token for every row, over a cache that is `width` wide; `kept` is that cache."""
+        """Sample a token for every row, with a cache of `width` columns: `kept_bytes`."""
         with self.mode, self._no_autocast_eval():
             self._run(rows, 1, cache := self._empty_cache())
-            kept = 0
+            num_bytes = 0
             layers: list[Any] = cache.layers
             for layer in layers:
-                kept += sum(t.nbytes for t in recurrent_states(layer))
+                num_bytes += sum(t.nbytes for t in recurrent_states(layer))
                 if not has_keys(layer):
                     continue
                 whole = [
                     torch.empty(*t.shape[:2], width, t.shape[3], dtype=t.dtype)
                     for t in (layer.keys, layer.values)
                 ]
-                kept += sum(t.nbytes for t in whole)
+                num_bytes += sum(t.nbytes for t in whole)
                 layer.keys, layer.values = (t[:, :, : width - 1] for t in whole)
                 # the sampler's cache writes in place, where DynamicCache would copy
                 layer.update = lambda *_, whole=whole, **__: tuple(whole)
@@ -194,7 +202,7 @@ class FakeNetwork:
             logits = self._run(rows, 1, cache, width=width)
             logprobs = filtered_logprobs(logits[:, -1], temperature=1.0, top_k=top_k, top_p=top_p)
             inverse_cdf(logprobs, torch.empty(rows, dtype=torch.double))
-        return PassMemory(kept, tracker.peak)
+        return PassMemory(num_bytes, tracker.peak)
 
     # ---- running ------------------------------------------------------------------------------
 
@@ -207,7 +215,7 @@ class FakeNetwork:
             yield tracker
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        """Lightning's, which keeps no copies of the weights."""
+        """Lightning's autocast, which keeps no copies of the weights."""
         if not self.shape.autocast:
             return nullcontext()
         return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)
@@ -228,7 +236,7 @@ class FakeNetwork:
         return loss + output.entropy.sum() if self.shape.has_entropy_bonus else loss
 
     def _value_loss(self, inputs: TokenInputs) -> Tensor:
-        """Of a categorical head with the targets' distributions beside its logits."""
+        """The critic's loss; for a categorical head with distributions of targets beside logits."""
         output = self.network(inputs)
         if output.logits is None or not torch.is_grad_enabled():
             return output.values.sum()
@@ -244,7 +252,7 @@ class FakeNetwork:
     def _inputs(
         self, rows: int, prompt_tokens: int, response_tokens: int, prompts: int | None = None
     ) -> TokenInputs:
-        """In the layout of the run; of fewer prompts than rows each prompt stands once."""
+        """Make fake inputs in the layout of the run; `rows` responses answer `prompts` prompts."""
         from torch.utils._mode_utils import no_dispatch
 
         prompts = rows if prompts is None else prompts
@@ -267,7 +275,7 @@ class FakeNetwork:
     ) -> Tensor:
         mask = None if width is None else torch.ones(rows, width, dtype=torch.long)
         with float32_logits(self.network.model):
-            made: Tensor = self.network.model(
+            logits: Tensor = self.network.model(
                 input_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
                 attention_mask=mask,
                 position_ids=torch.zeros(rows, num_tokens, dtype=torch.long),
@@ -275,11 +283,11 @@ class FakeNetwork:
                 use_cache=True,
                 logits_to_keep=1,
             ).logits
-        return made
+        return logits
 
 
-def _cached(layer: Any) -> list[Tensor]:
-    """Return the tensors that a layer of the cache holds: keys and values, states, or all."""
+def _cached_tensors(layer: Any) -> list[Tensor]:
+    """Return the tensors of a layer of the cache: keys and values, recurrent states, or both."""
     keys = [layer.keys, layer.values] if has_keys(layer) else []
     return [*keys, *recurrent_states(layer)]
 

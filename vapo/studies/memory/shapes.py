@@ -1,4 +1,4 @@
-"""The networks whose passes are counted, made empty of their config.json and options."""
+"""Makes empty networks, whose passes are counted, from their config.json and options."""
 
 from __future__ import annotations
 
@@ -20,7 +20,15 @@ from vapo.networks.value_head import head_in, write_head
 
 @dataclass(frozen=True)
 class NetworkShape:
-    """A network to count: `dtype` is that of its parameters while it computes."""
+    """Everything that the memory of a network's passes depends on.
+
+    Attributes:
+        dtype: that of the parameters while they compute.
+        casts_adapters: whether adapters are cast to `dtype`, as FSDP2's mixed precision does.
+        read_layers: the actor's layers whose states a critic reads.
+        states_dtype: the dtype of these states.
+        base: the config of the actor under a critic of adapters, which `lora` describes.
+    """
 
     kind: Kind
     config: PreTrainedConfig
@@ -31,44 +39,46 @@ class NetworkShape:
     on_gpu: bool
     has_entropy_bonus: bool = False
     lora: LoraConfig | None = None
-    casts_adapters: bool = False  # to `dtype`, as FSDP2's mixed precision does
-    read_layers: tuple[int, ...] = ()  # of an actor, whose states a critic reads
-    states_dtype: str = "float32"  # of these
-    base: PreTrainedConfig | None = None  # of an actor, which a critic's adapters (`lora`) are on
+    casts_adapters: bool = False
+    read_layers: tuple[int, ...] = ()
+    states_dtype: str = "float32"
+    base: PreTrainedConfig | None = None
 
     @property
     def backbone(self) -> PreTrainedConfig:
-        """Of the network that reads the tokens."""
+        """The config of the network that reads the tokens."""
         return self.base or self.config
 
 
 def with_first_layers(shape: NetworkShape, num_layers: int) -> NetworkShape:
-    """With the first so many decoder layers."""
+    """Return the shape of a network with only the first `num_layers` decoder layers."""
     config = copy.deepcopy(shape.backbone)
     cut_layers(config, num_layers)
     return replace(shape, config=config) if shape.base is None else replace(shape, base=config)
 
 
 def frozen_base(base: PreTrainedConfig, *, dtype: str, attn_implementation: str = "auto") -> Actor:
-    """An empty actor as a critic's adapters are on it."""
+    """Make an empty actor for a critic's adapters."""
     kernels = {"dtype": dtype, "attn_implementation": attn_implementation}
     model = model_of_config("causal_lm", base, path=str(base.name_or_path), **kernels)
     accept_adapters(model.requires_grad_(False))
     return Actor(model)
 
 
-def made(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
-    """The empty network, and the model in it, or under its adapters, that reads the tokens."""
+def make_network(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
+    """Make the empty network; return it and the model in it, or under it, that reads the tokens."""
     is_flash = shape.attn_implementation == "flash_attention_2"
     attention = "sdpa" if is_flash else shape.attn_implementation
-    path, base, own = str(shape.config.name_or_path), None, shape.config
+    path, base, model_config = str(shape.config.name_or_path), None, shape.config
     if shape.base is not None:
         assert shape.lora is not None
         base = frozen_base(shape.base, dtype=shape.dtype, attn_implementation=attention)
-        own = of_the_adapters(shape.base, path, shape.lora)
-        write_head(own, head_in(shape.config))
+        model_config = of_the_adapters(shape.base, path, shape.lora)
+        write_head(model_config, head_in(shape.config))
     dtype = shape.dtype if base is None or shape.casts_adapters else "float32"
-    model = model_of_config(shape.kind, own, path=path, dtype=dtype, attn_implementation=attention)
+    model = model_of_config(
+        shape.kind, model_config, path=path, dtype=dtype, attn_implementation=attention
+    )
     if shape.lora is not None and base is None:
         add_adapters(model, shape.lora, seed=0)
         if shape.casts_adapters:

@@ -9,7 +9,10 @@ from vapo.config import FitConfig, resolve
 
 
 class Lengths(NamedTuple):
-    """Rows in the worst case. `prompts` go through the network, of `rows` responses."""
+    """A batch in the worst case: `rows` responses of one length, and `prompts` that are read.
+
+    There are fewer prompts than rows where responses share the forward of their prompt.
+    """
 
     rows: int
     prompt_tokens: int
@@ -26,9 +29,9 @@ def num_processes(config: FitConfig) -> int:
 
 
 def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
-    """The most tokens that `num_rows` responses of a process may have.
+    """Return the lengths of `num_rows` responses of a process, if all are as long as they may be.
 
-    Where prompts are shared, each response may answer another one as far as there are as many.
+    Where prompts are shared, the responses answer as many different prompts as the process has.
     """
     prompts = num_rows
     if shares_prompts:
@@ -38,10 +41,10 @@ def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = Fal
 
 
 def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
-    """The most tokens that one forward of `num_rows` responses of a process may have.
+    """Return the lengths of the largest forward over `num_rows` responses of a process.
 
-    Where prompts are shared and the budget is full, the most of it are responses where whole
-    groups lie together.
+    `training.first_microbatch_tokens` limits its tokens. Where prompts are shared and the budget
+    is full, the share of responses in it is largest with whole groups.
     """
     rows = longest_rows(config, num_rows, shares_prompts=shares_prompts)
     _, prompt, response, _ = rows
@@ -51,20 +54,22 @@ def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool =
         return rows
     if budget <= prompt + response:
         return Lengths(1, prompt, response, 1)
-    together = min(group_size, num_rows, math.ceil((budget - prompt) / response))
-    longest = prompt + together * response
+    num_shared = min(group_size, num_rows, math.ceil((budget - prompt) / response))
+    longest = prompt + num_shared * response
     count = math.ceil(budget / longest)
     width = budget // count
     short_prompt = max(prompt * width // longest, 1)
-    return Lengths(count * together, short_prompt, (width - short_prompt) // together, count)
+    return Lengths(count * num_shared, short_prompt, (width - short_prompt) // num_shared, count)
 
 
 def local_rollouts(config: FitConfig) -> int:
+    """Return the number of responses that a process has in an iteration."""
     numbers = resolve(config)
     return numbers.num_prompts * numbers.group_size // num_processes(config)
 
 
 def local_minibatch(config: FitConfig, network: str) -> int:
+    """Return the number of responses in a process's minibatch of `actor` or `critic`."""
     size = config.training.minibatch_size
     if network == "critic":
         if config.critic.num_minibatches is not None:

@@ -15,7 +15,7 @@ from vapo.studies.memory.sizes import local_rollouts
 
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:
-    """The actor's layers whose states the critic reads, or the advantage estimator."""
+    """Return the actor's layers whose states the critic or the advantage estimator reads."""
     critic = config.critic
     if config.algorithm.has_critic and isinstance(critic, ProbeCritic):
         return tuple(critic.probe.layers)
@@ -25,7 +25,11 @@ def read_layers(config: FitConfig) -> tuple[int, ...]:
 def states_bytes(
     num_layers: int, actor: PreTrainedConfig, config: FitConfig, *, item_bytes: int
 ) -> float:
-    """Of the responses of an iteration, or of a file where there is one, as they are computed."""
+    """Return the bytes of a process's hidden states: of an iteration, or of a larger file.
+
+    Args:
+        item_bytes: the bytes of one number.
+    """
     rows, name = local_rollouts(config), config.components.value_pretraining.data
     if name and resolve(config).value_pretraining_iterations and Path(name).is_file():
         rows = max(rows, pyarrow.parquet.read_metadata(name).num_rows)  # each process has all
@@ -37,7 +41,7 @@ def states_bytes(
 
 
 def gram_bytes(actor: PreTrainedConfig, config: FitConfig) -> float:
-    """The Gram matrices to which `critic.ridge` fits, one for each batch of its window."""
+    """Return the bytes of `critic.ridge`'s Gram matrices, one for each batch of its window."""
     critic = config.critic
     if critic.ridge is None or not config.algorithm.has_critic:
         return 0.0

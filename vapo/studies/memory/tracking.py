@@ -1,4 +1,4 @@
-"""Track how many bytes of tensors are alive, real or fake: the memory of a network's pass."""
+"""Tracks how many bytes of tensors, real or fake, are alive: the memory of a network's pass."""
 
 from __future__ import annotations
 
@@ -14,22 +14,21 @@ from torch.utils._pytree import tree_iter
 from vapo.system.private_attributes import storage_key
 
 ASKS_FOR_DEVICE = torch.ops.prim.device.default
-"""Half of what fakes are asked. They answer by themselves, and there is nothing to count."""
+"""A query for a tensor's device, half of all operations on fakes. They answer it themselves."""
 
 
 class MemoryTracker(TorchDispatchMode):
     """Counts the storages made while it is active: `live` now, `peak` at most, in bytes.
 
-    Storages that exist already are not counted; one counts until nothing refers to it any
-    more, autograd's saved tensors included. Bytes are what was asked for: an allocator's
-    rounding and caching come on top.
+    Storages that exist already are not counted. A storage counts until nothing refers to it any
+    more, autograd's saved tensors included. An allocator's rounding and caching are not counted.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.live = 0
         self.peak = 0
-        self._known: set[int] = set()
+        self._storage_keys: set[int] = set()
 
     def ignore(self, *tensors: Tensor) -> None:
         """Do not count these tensors, although operations may return them."""
@@ -47,15 +46,15 @@ class MemoryTracker(TorchDispatchMode):
     ) -> Any:
         if func is ASKS_FOR_DEVICE:
             return args[0].__torch_dispatch__(func, types, args)
-        for given in tree_iter((args, kwargs)):
-            if isinstance(given, Tensor):
-                self._watch(given, 0)
-        made = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(made):
+        for argument in tree_iter((args, kwargs)):
+            if isinstance(argument, Tensor):
+                self._watch(argument, 0)
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
             if isinstance(tensor, Tensor):
                 self._watch(tensor, None)
         self.peak = max(self.peak, self.live)
-        return made
+        return result
 
     @no_type_check
     def _watch(self, tensor: Tensor, num_bytes: int | None) -> None:
@@ -63,14 +62,14 @@ class MemoryTracker(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage_key(tensor)
-        if key in self._known:
+        if key in self._storage_keys:
             return
         size = storage.nbytes() if num_bytes is None else num_bytes
-        self._known.add(key)
+        self._storage_keys.add(key)
         self.live += size
         weakref.finalize(storage, self._forget, key, size)
 
     @no_type_check
     def _forget(self, key: int, size: int) -> None:
-        self._known.discard(key)
+        self._storage_keys.discard(key)
         self.live -= size
