@@ -21,10 +21,10 @@ from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
     describe_truth,
-    label_of,
     on_rows,
     other_means,
     outcomes_of,
+    prompt_label,
     truth_metrics,
     with_values,
 )
@@ -64,13 +64,13 @@ def test_episodes_are_continued_from_the_beginnings_of_turns_alone() -> None:
     rollouts = [failed, *episodes]
     settings = truth(num_responses=3, num_prefixes=30, num_continuations=2)
     choice = choose_places(rollouts, settings, tiny_tokenizer(), seed=0)
-    assert sum(not of_steps for of_steps in choice.of_steps) == 30
+    assert sum(not of_steps for of_steps in choice.is_of_steps) == 30
     number = Counter(
         len(begun_turns(rollouts[prefix.row], prefix.num_tokens)) for prefix in choice.places
     )
     assert len(number) == 4, "turns at all places of an episode"
     for row in {
-        p.row for p, of_steps in zip(choice.places, choice.of_steps, strict=True) if of_steps
+        p.row for p, of_steps in zip(choice.places, choice.is_of_steps, strict=True) if of_steps
     }:
         places = [p.num_tokens for p in choice.places if p.row == row]
         assert places[: len(rollouts[row].turns)] == turn_starts(rollouts[row])
@@ -84,14 +84,16 @@ def test_whole_responses_are_of_as_many_prompts_as_there_are() -> None:
     assert len(rows) == choice.num_responses == 8
     assert max(Counter(row // 4 for row in rows).values()) == 2
     assert {row // 4 for row in rows} == set(range(6))
-    assert all(choice.of_steps)
+    assert all(choice.is_of_steps)
     assert Counter(p.num_tokens for p in choice.places) == {0: 8, 5: 8, 10: 8}
 
 
 def test_other_prefixes_cover_the_positions_and_are_of_other_responses() -> None:
     choice = chosen(truth(num_responses=8, num_prefixes=20))
-    whole = {p.row for p, is_step in zip(choice.places, choice.of_steps, strict=True) if is_step}
-    others = [p for p, is_step in zip(choice.places, choice.of_steps, strict=True) if not is_step]
+    whole = {p.row for p, is_step in zip(choice.places, choice.is_of_steps, strict=True) if is_step}
+    others = [
+        p for p, is_step in zip(choice.places, choice.is_of_steps, strict=True) if not is_step
+    ]
     assert not whole & {p.row for p in others}
     length = len(responses()[0].response_ids)
     assert sorted(p.num_tokens * 20 // length for p in others) == pytest.approx(range(20), abs=1)
@@ -121,7 +123,7 @@ def test_one_is_always_measured(numbers: tuple[int, int]) -> None:
 
 def test_without_other_responses_there_are_no_other_prefixes() -> None:
     choice = chosen(truth(num_responses=24, num_prefixes=20))
-    assert all(choice.of_steps)
+    assert all(choice.is_of_steps)
     assert choice.num_responses == 24
 
 
@@ -131,8 +133,8 @@ def test_prompts_of_one_id_and_other_tokens_share_nothing() -> None:
     first = replace(rollouts[0], prompt=replace(rollouts[0].prompt, prompt_id="row 1"))
     second = replace(rollouts[1], prompt=replace(rollouts[1].prompt, prompt_id="row 1"))
     assert len(by_state([first, second], [Place(0, 0), Place(1, 0)])) == 2
-    assert label_of(first.prompt) != label_of(second.prompt)
-    assert label_of(first.prompt) == label_of(replace(first.prompt))
+    assert prompt_label(first.prompt) != prompt_label(second.prompt)
+    assert prompt_label(first.prompt) == prompt_label(replace(first.prompt))
 
 
 def test_the_seed_decides() -> None:

@@ -1,1 +1,1 @@
-"""What prefixes are worth by continuations from them, beside the critic (docs/value_truth.md)."""
+"""Compares the critic's values with true ones, from continuations (docs/value_truth.md)."""

@@ -1,4 +1,4 @@
-"""Which states of a rollout batch are measured, within a budget of tokens."""
+"""Chooses the states of a rollout batch to measure, within a budget of tokens."""
 
 from __future__ import annotations
 
@@ -18,18 +18,24 @@ from vapo.types import Rollout
 
 @dataclass(frozen=True)
 class Choice:
-    """The places to measure; `of_steps` says of each whether its response has all its steps."""
+    """The places to measure.
+
+    `is_of_steps` says of each place whether it is a step of a response that is measured at every
+    one of its steps; `num_responses` is the number of these responses.
+    """
 
     places: list[Place]
-    of_steps: list[bool]
+    is_of_steps: list[bool]
     num_responses: int
 
-    def describe(self, rollouts: Sequence[Rollout], settings: ValueTruthConfig, most: int) -> str:
-        """What is to be sampled, before it is."""
+    def describe(
+        self, rollouts: Sequence[Rollout], settings: ValueTruthConfig, max_response_tokens: int
+    ) -> str:
+        """Describe what will be sampled, and about how many tokens it costs."""
         k, states = settings.num_continuations, by_state(rollouts, self.places)
-        num_others = len(self.places) - sum(self.of_steps)
+        num_others = len(self.places) - sum(self.is_of_steps)
         expected = expected_tokens(rollouts, self.places, k)
-        at_most = sum(k * (most - place.num_tokens) for place, *_ in states)
+        at_most = sum(k * (max_response_tokens - place.num_tokens) for place, *_ in states)
         return (
             f"value truth: {self.num_responses} responses at their steps and "
             f"{num_others} other prefixes, {len(states):,} different ones x {k} continuations; "
@@ -44,55 +50,58 @@ def choose_places(
     *,
     seed: int,
 ) -> Choice:
-    """Whole responses, of as many prompts as there are, and prefixes of others at all positions.
+    """Choose whole responses of as many prompts as possible, and prefixes of other responses.
 
-    Fewer of both, in proportion, where they would sample more than `settings.max_tokens` by the
-    tokens that the responses themselves had left; one response, or prefix, is always measured.
-    Episodes are continued from the beginnings of turns alone.
+    The prefixes are spread over all positions. If the cost (`expected_tokens`) exceeds
+    `settings.max_tokens`, both are cut in proportion; at least one response, or one prefix if no
+    responses are asked for, remains. Episodes are continued from the beginnings of turns only.
     """
     order = [row for row in spread_over_prompts(rollouts, seed) if not rollouts[row].is_lost]
     if not order:
         return Choice([], [], 0)
     whole, others = order[: settings.num_responses], order[settings.num_responses :]
     rng, num = Random(seed), settings.num_prefixes
-    drawn = [
+    prefixes = [
         Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num))
         for i, row in zip(range(num), cycle(others), strict=False)
     ]
-    rng.shuffle(drawn)  # so that fewer of them are spread over the positions too
+    rng.shuffle(prefixes)  # so that a cut list, too, is spread over the positions
     steps = [
         [Place(row, n) for n in step_starts(rollouts[row], settings.segments, tokenizer)]
         for row in whole
     ]
-    size = max(len(steps), len(drawn))
+    size = max(len(steps), len(prefixes))
 
     def cut(number: int) -> tuple[list[list[Place]], list[Place]]:
-        """The first of each, `number` of the longer list."""
-        own, single = len(steps) * number // size, len(drawn) * number // size
-        return steps[: max(own, 1)], drawn[: max(single, 0 if steps else 1)]
+        """Cut the longer list to its first `number`, and the other one in proportion."""
+        num_whole, num_single = len(steps) * number // size, len(prefixes) * number // size
+        return steps[: max(num_whole, 1)], prefixes[: max(num_single, 0 if steps else 1)]
 
     def cost(number: int) -> int:
-        some, single = cut(number)
-        return expected_tokens(rollouts, [*chain(*some), *single], settings.num_continuations)
+        some_steps, some_prefixes = cut(number)
+        some_places = [*chain(*some_steps), *some_prefixes]
+        return expected_tokens(rollouts, some_places, settings.num_continuations)
 
-    kept = size
+    number = size
     if settings.max_tokens is not None:
-        kept = max(bisect_right(range(size + 1), settings.max_tokens, key=cost) - 1, 0)
-    steps, drawn = cut(kept)
-    places = [*chain(*steps), *drawn]
-    num_of_steps = len(places) - len(drawn)
+        number = max(bisect_right(range(size + 1), settings.max_tokens, key=cost) - 1, 0)
+    steps, prefixes = cut(number)
+    places = [*chain(*steps), *prefixes]
+    num_of_steps = len(places) - len(prefixes)
     return Choice(places, [i < num_of_steps for i in range(len(places))], len(steps))
 
 
 def _tokens_before(rollout: Rollout, share: float) -> int:
-    """The number of tokens that are this share of the response; of an episode those before the turn
-    that has this share of the turns before it."""
+    """Return how many tokens come before the place at this share of a response.
+
+    In an episode it is the place at this share of its turns' beginnings.
+    """
     places = open_places(rollout)
     return places[min(int(share * len(places)), len(places) - 1)]
 
 
 def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
-    """All rows, shuffled: first one of every prompt, then another one of each, and so on."""
+    """Shuffle all rows: first a row of every prompt, then a second row of each, and so on."""
     rng = Random(seed)
     groups = by_state(rollouts, [Place(row, 0) for row in range(len(rollouts))])
     rng.shuffle(groups)
@@ -103,6 +112,10 @@ def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
 
 
 def expected_tokens(rollouts: Sequence[Rollout], places: Sequence[Place], k: int) -> int:
-    """What the continuations would sample if each were as long as what the response had left."""
-    lasts = [last for *_, last in by_state(rollouts, places)]  # of responses that share a state
+    """Return the number of tokens that k continuations from each place would sample.
+
+    Each is taken to be as long as the response was after the place. Places with an equal state
+    count once.
+    """
+    lasts = [last for *_, last in by_state(rollouts, places)]
     return sum(k * sum(rollouts[last.row].is_sampled[last.num_tokens :]) for last in lasts)

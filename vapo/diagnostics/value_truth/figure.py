@@ -1,5 +1,7 @@
-"""Estimates with intervals, and the bootstrap that makes them. Imports no torch, so that a file is
-inspected without it."""
+"""Estimates with intervals, and the bootstrap that makes them.
+
+It imports no torch, so that `vapo inspect` reads files without it.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-MIN_PROMPTS = 4  # fewer say nothing of the spread between prompts
+MIN_PROMPTS = 4  # with fewer, the spread between prompts cannot be estimated
 SHIFTED_ABOVE = 0.2  # a critic's mean error / the standard deviation of truth or returns
-_MOST_WITHOUT = 0.025  # of the resamples; the rest would be those in which the truth moves most
+# the largest share of resamples without a figure: the truth moves too little in them, so an
+# interval of the other ones would be biased
+_MAX_UNKNOWN_SHARE = 0.025
 
 Sums = Mapping[str, Any]  # name -> a number, or an array of one for each resample
 
@@ -29,8 +33,10 @@ class Figure(NamedTuple):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether the interval has limits: with few prompts, or a truth that does not move beyond
-        the noise, it has none."""
+        """Whether the interval has limits.
+
+        It has none with few prompts, or where the truth does not move beyond the noise.
+        """
         return math.isfinite(self.low) and math.isfinite(self.high)
 
 
@@ -38,7 +44,7 @@ UNKNOWN = Figure(math.nan, math.nan, math.nan)
 
 
 def shown(figure: Figure) -> str:
-    """A figure with its interval, as text.
+    """Return a figure with its interval as text.
 
     >>> shown(Figure(0.123, 0.1, 0.2)), shown(Figure(-4.5, -5, -4))
     ('0.12 [0.10, 0.20]', '-4.50 [-5.00, -4.00]')
@@ -51,8 +57,9 @@ def shown(figure: Figure) -> str:
 
 
 def rounded(x: float) -> str:
-    """Two digits after the point, fewer of large numbers; more where they would hide that a number
-    is not 0.
+    """Round a number, as text: to two digits after the point, or fewer if it is large.
+
+    Small numbers have one significant digit, so that they do not look like 0.
 
     >>> rounded(0.125), rounded(-0.001), rounded(-0.0), rounded(1234.5), rounded(12.34)
     ('0.12', '-0.001', '0.00', '1234', '12.3')
@@ -64,10 +71,11 @@ def rounded(x: float) -> str:
 
 
 class Bootstrap:
-    """Makes figures of sums over prompts, which are drawn anew `num_resamples` times.
+    """Makes figures from sums over prompts, and their intervals from resampled prompts.
 
     Args:
-        table: each sum, an array of one number a prompt.
+        table: name of a sum -> an array with a number for each prompt.
+        num_resamples: how resampled times `num_prompts` prompts are drawn with replacement.
     """
 
     def __init__(
@@ -79,18 +87,18 @@ class Bootstrap:
     ) -> None:
         self.is_bounded = num_prompts >= MIN_PROMPTS
         self.totals = {name: values.sum() for name, values in table.items()}
-        self.resampled: Sums = table  # of no prompt nothing can be drawn
+        self.resampled: Sums = table  # without prompts nothing can be drawn
         if num_prompts:
             draw, shares = np.random.default_rng(seed), np.full(num_prompts, 1 / num_prompts)
             counts = draw.multinomial(num_prompts, shares, size=num_resamples)
             self.resampled = {name: counts @ values for name, values in table.items()}
 
     def figure(self, function: Callable[[Sums], Any]) -> Figure:
-        """A function of the sums, with its interval."""
+        """Compute a function of the sums, with its interval."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            value, many = float(function(self.totals)), function(self.resampled)
+            value, resampled = float(function(self.totals)), function(self.resampled)
         if not math.isfinite(value):
             return UNKNOWN
-        if not self.is_bounded or np.isnan(many).mean() > _MOST_WITHOUT:
+        if not self.is_bounded or np.isnan(resampled).mean() > _MAX_UNKNOWN_SHARE:
             return Figure(value, -math.inf, math.inf)
-        return Figure(value, *np.nanquantile(many, [0.025, 0.975]).tolist())
+        return Figure(value, *np.nanquantile(resampled, [0.025, 0.975]).tolist())

@@ -1,7 +1,7 @@
-"""How far the critic is from the truth: figures from which the continuations' noise is taken.
+"""Figures of how far the critic is from the truth, without the continuations' noise.
 
-Each figure is a function of sums over prompts, so its interval is a bootstrap over prompts: it
-has the noise of prompts, responses and continuations in it. With few prompts it covers less than
+Each figure is a function of sums over prompts. Its interval is a bootstrap over prompts, so it
+includes the noise of prompts, responses and continuations. With few prompts it covers less than
 95 % (tests/diagnostics/test_truth_figures.py); correcting bias and skewness did not mend that.
 """
 
@@ -26,25 +26,36 @@ from vapo.diagnostics.value_truth.mistakes import (
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint, share_interval
 
 _POSITION_BINS = 10
-_ROUNDING = 1e-9  # of the squared values: what float arithmetic may leave of a variance of 0
+_ROUNDING = 1e-9  # rounding may turn a variance of 0 into this share of the largest squared value
 
 
 @dataclass(frozen=True)
 class TruthFigures:
-    """What a critic's values V are worth beside the true ones T, in units of the reward.
+    """How a critic's values V compare with the true values T, in units of the reward.
 
-    Of all prefixes: `bias` mean of V - T, `mse` mean of (V - T)^2, `baseline_mse` the same of the
-    mean return of the other responses to the prompt, `variance` of T, and `explained`
-    1 - Var(T - V) / Var(T). Of responses that were continued from every step:
-    `explained_within` the same of the differences from a response's mean, `flattening` the spread
-    of V within a response / that of T, `rank_agreement` the share of pairs of steps that V puts in
-    T's order (pairs whose T differ clearly), `mistake_recall` the share of responses with a clear
-    fall of T in which V's largest fall is at T's first clear one, `mistake_recall_ceiling` the
-    share in which T's own is, as far as the continuations tell, `mistake_precision` the share of
-    V's largest falls, as many as there are such responses, that are at one; `mistakes` counts the
-    recall's responses by whether they mark the step themselves. Of the prompts, before
-    the first token: `explained_between`. NaN where there is nothing to estimate it of.
-    `by_position`: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
+    A figure that cannot be estimated is NaN. The figures up to `variance`, and `explained`, are
+    over all prefixes. `between_variance` and `explained_between` are over the prompts, before the
+    first token. The others are over responses that were continued from every step.
+
+    Attributes:
+        bias: the mean of V - T.
+        mse: the mean of (V - T)^2.
+        baseline_mse: the mse of the mean return of the prompt's other responses, in place of V.
+        variance: the variance of T.
+        within_variance: the variance of T within a response.
+        between_variance: the variance of T between prompts.
+        explained: 1 - Var(T - V) / Var(T).
+        explained_within: the same for differences from a response's mean.
+        explained_between: the same between prompts.
+        flattening: the spread of V within a response / the spread of T.
+        rank_agreement: the share of pairs of steps with clearly different T that V orders as T.
+        mistake_precision: of the largest falls of V, as many as responses have a clear fall of T,
+            the share that is at a first clear fall of T.
+        mistake_recall: of the responses with a clear fall of T, the share in which V falls most
+            at the first one.
+        mistake_recall_ceiling: the share in which T falls most there, as far as continuations tell.
+        by_position: columns position, num_prefixes, truth_mean, value_mean, bias, mse.
+        mistakes: the recall's responses by whether they mark the mistake themselves.
     """
 
     num_prompts: int
@@ -71,15 +82,17 @@ class TruthFigures:
 
 
 def _share(bootstrap: Bootstrap, part: str, whole: str) -> Figure:
-    """With Wilson's interval, or that of the bootstrap where it is wider: the first is for
-    independent responses, the second has no width where all are alike."""
-    found = bootstrap.figure(lambda s: s[part] / s[whole])
-    if found.is_unknown or not bootstrap.is_bounded:
-        return found
+    """Estimate a share, with the union of Wilson's interval and the bootstrap's.
+
+    Wilson's takes responses as independent, and the bootstrap's has no width if all are alike.
+    """
+    share = bootstrap.figure(lambda s: s[part] / s[whole])
+    if share.is_unknown or not bootstrap.is_bounded:
+        return share
     low, high = share_interval(round(bootstrap.totals[part]), round(bootstrap.totals[whole]))
-    if found.is_bounded:
-        low, high = min(low, found.low), max(high, found.high)
-    return Figure(found.value, low, high)
+    if share.is_bounded:
+        low, high = min(low, share.low), max(high, share.high)
+    return Figure(share.value, low, high)
 
 
 def truth_figures(
@@ -89,13 +102,13 @@ def truth_figures(
     seed: int,
     num_resamples: int = 1000,
 ) -> TruthFigures:
-    """Every figure with its interval, of points with two continuations or more.
+    """Estimate every figure with its interval, from points with at least two continuations.
 
-    Without values (no critic) those of V are NaN.
+    Without a critic the points have no values, and the figures of V are NaN.
 
     Args:
-        outcomes: the two returns that there are, where there are two.
-        seed: of the bootstrap, which draws as many prompts `num_resamples` times.
+        outcomes: the two possible returns; None if there are others.
+        seed: the seed of the bootstrap over prompts, which has `num_resamples` resamples.
     """
     by_prompt: dict[str, list[TruthPoint]] = defaultdict(list)
     for point in points:
@@ -107,7 +120,7 @@ def truth_figures(
     least = _ROUNDING * float(np.square([point.mean for point in points]).max())
 
     def known(variance: Any, num: Any = 1) -> Any:
-        """NaN in the place of one that the noise has eaten, or that is rounding alone."""
+        """Replace a variance by NaN if it does not exceed the noise, or is rounding alone."""
         return np.where(variance > least * num, variance, np.nan)
 
     def explained(truth: str, error: str, num: str) -> Figure:
@@ -139,7 +152,7 @@ def truth_figures(
 
 
 def steps_of_responses(points: Sequence[TruthPoint]) -> list[list[TruthPoint]]:
-    """The points of each response that was continued from every step, in order."""
+    """Return the points of each response that was continued from every step, in order."""
     rows: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         if point.is_of_steps:
@@ -154,29 +167,36 @@ def _sums_of_prompts(
     *,
     seed: int,
 ) -> dict[str, Any]:
-    """Each sum, an array of one number a prompt."""
+    """Return each sum under its name, as an array with a number for each prompt."""
     falls = mistake_sums(responses, outcomes, seed=seed)
     rows = [
-        _all_sums(group) | _within_sums(own) | _prompt_sums(group) | pair_sums(own, outcomes) | more
-        for group, own, more in zip(prompts, responses, falls, strict=True)
+        _all_sums(group)
+        | _within_sums(steps)
+        | _prompt_sums(group)
+        | pair_sums(steps, outcomes)
+        | fall_sums
+        for group, steps, fall_sums in zip(prompts, responses, falls, strict=True)
     ]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
 def _variance(s: Sums, name: str, num: str) -> Any:
-    """Of `num` numbers, from their sum and that of their squares, under the doubled name."""
+    """The variance of `num` numbers, from their sum `name` and that of their squares `namename`."""
     return s[name * 2] / s[num] - (s[name] / s[num]) ** 2
 
 
 def _columns(points: Sequence[TruthPoint]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The true values, the critic's, NaN without one, and the noise of the true ones."""
+    """Return true values, the critic's values (NaN without one) and the noise of the true ones."""
     rows = [(p.mean, math.nan if p.value is None else p.value, p.noise) for p in points]
     t, v, noise = np.array(rows, dtype=float).T.copy()
     return t, v, noise
 
 
 def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
-    """Of all prefixes of a prompt; a squared difference from a mean of K has its noise in it."""
+    """Return sums over all prefixes of a prompt.
+
+    A true value is a mean of K returns, so its noise is subtracted from each squared difference.
+    """
     t, v, noise = _columns(points)
     with_baseline = [i for i, point in enumerate(points) if point.baseline is not None]
     b = np.array([points[i].baseline for i in with_baseline], dtype=float)
@@ -194,22 +214,22 @@ def _all_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 
 def _within_sums(responses: Sequence[Sequence[TruthPoint]]) -> dict[str, float]:
-    """Squared differences from each response's mean; n - 1 of them are free."""
-    found = dict.fromkeys(("within_n", "within_t", "within_v", "within_d"), 0.0)
+    """Return sums of squared differences from each response's mean; n - 1 of n are independent."""
+    sums = dict.fromkeys(("within_n", "within_t", "within_v", "within_d"), 0.0)
     for steps in responses:
         if len(steps) < 2:
             continue
         t, v, noises = _columns(steps)
         noise = sum(noises.tolist()) * (1 - 1 / len(steps))
-        found["within_n"] += len(steps) - 1
-        found["within_t"] += len(t) * t.var() - noise
-        found["within_v"] += len(t) * v.var()
-        found["within_d"] += len(t) * (t - v).var() - noise
-    return found
+        sums["within_n"] += len(steps) - 1
+        sums["within_t"] += len(t) * t.var() - noise
+        sums["within_v"] += len(t) * v.var()
+        sums["within_d"] += len(t) * (t - v).var() - noise
+    return sums
 
 
 def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
-    """Of the prompt itself, whose continuations all its responses share."""
+    """Return the sums of the prompt alone, before the first token of any response."""
     first = next((point for point in points if point.num_tokens == 0), None)
     if first is None:
         return dict.fromkeys(("prompts", "t0", "t0t0", "d0", "d0d0"), 0.0)
@@ -219,7 +239,7 @@ def _prompt_sums(points: Sequence[TruthPoint]) -> dict[str, float]:
 
 
 def _by_position(points: Sequence[TruthPoint]) -> Profile:
-    """Means over prefixes whose position is in the same tenth of their response."""
+    """Return means over prefixes whose position is in the same tenth of their response."""
     bins: dict[int, list[TruthPoint]] = defaultdict(list)
     for point in points:
         bins[min(int(point.position * _POSITION_BINS), _POSITION_BINS - 1)].append(point)

@@ -1,4 +1,4 @@
-"""Sample on from states of a rollout batch, and keep what they are worth beside the critic."""
+"""Measures the true values of states of a rollout batch, and compares the critic's with them."""
 
 from __future__ import annotations
 
@@ -32,9 +32,11 @@ from vapo.types import Prompt, Rollout, RolloutBatch
 
 @dataclass(frozen=True)
 class ValueTruth:
-    """A measurement: this rank's points, of rows of its batch, and all ranks' figures.
+    """A measurement: the points of this rank's batch, and figures over all ranks.
 
-    `outcomes`: the two returns that there are, where there are two. `num_tokens` were sampled.
+    Attributes:
+        outcomes: the two possible returns; None if there are others.
+        num_tokens: how many tokens the continuations have, over all ranks.
     """
 
     points: Sequence[TruthPoint]
@@ -44,12 +46,12 @@ class ValueTruth:
 
     @property
     def rows(self) -> frozenset[int]:
-        """The responses that were continued from every step; without any, those with a point."""
+        """The rows that were continued from every step; without such rows, all with a point."""
         of_steps = frozenset(point.row for point in self.points if point.is_of_steps)
         return of_steps or frozenset(point.row for point in self.points)
 
     def on_rows(self, rows: Sequence[int]) -> ValueTruth:
-        """The same on a smaller batch, which has these rows alone."""
+        """Return the measurement for a batch that has only these rows of this one."""
         return replace(self, points=on_rows(self.points, rows))
 
 
@@ -61,40 +63,44 @@ def measure_truth(
     note: Callable[[str], None],
     groups_are_chosen: bool = False,
 ) -> tuple[list[TruthPoint], int]:
-    """Sample on from states of the batch; the points, without values, and the tokens sampled.
+    """Sample continuations of states of the batch.
 
-    Says what it costs before it begins. Every rank must call this, with its own batch.
+    Return the points, which have no values yet, and the number of sampled tokens. Every rank must
+    call this, with its own batch.
 
     Args:
-        groups_are_chosen: by their rewards (dynamic sampling): then the mean reward of the other
-            responses to a prompt is no estimate of its value, and points have no baseline.
+        note: gets a line about the cost before sampling begins, and one about failures.
+        groups_are_chosen: whether groups are filtered by their rewards (dynamic sampling). If so,
+            the mean reward of a prompt's other responses does not estimate its value, and points
+            have no baseline.
     """
     config = continuer.config
-    truth, most = config.value_truth, continuer.settings.max_response_tokens
-    for name in ("num_responses", "num_prefixes", "max_tokens"):  # shared by the ranks
+    truth, max_response_tokens = config.value_truth, continuer.settings.max_response_tokens
+    for name in ("num_responses", "num_prefixes", "max_tokens"):  # the ranks share these numbers
         if (number := getattr(truth, name)) is not None:
             truth = replace(truth, **{name: -(-number // world_size())})
     rollouts, tokenizer = batch.rollouts, continuer.player.tokenizer
     choice = choose_places(rollouts, truth, tokenizer, seed=seed)
-    note(choice.describe(rollouts, truth, most))
-    found = continuer.sample(
+    note(choice.describe(rollouts, truth, max_response_tokens))
+    continuations = continuer.sample(
         rollouts, choice.places, num_continuations=truth.num_continuations, seed=seed
     )
     gamma = resolve(config).gamma
-    measured = found.measured(critic_rewards(found.batch, config), gamma=gamma)
+    rewards = critic_rewards(continuations.batch, config)
+    measured = continuations.measured(rewards, gamma=gamma)
     baselines: list[float | None] = [None] * len(batch)
     if not groups_are_chosen:
         baselines = other_means(batch, critic_rewards(batch, config))
     points = [
         TruthPoint(
             **asdict(measured[place]),
-            prompt_id=label_of(rollouts[place.row].prompt),
+            prompt_id=prompt_label(rollouts[place.row].prompt),
             length=len(rollouts[place.row].response_ids),
             baseline=baselines[place.row],
             is_of_steps=is_of_steps,
-            is_marked=own_mark(config, rollouts[place.row], place.num_tokens, tokenizer),
+            is_marked=is_marked_wrong(config, rollouts[place.row], place.num_tokens, tokenizer),
         )
-        for place, is_of_steps in zip(choice.places, choice.of_steps, strict=True)
+        for place, is_of_steps in zip(choice.places, choice.is_of_steps, strict=True)
         if place in measured
     ]
     if len(points) < len(choice.places):
@@ -102,29 +108,36 @@ def measure_truth(
             f"value truth: {len(choice.places) - len(points)} prefixes are left out, because the "
             "environment failed in a continuation"
         )
-    return points, found.num_sampled_tokens
+    return points, continuations.num_sampled_tokens
 
 
-def own_mark(
+def is_marked_wrong(
     config: FitConfig, rollout: Rollout, num_tokens: int, tokenizer: PreTrainedTokenizerBase
 ) -> bool | None:
-    """Whether the check that ends so many tokens of the response calls its step wrong; None where
-    there is none, or the task has no checks."""
+    """Whether the response's own check calls the step wrong that ends after `num_tokens` tokens.
+
+    None if no check ends there, or the task has no checks.
+    """
     own_check = OWN_CHECKS.get(getattr(config.data.train, "task", ""))
     if own_check is None or not all(rollout.is_sampled):
         return None
     return own_check(sampled_text(rollout.response_ids[:num_tokens], tokenizer))
 
 
-def label_of(prompt: Prompt) -> str:
-    """The prompt's id with its source, and a number for its tokens: ids may come twice."""
+def prompt_label(prompt: Prompt) -> str:
+    """Return a label with the prompt's source, id and a hash of its tokens.
+
+    The id alone may belong to several prompts.
+    """
     number = zlib.crc32(repr(prompt.prompt_ids).encode())
     return f"{prompt.source}{' ' * bool(prompt.source)}{prompt.prompt_id} ({number:08x})"
 
 
 def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float | None]:
-    """For each response the mean reward of the others to its prompt; None where there are none,
-    or one was lost to its environment."""
+    """Return for each response the mean reward of the other responses to its prompt.
+
+    None if there are no others, or if the environment lost any response of the group.
+    """
     size = batch.group_size
     if size == 1:
         return [None] * len(batch)
@@ -134,7 +147,7 @@ def other_means(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> list[float
 
 
 def on_rows(points: Sequence[TruthPoint], rows: Sequence[int]) -> list[TruthPoint]:
-    """The points of these rows of a batch, as a smaller batch numbers them that has them alone."""
+    """Return the points of these rows, numbered for a batch that has only these rows."""
     numbers = {row: number for number, row in enumerate(rows)}
     return [replace(point, row=numbers[point.row]) for point in points if point.row in numbers]
 
@@ -142,16 +155,18 @@ def on_rows(points: Sequence[TruthPoint], rows: Sequence[int]) -> list[TruthPoin
 def with_values(
     points: Sequence[TruthPoint], values: Float[Tensor, "B T"] | None
 ) -> list[TruthPoint]:
-    """The points with the critic's values of their states; those that are not finite are left
-    out."""
+    """Return the points with the critic's values of their states.
+
+    Points whose value is not finite are dropped. Without `values` all points stay as they are.
+    """
     if values is None:
         return list(points)
-    found = [replace(p, value=float(values[p.row, p.num_tokens])) for p in points]
-    return [point for point in found if point.value is not None and math.isfinite(point.value)]
+    valued = [replace(p, value=float(values[p.row, p.num_tokens])) for p in points]
+    return [point for point in valued if point.value is not None and math.isfinite(point.value)]
 
 
 def outcomes_of(config: FitConfig) -> Outcomes:
-    """The two returns that there are; None where there are others in between."""
+    """Return the two possible returns; None if a return may be another number."""
     plain = gives_configured_rewards(config) and config.algorithm.gamma == 1
     return reward_range(config) if plain and not critic_is_punished(config) else None
 
@@ -164,24 +179,29 @@ def beside_values(
     *,
     seed: int,
 ) -> ValueTruth | None:
-    """The critic's values beside what was measured of the same rows; None where nothing could be.
+    """Compare the critic's values with the measured points; None if no rank has a point.
 
     Every rank must call this.
+
+    Args:
+        points: this rank's points, without values.
+        num_tokens: how many tokens this rank sampled for them.
+        values: the critic's values of this rank's batch; None without a critic.
     """
-    own, outcomes = with_values(points, values), outcomes_of(config)
-    first, everything = 0, []
-    for theirs in gather_objects(own):  # a row of one rank is not that of another
-        everything += [replace(point, row=first + point.row) for point in theirs]
-        first += 1 + max((point.row for point in theirs), default=0)
+    valued, outcomes = with_values(points, values), outcomes_of(config)
+    first_row, all_points = 0, []
+    for rank_points in gather_objects(valued):  # rows are numbered anew over all ranks
+        all_points += [replace(point, row=first_row + point.row) for point in rank_points]
+        first_row += 1 + max((point.row for point in rank_points), default=0)
     total = sum_over_ranks(torch.tensor(num_tokens))
-    if not everything:
+    if not all_points:
         return None
-    figures = truth_figures(everything, outcomes=outcomes, seed=seed)
-    return ValueTruth(own, figures, outcomes, int(total))
+    figures = truth_figures(all_points, outcomes=outcomes, seed=seed)
+    return ValueTruth(valued, figures, outcomes, int(total))
 
 
 def describe_truth(figures: TruthFigures) -> str:
-    """A line a figure, with its interval; those that are not known are left out."""
+    """Describe each figure that could be estimated in a line, with its interval."""
     rows = [f"truth/num_mistakes: {figures.num_mistakes}"]
     for name, x in known_figures(figures).items():
         limits = f"[{x.low:.4f}, {x.high:.4f}]" if x.is_bounded else "no interval"
@@ -190,20 +210,20 @@ def describe_truth(figures: TruthFigures) -> str:
 
 
 def truth_metrics(truth: ValueTruth) -> dict[str, float]:
-    """The figures as metrics (docs/metrics.md).
+    """Return the figures as metrics (docs/metrics.md).
 
-    A chart shows no interval: those that are not known, or could be anything, are left out.
+    A chart shows no interval, so figures that are unknown or have no limits are left out.
     """
     figures = truth.figures
     names = ("num_prefixes", "num_responses", "num_mistakes")
     metrics = {f"truth/{name}": float(getattr(figures, name)) for name in names}
     metrics["truth/num_continuation_tokens"] = float(truth.num_tokens)
-    known = known_figures(figures).items()
-    return metrics | {f"truth/{name}": x.value for name, x in known if x.is_bounded}
+    by_name = known_figures(figures).items()
+    return metrics | {f"truth/{name}": x.value for name, x in by_name if x.is_bounded}
 
 
 def known_figures(figures: TruthFigures) -> dict[str, Figure]:
-    """The figures that could be estimated, by name."""
+    """Return the figures that could be estimated, by name."""
     return {
         f.name: figure
         for f in fields(figures)
@@ -212,9 +232,9 @@ def known_figures(figures: TruthFigures) -> dict[str, Figure]:
 
 
 def truth_table(truth: ValueTruth) -> dict[str, Any]:
-    """Figures with their intervals, the table by position and this rank's points, for JSON.
+    """Return a table for JSON: figures with intervals, means by position, and this rank's points.
 
-    An interval without limits is null.
+    A limit that an interval lacks is null.
     """
     return {
         "num_tokens": truth.num_tokens,

@@ -1,4 +1,4 @@
-"""Which steps of a response lose value, by the truth and by the critic."""
+"""Finds the steps at which a response loses value, by the truth and by the critic."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from jaxtyping import Float
 
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 
-_LEVEL = 0.05  # chance that a response without any fall is said to have one
-_DRAWS = 200  # of the true values of a response, for the share that an exact critic finds
-_LEAST_STRENGTH = 0.1  # of the prior, in returns, where the measured values are all at the ends
+_LEVEL = 0.05  # the chance that a response without any fall gets one
+_DRAWS = 200  # draws of a response's true values, for the share that an exact critic finds
+_LEAST_STRENGTH = 0.1  # of the prior, in returns, if all measured values are at the ends
 
 Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in order
 
 
 @dataclass(frozen=True)
-class Found:
-    """Of `num` mistakes the critic's value falls most at `found`."""
+class MistakeCount:
+    """A number of mistakes, and at how many of them, `found`, the critic's value falls most."""
 
     found: int = 0
     num: int = 0
@@ -34,16 +34,16 @@ class Found:
 
 @dataclass(frozen=True)
 class MistakesByMark:
-    """First mistakes whose own check says so, those whose check says that the step is right, and
-    those whose step has no check, as everywhere on a task without checks.
+    """Counts of first mistakes, by what the response's own check says of the step.
 
-    A critic that has learned to read the checks finds the first without seeing any mistake: only
-    the others show that it sees the step.
+    `marked`: the check calls the step wrong; `unmarked`: it calls the step right; `unchecked`: no
+    check follows the step. A critic that has learned to read the checks finds marked mistakes
+    without seeing the mistake itself. Only the other two show that it sees the step.
     """
 
-    marked: Found = Found()
-    unmarked: Found = Found()
-    unchecked: Found = Found()
+    marked: MistakeCount = MistakeCount()
+    unmarked: MistakeCount = MistakeCount()
+    unchecked: MistakeCount = MistakeCount()
 
     def __str__(self) -> str:
         if self.marked.num + self.unmarked.num == 0:
@@ -52,15 +52,15 @@ class MistakesByMark:
         return f"{self.marked} that the response marks itself, {self.unmarked} unmarked{unchecked}"
 
 
-def difference_in_errors(before: TruthPoint, after: TruthPoint, outcomes: Outcomes) -> float:
-    """The true value's rise from one point to the other, in standard errors.
+def difference_in_errors(earlier: TruthPoint, later: TruthPoint, outcomes: Outcomes) -> float:
+    """Return the true value's rise from one point to the other, in standard errors.
 
-    Of returns with two outcomes one more of each is counted (Agresti and Caffo 2000), so that K
-    equal ones have an error too; of others the mean variance of both points counts as one draw.
+    So that K equal returns have an error too, returns with two outcomes get one more of each
+    (Agresti and Caffo 2000); for others the mean variance of both points counts as one more draw.
     """
-    pooled = fmean([before.noise * len(before.returns), after.noise * len(after.returns)])
+    pooled = fmean([earlier.noise * len(earlier.returns), later.noise * len(later.returns)])
     means, squared_error = [], 0.0
-    for point in (before, after):
+    for point in (earlier, later):
         num, mean = len(point.returns), point.mean
         if outcomes is not None:
             num, mean = num + 2, (num * mean + sum(outcomes)) / (num + 2)
@@ -74,78 +74,96 @@ def difference_in_errors(before: TruthPoint, after: TruthPoint, outcomes: Outcom
 
 
 def first_clear_fall(steps: Sequence[TruthPoint], outcomes: Outcomes) -> int | None:
-    """The step that lost value: the index of the point before it; None where none clearly did.
+    """Return the index of the point before the first step that clearly lost value, or None.
 
-    With n steps to look at, each is tested at a level of 0.05 / n, one-sided.
+    Each of n steps is tested one-sided at a level of 0.05 / n.
     """
     if len(steps) < 2:
         return None
     bound = NormalDist().inv_cdf(_LEVEL / (len(steps) - 1))
-    for place, (before, after) in enumerate(pairwise(steps)):
-        if difference_in_errors(before, after, outcomes) < bound:
+    for place, (earlier, later) in enumerate(pairwise(steps)):
+        if difference_in_errors(earlier, later, outcomes) < bound:
             return place
     return None
 
 
 def largest_fall(steps: Sequence[TruthPoint]) -> tuple[int, float] | None:
-    """Where the critic's value falls most, and by how much; None where it never falls."""
+    """Return the index of the point after which the critic's value falls most, and by how much.
+
+    None if it never falls.
+    """
     falls = [
-        (before.value - after.value, -place)
-        for place, (before, after) in enumerate(pairwise(steps))
-        if before.value is not None and after.value is not None and before.value > after.value
+        (earlier.value - later.value, -place)
+        for place, (earlier, later) in enumerate(pairwise(steps))
+        if earlier.value is not None and later.value is not None and earlier.value > later.value
     ]
     fall, place = max(falls, default=(0.0, 0))
     return (-place, fall) if falls else None
 
 
 def mistakes_by_mark(prompts: Sequence[Responses], outcomes: Outcomes) -> MistakesByMark:
-    """The counts over all responses with a clear fall of the truth."""
-    found = {True: [0, 0], False: [0, 0], None: [0, 0]}  # in the order of the fields
+    """Count the first mistakes of all responses with a clear fall of the truth."""
+    counts_by_mark = {True: [0, 0], False: [0, 0], None: [0, 0]}  # in the order of the fields
     for steps in chain(*prompts):
         place, fall = first_clear_fall(steps, outcomes), largest_fall(steps)
         if place is not None:
-            counts = found[steps[place + 1].is_marked]
+            counts = counts_by_mark[steps[place + 1].is_marked]
             counts[0] += fall is not None and fall[0] == place
             counts[1] += 1
-    return MistakesByMark(*(Found(*counts) for counts in found.values()))
+    return MistakesByMark(*(MistakeCount(*counts) for counts in counts_by_mark.values()))
 
 
 def mistake_sums(
     prompts: Sequence[Responses], outcomes: Outcomes, *, seed: int = 0
 ) -> list[dict[str, float]]:
-    """For each prompt: its responses with a clear fall, how many of them the critic finds, how
-    many an exact one would, how many responses the critic names (the largest falls of all, as
-    many as have one), how many rightly. Without values those of the critic are NaN."""
-    falls = [[(first_clear_fall(s, outcomes), largest_fall(s)) for s in own] for own in prompts]
-    num = sum(place is not None for own in falls for place, _ in own)
-    sizes = sorted((fall[1] for own in falls for _, fall in own if fall is not None), reverse=True)
+    """Return counts of responses for each prompt.
+
+    - with_mistake: those with a clear fall of the truth.
+    - found: those of them at whose first clear fall the critic's value falls most.
+    - found_by_exact: how many of them an exact critic would find.
+    - named: those whose largest fall of the critic's value is among the largest of all prompts, as
+      many as there are responses with a mistake.
+    - named_right: those of the named whose largest fall is at the first clear fall of the truth.
+
+    Without values `found` is NaN and none are named.
+    """
+    falls = [
+        [(first_clear_fall(steps, outcomes), largest_fall(steps)) for steps in responses]
+        for responses in prompts
+    ]
+    all_falls = list(chain(*falls))
+    num = sum(place is not None for place, _ in all_falls)
+    sizes = sorted((fall[1] for _, fall in all_falls if fall is not None), reverse=True)
     least = sizes[min(num, len(sizes)) - 1] if num and sizes else math.inf
-    points = [point for own in prompts for steps in own for point in steps]
+    points = [point for responses in prompts for steps in responses for point in steps]
     has_values, prior = any(p.value is not None for p in points), _prior(points) if num else None
-    draws, found = np.random.default_rng(seed), []
-    for own, of_own in zip(prompts, falls, strict=True):
-        is_right = [fall is not None and fall[0] == place for place, fall in of_own]
-        is_named = [fall is not None and fall[1] >= least for _, fall in of_own]
+    draws, rows = np.random.default_rng(seed), []
+    for responses, response_falls in zip(prompts, falls, strict=True):
+        is_right = [fall is not None and fall[0] == place for place, fall in response_falls]
+        is_named = [fall is not None and fall[1] >= least for _, fall in response_falls]
         by_exact = 0.0
-        for steps, (place, _) in zip(own, of_own, strict=True):
+        for steps, (place, _) in zip(responses, response_falls, strict=True):
             if place is not None and prior is not None:
-                values = _drawn_values(steps, prior, outcomes, draws)
+                values = _draw_values(steps, prior, outcomes, draws)
                 drops = values[:, :-1] - values[:, 1:]
                 by_exact += float((drops.argmax(axis=1) == place).mean())
-        found.append(
+        rows.append(
             {
-                "with_mistake": float(sum(place is not None for place, _ in of_own)),
+                "with_mistake": float(sum(place is not None for place, _ in response_falls)),
                 "found": float(sum(is_right)) if has_values else math.nan,
                 "found_by_exact": by_exact,
                 "named": float(sum(is_named)),
                 "named_right": float(sum(map(min, is_right, is_named))),
             }
         )
-    return found
+    return rows
 
 
 class _Prior(NamedTuple):
-    """Of the true values of all points, and the mean variance of the returns after one."""
+    """Mean and variance of the true values of all points.
+
+    `pooled` is the mean variance of the returns from a point.
+    """
 
     mean: float
     variance: float
@@ -153,21 +171,20 @@ class _Prior(NamedTuple):
 
 
 def _prior(points: Sequence[TruthPoint]) -> _Prior:
-    """Mean and variance of the measured values, the noise taken out of the variance."""
+    """Estimate the prior from the measured values, whose noise is subtracted from the variance."""
     means, noises = np.array([(point.mean, point.noise) for point in points]).T.copy()
     variance = max(means.var() - noises.mean(), 1e-6 * means.var())
     pooled = np.mean([point.noise * len(point.returns) for point in points])
     return _Prior(means.mean(), variance, float(pooled))
 
 
-def _drawn_values(
+def _draw_values(
     steps: Sequence[TruthPoint], prior: _Prior, outcomes: Outcomes, draws: np.random.Generator
 ) -> Float[np.ndarray, "D S"]:
-    """True values of a response's steps, drawn from what the K returns of each leave open.
+    """Draw true values of a response's steps from their posteriors, given the K returns of each.
 
-    For two outcomes the posterior of a Beta prior, else of a normal one. Steps are drawn
-    independently, so where falls of one response are equal in truth, the share in which the true
-    values fall most at the first clear one is too low.
+    The prior is Beta for two outcomes, else normal. Steps are drawn independently, so if several
+    falls of a response are equal in truth, the draws fall most at the first clear one too rarely.
     """
     rows = [(len(p.returns), p.mean, p.noise) for p in steps]
     num, means, noises = np.array(rows).T.copy()
@@ -181,24 +198,26 @@ def _drawn_values(
         alpha, beta = strength * share + right, strength * (1 - share) + num - right
         return draws.beta(alpha, beta, size=size)
     noise = ((num - 1) * num * noises + prior.pooled) / num**2  # as in `difference_in_errors`
-    kept = prior.variance / (prior.variance + noise)
-    centre = kept * means + (1 - kept) * prior.mean
-    return draws.normal(centre, np.sqrt(kept * noise), size=size)
+    weight = prior.variance / (prior.variance + noise)
+    centre = weight * means + (1 - weight) * prior.mean
+    return draws.normal(centre, np.sqrt(weight * noise), size=size)
 
 
 def pair_sums(responses: Responses, outcomes: Outcomes) -> dict[str, float]:
-    """Pairs of steps of one response whose true values clearly differ, and how many of them the
-    critic puts in this order; an equal value is half a one."""
+    """Count pairs of steps of one response whose true values clearly differ.
+
+    `pairs_right` are those that the critic puts in the same order; equal values count half.
+    """
     pairs = right = 0.0
     bound = NormalDist().inv_cdf(1 - _LEVEL / 2)
     for steps in responses:
-        for before, after in combinations(steps, 2):
-            if before.value is None or after.value is None:
+        for earlier, later in combinations(steps, 2):
+            if earlier.value is None or later.value is None:
                 continue
-            rise = difference_in_errors(before, after, outcomes)
+            rise = difference_in_errors(earlier, later, outcomes)
             if abs(rise) < bound:
                 continue
-            own = after.value - before.value
+            value_rise = later.value - earlier.value
             pairs += 1
-            right += 0.5 if own == 0 else float((own > 0) == (rise > 0))
+            right += 0.5 if value_rise == 0 else float((value_rise > 0) == (rise > 0))
     return {"pairs": pairs, "pairs_right": right}

@@ -1,4 +1,4 @@
-"""Measured states beside the critic's values, and the intervals of what they are worth."""
+"""Measured states with the critic's values, and intervals of their true values."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from scipy.stats import t as students_t
 
 from vapo.rollouts.continuations import MeasuredState
 
-Outcomes = tuple[float, float] | None  # the two returns that there are, where there are two
+Outcomes = tuple[float, float] | None  # the two possible returns; None if there are others
 
 
 @dataclass(frozen=True)
 class TruthPoint(MeasuredState):
-    """A measured state of a response, beside what the critic says of it.
+    """A measured state of a response, with the critic's value of it.
 
-    `length` is the response's tokens. `value` is the critic's V(s) there, None without a critic;
-    `baseline` the mean return of the other responses to the prompt, None without others.
-    `is_of_steps`: the response was continued from every one of its steps, and this is one; else it
-    is a prefix of its own, drawn to cover the positions. `is_marked`: the response's own check
-    calls the step that ends here wrong; None: no check ends here.
+    Attributes:
+        length: the number of the response's tokens.
+        value: the critic's V(s); None without a critic.
+        baseline: the mean return of the prompt's other responses; None without others.
+        is_of_steps: True if the response was continued from every step and this is one of them;
+            False for a single prefix, drawn to cover the positions.
+        is_marked: whether the response's own check calls the step that ends here wrong; None if
+            no check ends here.
     """
 
     prompt_id: str
@@ -34,13 +37,13 @@ class TruthPoint(MeasuredState):
 
     @property
     def position(self) -> float:
-        """The share of the response that comes before."""
+        """The share of the response's tokens that come before the state."""
         return self.num_tokens / self.length
 
 
 @lru_cache
 def share_interval(part: int, whole: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share; it has a width where all are alike, too."""
+    """Return Wilson's 95 % interval of a share. It has a width even if all outcomes are alike."""
     low, high = binomtest(part, whole).proportion_ci(method="wilson")
     return float(low), float(high)
 
@@ -48,11 +51,11 @@ def share_interval(part: int, whole: int) -> tuple[float, float]:
 def true_value_interval(
     state: MeasuredState, outcomes: Outcomes, *, spread: float
 ) -> tuple[float, float]:
-    """The 95 % interval of the value of which the state's K returns are draws.
+    """Return the 95 % interval of a state's true value, the mean of which its K returns are draws.
 
-    Where a return is one of two `outcomes` it is Wilson's for a share, which covers for few draws
-    too. Else Student's, of a variance to which `spread`, the mean variance of the returns after
-    one state, counts as one more draw: K equal returns do not make a value certain.
+    With two `outcomes` it is Wilson's interval of a share, which holds for few draws too. Else it
+    is Student's, with `spread`, the mean variance of the returns from a state, as one more draw:
+    K equal returns do not make a value certain.
 
     Source: Wilson 1927; Brown, Cai and DasGupta 2001.
     """

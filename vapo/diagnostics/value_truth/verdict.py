@@ -1,8 +1,9 @@
-"""The verdict in words: plain sentences on what a critic knows, decided by the figures' intervals.
+"""The verdict in words: sentences on what a critic knows, decided by the figures' intervals.
 
-A sentence is said where the whole interval of its figure lies on one side of a threshold; what lies
-across one is listed at the end, as what the continuations are too few to say.
-docs/value_page.md explains the thresholds and has a row of its table for every sentence.
+A sentence is part of the verdict if the whole interval of its figure lies on one side of a
+threshold. If the interval contains the threshold, the question is listed at the end instead: there
+are too few continuations to decide it. docs/value_page.md explains the thresholds and has a row
+of its table for every sentence.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import Literal, NamedTuple
 from vapo.diagnostics.value_truth.figure import SHIFTED_ABOVE, Figure, shown
 from vapo.diagnostics.value_truth.figures import TruthFigures
 
-EXPLAINS_MUCH = 0.5  # of the truth's variance: the critic follows it
-EXPLAINS_LITTLE = 0.1  # of the truth's variance: the critic does not know it
+EXPLAINS_MUCH = 0.5  # share of the truth's variance above which the critic follows it
+EXPLAINS_LITTLE = 0.1  # share of the truth's variance below which the critic does not know it
 FLAT_BELOW = 0.25  # spread of the values within a response / that of the truth
 DAMPED_BELOW = 0.8  # the same: the values move, but less than the truth
 EXTREME_ABOVE = 1.25  # the same: the values move more than the truth
 IN_ORDER_ABOVE = 0.5  # share of pairs of steps in the truth's order: chance
 BARELY_IN_ORDER_BELOW = 0.65  # the same: hardly better than chance
 NAMES_ABOVE = 0.5  # share of responses whose first mistake the critic names
-MISTAKES_NEEDED = 6  # responses with one; of fewer nothing is said
+MISTAKES_NEEDED = 6  # responses with a mistake; with fewer the verdict on mistakes stays open
 
 TRUTH_ROWS = {
     "truth-follows": "the verdict: follows the truth",
@@ -45,36 +46,36 @@ TRUTH_ROWS = {
 
 
 class Sentence(NamedTuple):
-    """A sentence of the verdict. `anchor` is that of its row in docs/value_page.md."""
+    """A sentence of the verdict. `anchor` leads to its row in docs/value_page.md."""
 
     text: str
     anchor: str
 
     @property
     def row(self) -> str:
-        """Where to read on, in words: a file that is opened offline can have no link to it."""
+        """Where to read more, in words, because a page that is opened offline cannot link to it."""
         return f'docs/value_page.md, "When value training fails", row "{TRUTH_ROWS[self.anchor]}"'
 
 
-Sentences = Iterator[Sentence | str]  # text alone: what the intervals are too wide for
+Sentences = Iterator[Sentence | str]  # a str is a question that the intervals leave open
 
 
 def verdict(figures: TruthFigures) -> list[Sentence]:
-    """What the critic knows, most important first; at least one sentence.
+    """Return at least one sentence on what the critic knows, the most important first.
 
-    The last one lists what the intervals are too wide for.
+    If the intervals are too wide for some questions, the last sentence lists these.
     """
     if figures.mse.is_unknown and figures.bias.is_unknown:
         text = "There is no critic here: only the true values are shown."
         return [Sentence(text, "truth-no-critic")]
-    said = [
+    statements = [
         *_what_it_knows(figures),
         *_on_average(figures),
         *_beside_the_baseline(figures),
         *_on_mistakes(figures),
     ]
-    sentences = [sentence for sentence in said if isinstance(sentence, Sentence)]
-    undecided = [question for question in said if isinstance(question, str)]
+    sentences = [sentence for sentence in statements if isinstance(sentence, Sentence)]
+    undecided = [question for question in statements if isinstance(question, str)]
     if undecided:
         text = f"Not enough continuations to say {'; '.join(undecided)}."
         sentences.append(Sentence(text, "truth-too-few"))
@@ -82,7 +83,7 @@ def verdict(figures: TruthFigures) -> list[Sentence]:
 
 
 def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
-    """How much of the truth's variance the whole interval stands for; None: it lies across."""
+    """How much of the truth's variance is explained; None if the interval contains a threshold."""
     if figure.low > EXPLAINS_MUCH:
         return "much"
     if figure.high < EXPLAINS_LITTLE:
@@ -91,24 +92,24 @@ def _explains(figure: Figure) -> Literal["much", "in part", "little"] | None:
 
 
 def _what_it_knows(figures: TruthFigures) -> Sentences:
-    """The headline: of the steps within a response, with what it knows of prompts."""
+    """Say what the critic knows of the steps within a response, and of prompts."""
     flattening, within = figures.flattening, figures.explained_within
     if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures)
         return
-    critic, of_prompts = "The critic", f"explained between {shown(figures.explained_between)}"
+    critic, between = "The critic", f"explained between {shown(figures.explained_between)}"
     if (prompts := _explains(figures.explained_between)) is not None:
         tells = "does not tell" if prompts == "little" else "tells"
         apart = "apart in part" if prompts == "in part" else "apart"
-        critic += f" {tells} prompts {apart} ({of_prompts}) and"
+        critic += f" {tells} prompts {apart} ({between}) and"
     elif not figures.explained_between.is_unknown:
-        yield f"whether the critic tells prompts apart ({of_prompts})"
+        yield f"whether the critic tells prompts apart ({between})"
     numbers = f"flattening {shown(flattening)}, explained within {shown(within)}"
     order, steps = figures.rank_agreement, _explains(within)
     is_extreme = flattening.low > EXTREME_ABOVE and not order.high < BARELY_IN_ORDER_BELOW
     if flattening.high < FLAT_BELOW or (steps == "little" and not is_extreme):
         yield _blind(figures, critic, numbers)
-    elif is_extreme:  # that the values move with the truth is a figure of its own
+    elif is_extreme:  # another figure decides whether the values move with the truth
         sees = within.low > 0 or order.low > IN_ORDER_ABOVE
         if not sees:
             yield f"whether its values move with the truth (rank agreement {shown(order)})"
@@ -132,7 +133,7 @@ def _what_it_knows(figures: TruthFigures) -> Sentences:
 
 
 def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
-    """Its values say nothing of the steps of a response: they stand still, or are noise."""
+    """Say that the values tell nothing of a response's steps: they stand still, or are noise."""
     prompts = _explains(figures.explained_between)
     if prompts == "little":
         return Sentence(
@@ -156,9 +157,10 @@ def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
 
 
 def _of_all_prefixes(figures: TruthFigures) -> Sentences:
-    """Without responses that were continued from every step: prompts and steps in one figure.
+    """Say what the critic knows of all prefixes, prompts and steps in one figure.
 
-    Where the responses are there, it is their truth that did not move beyond the noise.
+    This stands for the figures within responses, which are unknown: no response was continued from
+    every step, or the truth within responses does not move beyond the noise.
     """
     if figures.num_responses > 0:
         yield (
@@ -178,6 +180,7 @@ def _of_all_prefixes(figures: TruthFigures) -> Sentences:
 
 
 def _on_average(figures: TruthFigures) -> Sentences:
+    """Say whether the values are too high or too low on average."""
     bias = figures.bias
     if bias.is_unknown:
         return
@@ -197,7 +200,7 @@ def _on_average(figures: TruthFigures) -> Sentences:
 
 
 def _beside_the_baseline(figures: TruthFigures) -> Sentences:
-    """Beside what a method without a critic subtracts: the mean of the other responses."""
+    """Compare the critic with the baseline of methods without one: the other responses' mean."""
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
         return
@@ -219,6 +222,7 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
 
 
 def _on_mistakes(figures: TruthFigures) -> Sentences:
+    """Say whether the critic names the first mistake of a response."""
     recall, ceiling = figures.mistake_recall, figures.mistake_recall_ceiling
     if recall.is_unknown:
         return
@@ -226,15 +230,15 @@ def _on_mistakes(figures: TruthFigures) -> Sentences:
         f"recall {shown(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
         f"an exact critic's {shown(ceiling)}; precision {shown(figures.mistake_precision)}"
     )
-    found = (
+    result = (
         f"{recall.value:.0%} of the responses that have one, its value falls most where the truth "
         f"first falls ({numbers})."
     )
     are_enough = figures.num_mistakes >= MISTAKES_NEEDED
     if are_enough and recall.low > NAMES_ABOVE:
-        yield Sentence(f"It names the first mistake: in {found}", "truth-mistakes-named")
+        yield Sentence(f"It names the first mistake: in {result}", "truth-mistakes-named")
     elif are_enough and recall.high < NAMES_ABOVE < ceiling.value:
-        text = f"It does not name the first mistake: in only {found}"
+        text = f"It does not name the first mistake: in only {result}"
         yield Sentence(text, "truth-mistakes-missed")
     else:
         yield f"whether it names the first mistake ({numbers})"
