@@ -1,7 +1,6 @@
 """Held-out evaluation: k sampled responses per prompt -> avg@k, pass@k, maj@k.
 
-With several ranks each takes every world_size-th prompt; the metrics are over all of them, on
-every rank.
+Each rank takes every world_size-th prompt. Every rank computes the metrics over all of them.
 """
 
 from __future__ import annotations
@@ -35,9 +34,10 @@ _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """`rows`: a table of sample responses, the first response of each prompt first.
+    """The metrics over all ranks, and this rank's responses.
 
-    `rollouts` are all of this rank, groups of k contiguous.
+    `rows` is a table of sample responses: the first response to each prompt, then the second ones,
+    and so on. `rollouts` are in contiguous groups of k.
     """
 
     metrics: dict[str, float]
@@ -51,13 +51,12 @@ class EvaluationResult:
 
 
 def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
-    """Mean over all ranks' prompts of each prompt's mean, with a 95 % interval that respects the
-    clusters. Every rank must call this.
+    """Return the mean over all ranks' prompts of each prompt's mean, with a 95 % interval.
 
-    The k responses of a prompt are not independent: a hard prompt fails all of them. So the
-    sample is the prompts: standard error = std of the prompts' means (unbiased) / sqrt(N),
-    interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1] for
-    fewer than 4 prompts. Where every response is wrong, or every one right, no spread can be
+    Every rank must call this. The k responses to a prompt are not independent: a hard prompt fails
+    all of them. So the sample is the prompts: standard error = std of the prompts' means (unbiased)
+    / sqrt(N), interval = mean +- t(0.975, N - 1) * standard error, clipped to [0, 1]. It is [0, 1]
+    for fewer than 4 prompts. If every response is wrong, or every one right, no spread can be
     estimated: it is Wilson's interval of N prompts, all of which failed or succeeded.
     Sources: Miller 2024 (arXiv 2411.00640), clustered standard errors, for clusters of one size;
     Wilson 1927.
@@ -68,7 +67,7 @@ def clustered_mean(prompt_means: Float[Tensor, " N"]) -> dict[str, float]:
 
 
 def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
-    """`clustered_mean` of the prompts' means whose sum, sum of squares and number are known."""
+    """Return `clustered_mean` from the sum, the sum of squares and the number of prompts' means."""
     total, total_squares, num = sums.unbind()
     mean = total / num
     variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
@@ -82,28 +81,28 @@ def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
 
 
 def mean_of_all(numbers: Sequence[float] | Tensor) -> float:
-    """The mean over all ranks' numbers. Every rank must call this."""
-    own = torch.as_tensor(numbers, dtype=torch.float64)
-    total, num = sum_over_ranks(torch.stack([own.sum(), torch.ones_like(own).sum()])).unbind()
+    """Return the mean over all ranks' numbers. Every rank must call this."""
+    local = torch.as_tensor(numbers, dtype=torch.float64)
+    total, num = sum_over_ranks(torch.stack([local.sum(), torch.ones_like(local).sum()])).unbind()
     return float(total / num)
 
 
 def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]) -> bool:
     """Whether a vote over the answers elects a correct one.
 
-    Equal `votes` are for the same answer. A tie goes to the answer seen first. Responses without
-    an answer vote together for None, which is never correct. The elected answer is as correct as
-    the first response that gave it.
+    Equal `votes` are for the same answer. A tie goes to the answer that comes first. Responses
+    without an answer vote for None, which is never correct. The elected answer is as correct as the
+    first response with it.
     """
     counts = Counter(votes)
-    elected = max(counts, key=lambda answer: counts[answer])  # the first of equals: seen first
+    elected = max(counts, key=lambda answer: counts[answer])  # a tie: the answer that comes first
     return elected is not None and bool(rollouts[votes.index(elected)].is_correct)
 
 
 def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
-    """The 95 % interval of a mean over so many prompts, by Student's t.
+    """Return the 95 % interval of a mean over `num` prompts, by Student's t.
 
-    For fewer than 4 it has no limits: they are the infinities.
+    For fewer than 4 prompts it is (-inf, inf).
     """
     if num < _MIN_PROMPTS:
         return -math.inf, math.inf
@@ -112,7 +111,10 @@ def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, flo
 
 
 def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> SamplingSettings:
-    """How held-out responses are sampled; the budget is the training's where it has none."""
+    """Return how held-out responses are sampled.
+
+    `max_response_tokens`, the training budget, applies if the config has none.
+    """
     return SamplingSettings(
         max_response_tokens=config.max_response_tokens or max_response_tokens,
         temperature=config.temperature,
@@ -131,10 +133,10 @@ def evaluate(
 ) -> EvaluationResult:
     """Sample k responses to each held-out prompt by the evaluation's own settings, and score.
 
-    The seed is the config's own, so that every evaluation draws the same random numbers.
-    `max_response_tokens` is the training budget, used when the config sets none. Every rank
-    must call this, with the same prompts. Sources of a mixture have the metrics of their own
-    prompts too, as `eval_NAME/...`.
+    The seed is `evaluation.seed`, so that every evaluation draws the same random numbers.
+    `max_response_tokens` is the training budget, which applies if the config sets none. Every rank
+    must call this, with the same prompts. Sources of a mixture also have metrics of their own, as
+    `eval_NAME/...`.
 
     Raises:
         UserError: there are no prompts.
@@ -142,7 +144,7 @@ def evaluate(
     prompts = prompts[: config.num_prompts]
     if not prompts:
         raise UserError("data.heldout: no prompts to evaluate on")
-    # of all ranks' prompts, so that every rank computes the same metrics
+    # for the sources of all ranks' prompts, so that every rank computes the same metrics
     can_vote = {p.source: player.scorer.extracts_answers(p.source) for p in prompts}
     prompts = prompts[rank() :: world_size()]
     settings = evaluation_settings(config, max_response_tokens)
@@ -174,16 +176,17 @@ def _metrics_by_source(
     can_vote: Mapping[str, bool],
     k: int,
 ) -> dict[str, float]:
-    """The metrics of all prompts, and of each source that has a name.
+    """Compute the metrics of all prompts, and of each source that has a name.
 
-    `can_vote` has every source of all ranks' prompts; all of them must vote for a maj@k of all.
+    `can_vote` says of every source of all ranks' prompts whether its responses have answers to vote
+    on. The maj@k of all prompts needs votes of all sources.
     """
     metrics = _metrics(rollouts, votes if all(can_vote.values()) else None, k)
     for source in sorted(can_vote.keys() - {""}):
         rows = [i for i, rollout in enumerate(rollouts) if rollout.prompt.source == source]
-        own_votes = [votes[i] for i in rows] if votes is not None and can_vote[source] else None
-        of_source = _metrics([rollouts[i] for i in rows], own_votes, k)
-        metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in of_source.items()}
+        source_votes = [votes[i] for i in rows] if votes is not None and can_vote[source] else None
+        source_metrics = _metrics([rollouts[i] for i in rows], source_votes, k)
+        metrics |= {key.replace("eval/", f"eval_{source}/"): v for key, v in source_metrics.items()}
     return metrics
 
 
@@ -223,7 +226,7 @@ def _table(
     *,
     keeps_special: bool = True,
 ) -> list[dict[str, Any]]:
-    """One row a response; first every prompt's response 0, then every prompt's response 1, ..."""
+    """Return a row for each response: every prompt's response 0, then every prompt's 1, ..."""
     rows = []
     for i in (first + j for j in range(k) for first in range(0, len(rollouts), k)):
         rollout = rollouts[i]
@@ -249,9 +252,9 @@ def _table(
 def _turn_columns(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, keeps_special: bool
 ) -> dict[str, Any]:
-    """What the table has of an episode beside, and in place of the response's text."""
+    """Return an episode's columns: its turns, also in place of the response's text."""
     if not shows_turns(rollout):
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])
-    shown = shown_turns(rollout, tokenizer, keeps_special=keeps_special)
-    return {"response": shown, "num_turns": len(rollout.turns), "turn_rewards": rewards}
+    text = shown_turns(rollout, tokenizer, keeps_special=keeps_special)
+    return {"response": text, "num_turns": len(rollout.turns), "turn_rewards": rewards}

@@ -23,7 +23,7 @@ from vapo.diagnostics.value_truth.measure import (
     describe_truth,
     on_rows,
     other_means,
-    outcomes_of,
+    possible_outcomes,
     prompt_label,
     truth_metrics,
     with_values,
@@ -190,7 +190,7 @@ def test_points_follow_their_responses_into_a_smaller_batch() -> None:
 def test_returns_have_two_outcomes_where_the_verdict_decides(
     overrides: list[str], wanted: tuple[float, float] | None, tmp_path: Path
 ) -> None:
-    assert outcomes_of(fit_config(tmp_path, *overrides)) == wanted
+    assert possible_outcomes(fit_config(tmp_path, *overrides)) == wanted
 
 
 def test_a_figure_without_limits_is_no_metric_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""Metrics of a rollout batch, over all ranks. Estimators and units: docs/metrics.md."""
+"""Metrics of a rollout batch over all ranks. docs/metrics.md has their estimators and units."""
 
 from __future__ import annotations
 
@@ -58,6 +58,7 @@ def reward_weight(batch: TrainingBatch, hyperparameters: Hyperparameters) -> flo
 
 
 def response_metrics(batch: RolloutBatch) -> dict[str, float]:
+    """Compute statistics of rewards and lengths over all ranks' responses."""
     failed = [r.failure is not None and not r.is_lost for r in batch.rollouts]
     columns = torch.stack(
         [
@@ -87,7 +88,10 @@ def response_metrics(batch: RolloutBatch) -> dict[str, float]:
 
 
 def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
-    """Turns, observations and how episodes ended; nothing of a verifier's responses."""
+    """Compute statistics of turns, observations and how episodes ended.
+
+    Without an environment there are none.
+    """
     if not any(rollout.in_environment for rollout in batch.rollouts):
         return {}
     columns = torch.tensor(
@@ -121,7 +125,7 @@ def episode_metrics(batch: RolloutBatch) -> dict[str, float]:
 def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dict[str, float]:
     """Compare old values with Monte-Carlo returns, whatever the lambda of the value targets.
 
-    Over the tokens that have a value: with GAE over turns the turns' first.
+    Only tokens that have a value count: with GAE over turns the first of each turn.
     """
     if batch.old_values is None:
         return {}
@@ -133,13 +137,13 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     ends = gather_over_ranks(torch.stack([values[rows, first], values[rows, last]], dim=1))
     mean, _ = mean_and_std(values, mask)
     spread = batch.value_spread
-    more = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
+    metrics = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
     if batch.advantages is not None:
         ratio = advantage_variance_ratio(
             values, others_mean_reward(batch), returns, counted, reduce=sum_over_ranks
         )
-        more["critic/advantage_variance_ratio"] = float(ratio)
-    return more | {
+        metrics["critic/advantage_variance_ratio"] = float(ratio)
+    return metrics | {
         "critic/explained_variance": float(
             explained_variance(values, returns, mask, reduce=sum_over_ranks)
         ),
@@ -152,10 +156,10 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
 
 
 def others_mean_reward(batch: TrainingBatch) -> Tensor:
-    """The mean of the critic's rewards of the others to each row's prompt, as far as they are left.
+    """Return for each row the mean critic's reward of the other responses to its prompt.
 
-    Rows that have left the batch may have taken a part of their group with them. With one response
-    a prompt it is the mean of all others.
+    Only responses that are still in the batch count: a group may be incomplete. With one response
+    for each prompt it is the mean of all other responses.
     """
     prompts = [rollout.prompt.prompt_id for rollout in batch.rollouts]
     is_next = [a != b or batch.group_size == 1 for a, b in pairwise(prompts)]
@@ -166,11 +170,14 @@ def others_mean_reward(batch: TrainingBatch) -> Tensor:
 
 
 def mean_and_std(values: Tensor, mask: Tensor) -> tuple[float, float]:
-    """Mean and population standard deviation over the True tokens of all ranks; nan of none."""
-    kept = torch.where(mask, values, 0.0).double()
-    count, total = sum_over_ranks(torch.stack([mask.sum().double(), kept.sum()])).tolist()
+    """Return mean and population standard deviation over the True tokens of all ranks.
+
+    Both are NaN if there are no such tokens.
+    """
+    masked = torch.where(mask, values, 0.0).double()
+    count, total = sum_over_ranks(torch.stack([mask.sum().double(), masked.sum()])).tolist()
     if count == 0:
         return math.nan, math.nan
     mean = total / count
-    squares = torch.where(mask, (kept - mean) ** 2, 0.0).sum()
+    squares = torch.where(mask, (masked - mean) ** 2, 0.0).sum()
     return mean, (float(sum_over_ranks(squares)) / count) ** 0.5

@@ -1,4 +1,4 @@
-"""The explained variance of an oracle: what a critic could know at best of given rollouts."""
+"""The explained variance of an oracle: the best that a critic could reach on given rollouts."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ from vapo.types import FinishReason, Rollout, RolloutBatch
 def oracle_states(
     config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[str] | None:
-    """The hidden state before each response token; None where the task has no such function, or
-    tokens are not the response's text one after the other, as in an episode."""
+    """Return the task's hidden state before each response token.
+
+    None if the task has no function for it, or if the tokens' texts, one after the other, are not
+    the response's text, as in an episode.
+    """
     if not all(rollout.is_sampled):
         return None
     function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
@@ -42,11 +45,11 @@ def oracle_states(
 
 
 def oracle_explained_variance(stored: StoredRollouts) -> float | None:
-    """The held-out explained variance of the file's `oracle` values, or of its `oracle_state`s.
+    """Return the held-out explained variance of the file's `oracle` or `oracle_state` column.
 
-    The value of a state is the mean return of the training tokens in it, with the mean of all as
-    one more token, so that a rare state says little; a state that no training token is in has
-    the mean of all. None where a rollout has neither column.
+    `oracle` has values. For `oracle_state` the value of a state is the mean return of the training
+    tokens in it and of one token with the mean of all, so that a rare state is near that mean.
+    None if no column of the two is in all rollouts that it needs.
     """
     values = _at_values(stored, stored.heldout, "oracle")
     if values is None:
@@ -55,18 +58,20 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
         if training is None or heldout is None:
             return None
         values = state_values(training, _returns(stored, stored.training), heldout)
-    return explained_by(values, _returns(stored, stored.heldout))
+    return explained_variance_of_values(values, _returns(stored, stored.heldout))
 
 
-def explained_by(values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]) -> float:
-    """The explained variance of each token's value, a row a response."""
+def explained_variance_of_values(
+    values: Sequence[Sequence[float]], returns: Sequence[Sequence[float]]
+) -> float:
+    """Return the explained variance of the tokens' values. Each row is a response."""
     is_token = [torch.ones(len(row), dtype=torch.bool) for row in returns]
-    of_critic, earned = (
+    padded_values, padded_returns = (
         pad_sequence([torch.tensor(row, dtype=torch.float32) for row in rows], batch_first=True)
         for rows in (values, returns)
     )
     mask = pad_sequence(is_token, batch_first=True)
-    return float(explained_variance(of_critic, earned, mask))
+    return float(explained_variance(padded_values, padded_returns, mask))
 
 
 def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
@@ -76,21 +81,25 @@ def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -
 def _at_values(
     stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]], column: str
 ) -> list[list[Any]] | None:
-    """Of the column's numbers or names for each response token those before which the critic has a
-    value; None where a rollout lacks the column."""
+    """Return a column's entries at the response tokens at which the critic has a value.
+
+    None if a rollout lacks the column.
+    """
     rows = [getattr(row, column) for unit in units for row in unit]
     if any(row is None for row in rows):
         return None
     places = value_places(stored.batch_of(units), resolve(stored.config)).tolist()
     return [
-        [x for x, is_used in zip(row, used, strict=False) if is_used]  # the mask has padding
-        for row, used in zip(rows, places, strict=True)
+        [x for x, has_value in zip(row, mask, strict=False) if has_value]  # the mask has padding
+        for row, mask in zip(rows, places, strict=True)
     ]
 
 
 def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
-    """The Monte-Carlo return of each sampled token, of the critic's rewards; with GAE over turns
-    that of each turn."""
+    """Return the Monte-Carlo return of each sampled token, with the critic's rewards.
+
+    With GAE over turns there is one for each turn.
+    """
     numbers = resolve(config)
     returns = achieved_returns(batch, placed_rewards(batch, critic_rewards(batch, config)), numbers)
     rows = zip(returns, value_places(batch, numbers), strict=True)
@@ -102,7 +111,10 @@ def state_values(
     returns: Sequence[Sequence[float]],
     heldout: Sequence[Sequence[str]],
 ) -> list[list[float]]:
-    """The value of each held-out token's state, by the returns of the training tokens in it."""
+    """Return the value of each held-out token's state, from the training tokens in it.
+
+    A state without training tokens has the mean return of all (`oracle_explained_variance`).
+    """
     everything = [value for row in returns for value in row]
     mean = sum(everything) / len(everything)
     sums: dict[str, tuple[float, int]] = {}

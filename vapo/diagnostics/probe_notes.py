@@ -1,4 +1,4 @@
-"""What a run says before it begins whose critic is of one actor: a probe, or adapters."""
+"""Notes at the start of a run whose critic fits a single actor: a probe, or adapters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _FITS = {
 
 
 def probe_notes(config: FitConfig) -> Iterator[str]:
-    """What its user should know: a rate that a probe does not read, and a folder of perhaps another
-    actor's."""
+    """Yield notes for the user: learning rates that the critic ignores, and doubtful folders.
+
+    A folder is doubtful if its critic was trained on another actor, or does not say on which.
+    """
     kind = config.critic.kind
     if not config.algorithm.has_critic:
         return
@@ -33,16 +35,18 @@ def probe_notes(config: FitConfig) -> Iterator[str]:
         yield "critic.kind probe reads critic.probe.lr, not components.value_pretraining.lr"
     if config.critic.init == "policy":
         return
-    own = fingerprint(config.actor.path)
+    actor_fingerprint = fingerprint(config.actor.path)
     for path in (critic_path(config, member) for member in range(config.critic.count)):
-        read = getattr(read_model_config(path), "actor_fingerprint", None)
-        if read is None or read != own:
-            which = f"{read}, and actor.path's is {own}" if read else "not in its folder"
+        saved_fingerprint = getattr(read_model_config(path), "actor_fingerprint", None)
+        if saved_fingerprint is None or saved_fingerprint != actor_fingerprint:
+            which = "not in its folder"
+            if saved_fingerprint:
+                which = f"{saved_fingerprint}, and actor.path's is {actor_fingerprint}"
             yield (f"critic.init {path}: {_FITS[kind]} trained on, whose fingerprint is {which}")
 
 
 def ridge_notes(config: FitConfig) -> Iterator[str]:
-    """Which learning rates that are set `critic.ridge` leaves unread."""
+    """Yield a note if the config sets learning rates that `critic.ridge` ignores."""
     critic = config.critic
     if critic.ridge is None:
         return

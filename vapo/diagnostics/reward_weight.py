@@ -1,4 +1,4 @@
-"""What a run says at its start of how the final reward reaches the first tokens."""
+"""Notes at the start of a run on how much of the final reward reaches the first tokens."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _LEAST_WITHOUT_PRETRAINING = 1e-2
 
 
 def first_token_weight(config: FitConfig) -> tuple[float, str]:
-    """The weight of the final reward in a long response's first advantage, and what it is of.
+    """Return the final reward's weight in a long response's first advantage, and its formula.
 
-    With a lambda by length, what it tends to for long responses; with a constant one that of a
-    response as long as the budget. With GAE over turns the length is that in turns.
+    With a length-adaptive lambda it is the limit for long responses. With a constant lambda it is
+    that of a response as long as the budget. With GAE over turns the length counts turns.
     """
     hp = resolve(config)
     length, unit = config.rollouts.max_response_tokens, "tokens"
@@ -29,13 +29,13 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
 
 
 def reward_weight_notes(config: FitConfig) -> list[str]:
-    """The lines for the console; none without GAE."""
+    """Return the lines for the console. Without GAE there are none."""
     algorithm = config.algorithm
     if not algorithm.uses_gae:
         return []
-    weight, of = first_token_weight(config)
+    weight, formula = first_token_weight(config)
     lines = [
-        f"weight of the final reward in a long response's first advantage: {weight:.3g} ({of})"
+        f"weight of the final reward in a long response's first advantage: {weight:.3g} ({formula})"
     ]
     is_pretrained = resolve(config).value_pretraining_iterations or not algorithm.has_critic
     if weight < _LEAST_WITHOUT_PRETRAINING and not is_pretrained:
@@ -56,6 +56,6 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
 
 
 def _bootstraps(config: FitConfig) -> bool:
-    """Whether the policy's advantages have values of later states in them."""
+    """Whether the policy's advantages contain values of later states."""
     numbers = resolve(config)
     return (numbers.alpha, numbers.k) != (None, None) or numbers.lambda_policy < 1

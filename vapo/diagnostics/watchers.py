@@ -1,4 +1,4 @@
-"""The watchers' rules: the figure, how long beyond its limit, likely cause and what to try."""
+"""The rules of the watchers, which warn if a metric stays beyond its limit."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ Metrics = Mapping[str, float]
 
 
 class Sign(NamedTuple):
-    """The figure that a watcher checks: the sum of `metrics`.
+    """The figure that a watcher checks, its likely cause, and what to try.
 
-    `of_first`: as a share of the run's first; `is_floor`: bad below the limit, else above.
-    `of_policy_phase`: not looked at in value pretraining, whose purpose is to mend it.
-    `switches` has metrics that tell causes apart, each with what to try where it is the largest of
-    them; a run that has none of them is told `switch`.
+    Attributes:
+        metrics: the figure is their sum.
+        switch: config keys to try if a run has no metric of `switches`.
+        is_floor: whether the figure is bad below the limit, else above it.
+        of_first: whether the figure is divided by the run's first one.
+        of_policy_phase: whether it is not checked in value pretraining, which has to mend it.
+        switches: metrics that tell causes apart -> what to try if the metric is the largest.
     """
 
     metrics: tuple[str, ...]
@@ -113,7 +116,10 @@ SIGNS = {
 
 @dataclass
 class OverLimit:
-    """Iterations in a row beyond the limit. `alarmed`: there were `patience` of them."""
+    """The iterations in a row that a figure is beyond its limit, since iteration `since`.
+
+    `alarmed` says that the alarm for them was given.
+    """
 
     since: int
     count: int = 0
@@ -122,7 +128,10 @@ class OverLimit:
 
 @dataclass
 class WatcherState:
-    """One watcher through a run; `first` is what its figure is a share of."""
+    """A watcher's state through a run. `first` is the run's first figure, if it is divided by it.
+
+    `episode` counts the iterations beyond the limit, `switch` is what to try.
+    """
 
     name: str
     watcher: Watcher
@@ -136,7 +145,7 @@ class WatcherState:
         return SIGNS[self.name]
 
     def look(self, iteration: int, metrics: Metrics) -> bool | None:
-        """Whether the watcher is in alarm; None where the iteration lacks the figure or has nan."""
+        """Check an iteration: whether the watcher is in alarm. None if its figure is unknown."""
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
         if not all(map(math.isfinite, figures)):
             return None
@@ -158,22 +167,22 @@ class WatcherState:
 
     @property
     def may_stop(self) -> bool:
-        """Whether the run may be about to stop by it."""
+        """Whether the figure is beyond its limit, and the alarm would stop the run."""
         return self.episode is not None and self.watcher.action == "stop"
 
     def describe_count(self) -> str:
         """Describe how far an episode is from its alarm."""
         assert self.episode is not None
-        of = f"{self.episode.count} of {self.watcher.patience} iterations"
-        return f"watch.{self.name} has counted {of} before it stops the run"
+        count = f"{self.episode.count} of {self.watcher.patience} iterations"
+        return f"watch.{self.name} has counted {count} before it stops the run"
 
     def describe(self) -> str:
         """Describe the alarm: symptom, figure, limit, since when."""
         assert self.episode is not None
-        sign, of = self.sign, " of the first" if self.sign.of_first else ""
+        sign, unit = self.sign, " of the first" if self.sign.of_first else ""
         bound = "below" if sign.is_floor else "above"
         return (
-            f"{sign.symptom}: {' + '.join(sign.metrics)} {self.figure:.3g}{of}, {bound} "
+            f"{sign.symptom}: {' + '.join(sign.metrics)} {self.figure:.3g}{unit}, {bound} "
             f"watch.{self.name}.limit {self.watcher.limit:g} since iteration {self.episode.since}"
         )
 
@@ -181,9 +190,11 @@ class WatcherState:
         return f"likely: {self.sign.cause}; try: {self.switch}"
 
     def _switch(self, metrics: Metrics) -> str:
-        """What to try, by the metrics of the iteration."""
-        told = {key: metrics[key] for key in self.sign.switches if key in metrics}
-        return self.sign.switches[max(told, key=told.__getitem__)] if told else self.sign.switch
+        """Return what to try, by the metrics of the iteration."""
+        causes = {key: metrics[key] for key in self.sign.switches if key in metrics}
+        if not causes:
+            return self.sign.switch
+        return self.sign.switches[max(causes, key=causes.__getitem__)]
 
     def state_dict(self) -> dict[str, Any]:
         episode = None if self.episode is None else vars(self.episode)

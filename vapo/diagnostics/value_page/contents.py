@@ -1,4 +1,4 @@
-"""The contents of a page: what is shown of a batch, how it was computed and what is missing."""
+"""Chooses a page's contents: what is shown of a batch, how it was computed and what is missing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ from vapo.types import Phase, TrainingBatch
 
 @dataclass(frozen=True)
 class ChosenGroup:
-    """`num_tokens`: rows of the batch, each with how many of its first tokens are shown."""
+    """A group that the page shows, and the reason for which it was chosen.
+
+    `num_tokens` maps each shown row of the batch to how many of its first tokens are shown.
+    """
 
     index: int
     reason: str
@@ -34,10 +37,15 @@ class ChosenGroup:
 
 @dataclass(frozen=True)
 class PageContents:
-    """Groups are chosen of this rank's batch; the profiles are of all rollouts of all ranks.
+    """Everything that a page shows.
 
-    `columns` have a number for each token, `lambdas` are the policy's, None without advantages.
-    `truth`: prefixes of this rank's batch whose value was measured, None where nothing was.
+    Attributes:
+        batch: this rank's rollouts, from which `groups` are chosen.
+        columns: name -> a number for each token.
+        lambdas: the policy's lambda of each response; None without a critic or advantages.
+        positions: the profile by position, over all ranks.
+        calibration: the calibration of the values, over all ranks.
+        truth: prefixes of this rank's batch whose value was measured; None if there are none.
     """
 
     batch: TrainingBatch
@@ -56,9 +64,13 @@ def page_contents(
     iteration: int,
     truth: ValueTruth | None = None,
 ) -> PageContents:
-    """Choose what to show of a batch that has its advantages. Every rank must call this.
+    """Choose what a page shows of a batch. Every rank must call this.
 
     With `truth`, groups and responses that were measured at their steps come before others.
+
+    Args:
+        batch: a batch after its advantages are computed.
+        positions: its `position_profile`.
     """
     if truth is not None and not truth.points:
         truth = None
@@ -66,7 +78,7 @@ def page_contents(
     columns = token_columns(batch, config)
     if truth is not None:
         columns |= truth_columns(truth, batch)
-    chosen = groups_to_show(
+    groups = groups_to_show(
         batch,
         columns.get("value_error"),
         config.value_pages,
@@ -77,7 +89,7 @@ def page_contents(
     if batch.old_values is not None and batch.advantages is not None:
         lambdas = gae_lambdas(batch, hyperparameters)
     calibration = value_calibration(batch, hyperparameters)
-    return PageContents(batch, columns, lambdas, chosen, positions, calibration, truth)
+    return PageContents(batch, columns, lambdas, groups, positions, calibration, truth)
 
 
 def groups_to_show(
@@ -88,53 +100,52 @@ def groups_to_show(
     seed: int,
     measured: Collection[int] = (),
 ) -> list[ChosenGroup]:
-    """Choose one group for each reason, then others at random by `seed`, deterministically.
+    """Choose a group for each reason, then others at random by `seed`.
 
-    The groups share `settings.max_tokens` evenly; later groups get what an earlier one does not
-    use. As long as there are groups with a row in `measured`, no other is chosen, and such rows
-    are shown before others.
+    The groups share `settings.max_tokens` evenly; what a group does not use goes to later ones.
+    Groups with a row in `measured` are chosen before all others, and such rows are shown first.
     """
     total = len(batch) // batch.group_size
     with_truth = {row // batch.group_size for row in measured}
-    chosen: dict[int, str] = {}
+    reasons: dict[int, str] = {}  # chosen group -> why it was chosen
 
-    def left() -> list[int]:
-        """Those that are not chosen yet; of these the ones whose truth is known, if there are."""
-        others = [group for group in range(total) if group not in chosen]
+    def candidates() -> list[int]:
+        """The groups to choose from next: those with a measured row, as long as there are any."""
+        others = [group for group in range(total) if group not in reasons]
         return [group for group in others if group in with_truth] or others
 
     for reason, scores in group_scores(batch, value_errors).items():
-        found = [group for group in left() if scores[group] > 0]
-        if found and len(chosen) < settings.num_groups:
-            chosen[max(found, key=lambda group: (scores[group], -group))] = reason
+        scored = [group for group in candidates() if scores[group] > 0]
+        if scored and len(reasons) < settings.num_groups:
+            reasons[max(scored, key=lambda group: (scores[group], -group))] = reason
     draw = random.Random(seed)
-    while len(chosen) < settings.num_groups and (others := left()):
-        for group in draw.sample(others, min(len(others), settings.num_groups - len(chosen))):
-            chosen[group] = "at random"
+    while len(reasons) < settings.num_groups and (others := candidates()):
+        for group in draw.sample(others, min(len(others), settings.num_groups - len(reasons))):
+            reasons[group] = "at random"
     groups, budget = [], settings.max_tokens
-    for place, (group, reason) in enumerate(chosen.items()):
+    for place, (group, reason) in enumerate(reasons.items()):
         rows = range(group * batch.group_size, (group + 1) * batch.group_size)
-        shown = rows_to_show(
+        num_tokens = rows_to_show(
             rows,
             is_correct=batch.is_correct[rows.start : rows.stop].tolist(),
             lengths=batch.response_lengths[rows.start : rows.stop].tolist(),
             max_responses=settings.max_responses,
-            max_tokens=budget // (len(chosen) - place),
+            max_tokens=budget // (len(reasons) - place),
             measured=measured,
         )
-        budget -= sum(shown.values())
-        groups.append(ChosenGroup(group, reason, shown))
+        budget -= sum(num_tokens.values())
+        groups.append(ChosenGroup(group, reason, num_tokens))
     return [group for group in groups if group.num_tokens]
 
 
 def group_scores(
     batch: TrainingBatch, value_errors: Float[Tensor, "B T"] | None
 ) -> dict[str, list[float]]:
-    """Score each group for each reason: the highest is shown, none at or below 0."""
+    """Score each group for each reason. The highest score is shown, but never one of 0 or below."""
 
     def token_means(x: Tensor) -> Tensor:
-        kept = torch.where(batch.response_mask, x.double().abs(), 0.0)
-        return by_group(kept.sum(dim=1)) / by_group(batch.response_lengths.double())
+        sizes = torch.where(batch.response_mask, x.double().abs(), 0.0)
+        return by_group(sizes.sum(dim=1)) / by_group(batch.response_lengths.double())
 
     def by_group(x: Tensor) -> Tensor:
         return x.view(-1, batch.group_size).sum(dim=1)
@@ -157,12 +168,12 @@ def group_scores(
 
 
 def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Tensor, "B T"]]:
-    """Compute the columns that the phase and the system have: name -> a number for each token.
+    """Compute the columns that the phase and the config have: name -> a number for each token.
 
-    `td_error` is r_t + gamma V(s_{t+1}) - V(s_t), of the rewards that the advantages add up: with
-    `critic.bootstrap_truncated` a truncated response's is its last value. `value_error` is
-    V(s_t) - return, `engine_gap` old log-prob - the engine's. With GAE over turns each token has
-    the value, target, return and TD error of its turn.
+    `td_error` is r_t + gamma V(s_{t+1}) - V(s_t) with the rewards of the advantages: with
+    `critic.bootstrap_truncated` the reward of a truncated response is its last value.
+    `value_error` is V(s_t) - return, `engine_gap` the old log-prob - the engine's. With GAE over
+    turns each token has the value, target, return and TD error of its turn.
     """
     numbers = resolve(config)
     returns = returns_of_tokens(batch, numbers)
@@ -190,7 +201,7 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
         columns["td_error"], _ = advantages_and_targets(
             batch, rewards, values, numbers, lambda_policy=0.0, lambda_critic=0.0
         )
-    if batch.ref_logprobs is not None:  # else all but the last are 0
+    if batch.ref_logprobs is not None:  # else only the last token has a reward
         columns["token_reward"] = batch.token_rewards
     if batch.old_logprobs is not None:
         columns["engine_gap"] = batch.old_logprobs - batch.rollout_logprobs
@@ -201,31 +212,32 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
 
 
 def responses_fact(contents: PageContents) -> str:
+    """Return how many responses the batch has, and the share of correct ones, as text."""
     is_correct = contents.batch.is_correct
     return f"{len(is_correct)}, {float(is_correct.double().mean()):.0%} correct"
 
 
 def estimator_facts(config: FitConfig) -> dict[str, str]:
-    """The estimator's settings: gamma, and with a critic both lambdas."""
+    """Return the estimator's settings as text: gamma, and with a critic both lambdas."""
     hp = resolve(config)
     facts = {"gamma": f"{hp.gamma:g}"}
     if config.algorithm.has_critic:
-        of_policy = f"{hp.lambda_policy:g}"
+        policy_lambda = f"{hp.lambda_policy:g}"
         length = "turns" if hp.gae_over == "turns" else "length"
         if hp.k is not None:
-            of_policy = f"{hp.k:g}^(1 / {length})"
+            policy_lambda = f"{hp.k:g}^(1 / {length})"
         elif hp.alpha is not None:
-            of_policy = f"1 - 1 / ({hp.alpha:g} {length})"
-        critic = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
-        facts["lambda of the policy"] = of_policy
-        facts["lambda of the critic"] = critic
+            policy_lambda = f"1 - 1 / ({hp.alpha:g} {length})"
+        critic_lambda = "as the policy's" if hp.lambda_critic is None else f"{hp.lambda_critic:g}"
+        facts["lambda of the policy"] = policy_lambda
+        facts["lambda of the critic"] = critic_lambda
     if config.critic.target == "residual":
         facts["value"] = "the critic's output and the mean reward of the prompt's other responses"
     return facts
 
 
 def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
-    """Notes on what the page lacks, and why."""
+    """Yield notes on what the page lacks and why, and on what its numbers mean."""
     if not config.algorithm.has_critic:
         yield (
             f"No critic (algorithm.advantage_estimator: {config.algorithm.advantage_estimator}): "
@@ -238,14 +250,13 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
         )
     elif config.algorithm.whiten_advantages:
         yield (
-            "The tokens' advantages are whitened over the batch, as the loss uses them; their "
-            "details have them before, too. The chart of the mean advantage is before whitening."
+            "The tokens' advantages are whitened over the batch, as the loss uses them; a token's "
+            "details also have it unwhitened. The chart of the mean advantage is before whitening."
         )
     if config.critic.bootstrap_truncated:
         yield (
-            "critic.bootstrap_truncated: the TD error at the last token of a truncated response is "
-            "of the value that stands in the place of its reward; the value errors are of the "
-            "reward."
+            "critic.bootstrap_truncated: at the last token of a truncated response the TD error "
+            "counts the value that replaces the reward. The value errors count the reward itself."
         )
     if config.environment.is_used:
         yield (
@@ -258,4 +269,4 @@ def notes(config: FitConfig, phase: Phase) -> Iterator[str]:
             "return, advantage and TD error."
         )
     if world_size() > 1:
-        yield "The groups are of the first process; the charts are of the rollouts of all."
+        yield "The groups are the first process's; the charts cover the rollouts of all processes."

@@ -1,4 +1,4 @@
-"""`vapo validate --value_page`: the page of a policy and a critic on held-out prompts."""
+"""Makes the page of `vapo validate --value_page`: a policy and a critic on held-out prompts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,10 @@ from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
 
 def check_request(path: Path, config: FitConfig) -> None:
-    """Check, before anything is loaded, that the page can be made and written, else UserError."""
+    """Check, before anything is loaded, that the page can be made and written.
+
+    Raises: UserError: it cannot.
+    """
     if path.suffix.lower() != ".html" or path.is_dir():
         raise UserError(f"--value_page {path}: give the name of a file, as page.html")
     try:
@@ -60,7 +63,10 @@ def check_request(path: Path, config: FitConfig) -> None:
 
 
 def check_heldout_groups(config: FitConfig) -> None:
-    """Raises: UserError: the values of a critic of residuals need several responses to a prompt."""
+    """Check that held-out prompts have enough responses for the critic's values.
+
+    Raises: UserError: `critic.target` is residual, and a prompt has a single response.
+    """
     if config.critic.target == "residual" and config.evaluation.k == 1:
         raise UserError(
             "critic.target residual: a value has the mean reward of the prompt's other responses "
@@ -81,23 +87,23 @@ def load_forward_networks(
 ) -> ForwardNetworks:
     """Load the policy with its critic, and the reference where the reward depends on it.
 
-    The critic is the checkpoint's, else the one that a run would start from.
+    The critic is the checkpoint's; without a checkpoint, it is the one that a run starts with.
 
     Raises: UserError: there is no critic, or it does not fit.
     """
     critic, reference, base = None, None, None
     if config.algorithm.has_critic:
         check_tokenizers(config, tokenizer)
-        if config.critic.kind == "adapters":  # of the policy, whose own may be merged into it
+        if config.critic.kind == "adapters":  # `model` may have adapters of its own merged into it
             base = make_actor(config, None, trained=False).to(device)
         critic = make_critic(config, None, base, trained=False)
         if checkpoint is not None:
-            theirs = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
-            check_saved_head(value_head_options(theirs), config, name=str(checkpoint.path))
-            check_count(theirs.critic.count, config, name=str(checkpoint.path))
-            for member, one in enumerate(members_of(critic)):
-                path = critic_path(config, member)
-                checkpoint.fill(one.model, "critic", path, member=member)
+            saved_config = from_yaml(FitConfig, checkpoint.contents["config"], source="its config")
+            check_saved_head(value_head_options(saved_config), config, name=str(checkpoint.path))
+            check_count(saved_config.critic.count, config, name=str(checkpoint.path))
+            for number, member in enumerate(members_of(critic)):
+                path = critic_path(config, number)
+                checkpoint.fill(member.model, "critic", path, member=number)
     if config.algorithm.kl.coef > 0 and config.algorithm.kl.placement == "reward":
         reference = base or make_actor(config, None, trained=False)
     actor = Actor(model, rounds=may_round_products(config))
@@ -112,7 +118,7 @@ def load_forward_networks(
         pad_id=int(tokenizer.pad_token_id),
         layout=choose_layout(config.training.packing, models),
         device=device,
-        # POISE's regression is of a run's own rollouts: here it has none, and reads no states
+        # POISE fits its regression to a run's own rollouts: there are none here, so no states
         layers=()
         if config.algorithm.advantage_estimator == "poise"
         else estimator_layers(config.algorithm, model.config),
@@ -122,9 +128,9 @@ def load_forward_networks(
 
 
 def heldout_batch(config: FitConfig, rollouts: Sequence[Rollout]) -> RolloutBatch:
-    """Held-out rollouts, `evaluation.k` a prompt, as a rollout batch.
+    """Make a rollout batch of held-out rollouts, `evaluation.k` for each prompt.
 
-    Rewards are shaped by the training budget, as those that the critic is trained on.
+    Rewards are shaped by the training budget, like those that the critic is trained on.
     """
     return without_failed(
         make_rollout_batch(
@@ -140,11 +146,14 @@ def heldout_batch(config: FitConfig, rollouts: Sequence[Rollout]) -> RolloutBatc
 def evaluated_heldout(
     config: FitConfig, batch: RolloutBatch, networks: ForwardNetworks
 ) -> tuple[TrainingBatch, CheckedBatch]:
-    """Evaluate the rollouts as a policy iteration would, up to its advantages; which rows are left.
+    """Evaluate the rollouts up to their advantages, as a policy iteration would.
 
-    `batch` has the baselines that the estimator needs.
+    Return the training batch, and the checked batch, which says how many rows were left out.
 
-    Raises: UserError where most of the numbers are not finite.
+    Args:
+        batch: held-out rollouts with the baselines that the estimator needs.
+
+    Raises: UserError: too many numbers are not finite.
     """
     for network in (networks.actor, networks.reference, networks.critic):
         if network is not None:
@@ -153,7 +162,7 @@ def evaluated_heldout(
     with torch.autocast(networks.device.type, torch.bfloat16, enabled=is_mixed):
         evaluated = add_logprobs_and_values(batch, networks, with_entropy=True)
     evaluated = with_value_offsets(evaluated, config)
-    if not config.algorithm.read_layers:  # no update follows, and they are large
+    if not config.algorithm.read_layers:  # no update follows, and the states are large
         evaluated = replace(evaluated, actor_states=None)
     checked = check_batch(
         evaluated, num_minibatches=1, by_group=True, records=BadRollouts(0), place="validate"
@@ -173,9 +182,9 @@ def write_page(
     *,
     truth: ValueTruth | None = None,
 ) -> None:
-    """Write the file, of what `evaluated_heldout` returns.
+    """Write the page of the batches that `evaluated_heldout` returns.
 
-    Raises: UserError where it cannot be written.
+    Raises: UserError: the file cannot be written.
     """
     budget = config.evaluation.max_response_tokens or config.rollouts.max_response_tokens
     positions = position_profile(batch, resolve(config), max_response_tokens=budget)
@@ -191,7 +200,7 @@ def write_page(
 def _about(
     config: FitConfig, contents: PageContents, checked: CheckedBatch, checkpoint: Path | None
 ) -> dict[str, Any]:
-    """Title, facts and notes of the page, in place of a run and an iteration."""
+    """Return the page's title, facts and notes. There is no run and no iteration to name."""
     sampling, k = config.evaluation, contents.batch.group_size
     top_k = f", top_k {sampling.top_k}" if sampling.top_k else ""
     facts = {
@@ -203,7 +212,7 @@ def _about(
     if config.algorithm.has_critic:
         facts["critic"] = str(checkpoint or critic_start(config))
     name = config.actor.path
-    if checkpoint is not None:  # the run's folder, and its own
+    if checkpoint is not None:  # the names of the run's folder and of the checkpoint's
         name = f"{checkpoint.parent.parent.name}/{checkpoint.name}"
     return {
         "title": f"{name}, held-out prompts",
@@ -213,14 +222,15 @@ def _about(
 
 
 def _notes(config: FitConfig, checked: CheckedBatch) -> Iterator[str]:
+    """Yield notes on how the page of held-out prompts differs from that of a run."""
     baseline = config.algorithm.baseline.kind
     trained_on = "Advantages are those that a policy iteration would train on."
     if config.algorithm.advantage_estimator == "poise":
         trained_on = (
-            "Advantages are against the other responses' mean reward. A run's are so in its first "
-            "iterations, and then against a regression on its own rollouts."
+            "Advantages are computed against the other responses' mean reward. A run does so in "
+            "its first iterations, and then uses a regression on its own rollouts."
         )
-    elif baseline != "critic":  # Tether's weight and EVPO's choice are of a run's own rollouts
+    elif baseline != "critic":  # such baselines weigh the critic by a run's own rollouts
         trained_on = (
             f"Advantages are the critic's alone. A run trains with algorithm.baseline {baseline}, "
             "which weighs them against mean rewards: value pages of the run itself have those."

@@ -1,4 +1,4 @@
-"""The numbers that tokens can be coloured by, and the ends of their colour scales."""
+"""The numbers by which tokens can be coloured, and the ends of their colour scales."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ _QUANTILE = 0.98  # a few extreme tokens must not leave the others without colou
 
 
 class Measure(NamedTuple):
-    """`low_means` and `high_means` say at the ends of the scale what a colour stands for."""
+    """A number of each token, and its colour scale.
+
+    `low_means` and `high_means` are the labels at the ends of the scale.
+    """
 
     name: str
     label: str
@@ -20,7 +23,7 @@ class Measure(NamedTuple):
     high_means: str
     doc: str
     strong: Literal["high", "low"] = "high"  # which end of a sequential scale stands out
-    last_token_counts: bool = True  # for the scale's ends
+    last_token_counts: bool = True  # whether last tokens count for the ends of the scale
 
 
 MEASURES = (
@@ -116,18 +119,21 @@ MEASURES = (
 
 
 def domain(measure: Measure, numbers: ArrayLike) -> tuple[float, float]:
-    """The ends of the colour scale for all tokens; diverging scales are symmetric around 0."""
-    known = np.asarray(numbers, dtype=float)
-    known = known[np.isfinite(known)]
-    if not len(known):
+    """Return the ends of the colour scale of these numbers.
+
+    Numbers that are not finite do not count. Diverging scales are symmetric around 0.
+    """
+    finite = np.asarray(numbers, dtype=float)
+    finite = finite[np.isfinite(finite)]
+    if not len(finite):
         return (-1.0, 1.0) if measure.scale == "diverging" else (0.0, 1.0)
     if measure.scale == "diverging":
-        end = _quantile(np.abs(known), _QUANTILE)
+        end = _quantile(np.abs(finite), _QUANTILE)
         return -end, end
-    return _quantile(known, 1 - _QUANTILE), _quantile(known, _QUANTILE)
+    return _quantile(finite, 1 - _QUANTILE), _quantile(finite, _QUANTILE)
 
 
 def _quantile(numbers: np.ndarray, share: float) -> float:
-    """The nearest of the numbers."""
+    """Return the number nearest to a quantile, without interpolation."""
     ordered = np.sort(numbers)
     return float(ordered[round(share * (len(ordered) - 1))])

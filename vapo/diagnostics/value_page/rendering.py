@@ -1,4 +1,4 @@
-"""Render a page's contents as one self-contained HTML file (`template.py` has its form)."""
+"""Renders a page's contents as one self-contained HTML file, with `template`."""
 
 from __future__ import annotations
 
@@ -25,38 +25,44 @@ _MAX_OBSERVED_CHARS = 4000
 
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
-    """The page's HTML. `about`: title, facts (name -> text) and notes, as the page shows them."""
+    """Return the page's HTML. `about` has its `title`, `facts` (name -> text) and `notes`."""
     return filled_page(page_data(contents, token_text, about))
 
 
 def page_data(
     contents: PageContents, token_text: TokenText, about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The data for `page.js`.
+    """Return the data for `page.js`.
 
-    Columns: base64 of little-endian float32, or one constant number, or null: NaN throughout.
+    A column is base64 of little-endian float32, or a number if all are equal, or null if all are
+    NaN.
     """
-    shown = {
+    places_by_row = {
         row: contents.batch.response_mask[row].nonzero()[:num_tokens, 0]
         for group in contents.groups
         for row, num_tokens in group.num_tokens.items()
     }
-    ids = {i for row, at in shown.items() for i in contents.batch.response_ids[row, at].tolist()}
+    response_ids = contents.batch.response_ids
+    ids = {i for row, places in places_by_row.items() for i in response_ids[row, places].tolist()}
     tokens = {i: token_text.token(i) for i in sorted(ids)}
     truth = contents.truth
-    measured = {} if truth is None else measured_prefixes(truth, shown)
+    measured = {} if truth is None else measured_prefixes(truth, places_by_row)
     return {
         **about,
         "measures": [
-            {**measure._asdict(), "domain": domain(measure, _together(contents, shown, measure))}
+            {
+                **measure._asdict(),
+                "domain": domain(measure, _shown_numbers(contents, places_by_row, measure)),
+            }
             for measure in MEASURES
-            if shown and measure.name in contents.columns
+            if places_by_row and measure.name in contents.columns
         ],
         "tokens": {str(i): token.text for i, token in tokens.items()},
         "special": [i for i, token in tokens.items() if token.is_special],
         "partial": {str(i): token.partial for i, token in tokens.items() if token.partial},
         "groups": [
-            _group_data(contents, group, shown, measured, token_text) for group in contents.groups
+            _group_data(contents, group, places_by_row, measured, token_text)
+            for group in contents.groups
         ],
         "positions": contents.positions,
         "calibration": contents.calibration,
@@ -67,7 +73,7 @@ def page_data(
 def _group_data(
     contents: PageContents,
     group: ChosenGroup,
-    shown: Mapping[int, Tensor],
+    places_by_row: Mapping[int, Tensor],
     measured: Mapping[int, Profile],
     token_text: TokenText,
 ) -> dict[str, Any]:
@@ -83,7 +89,8 @@ def _group_data(
         "prompt": shortened(prompt.text, _MAX_PROMPT_CHARS),
         "answer": shortened(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [
-            _response_data(contents, row, shown[row], token_text) | {"truth": measured.get(row)}
+            _response_data(contents, row, places_by_row[row], token_text)
+            | {"truth": measured.get(row)}
             for row in group.num_tokens
         ],
     }
@@ -120,10 +127,10 @@ def _response_data(
 def _turns_data(
     rollout: Rollout, num_tokens: int, token_text: TokenText
 ) -> list[dict[str, Any]] | None:
-    """The turns that begin within the first `num_tokens` sampled tokens; None: a response.
+    """Return the turns that begin within the first `num_tokens` sampled tokens.
 
-    `at`: how many sampled tokens come before the turn; `observed`: what the environment wrote
-    before it, visible.
+    `at` is the number of sampled tokens before the turn, `observed` the visible text that the
+    environment wrote before it. None if the rollout is not shown in turns.
     """
     if not shows_turns(rollout):
         return None
@@ -142,21 +149,21 @@ def _turns_data(
 
 
 def _turn_places(rollout: Rollout) -> list[int]:
-    """How many sampled tokens come before each turn."""
+    """Return how many sampled tokens come before each turn."""
     return list(accumulate((turn.num_sampled for turn in rollout.turns), initial=0))[:-1]
 
 
 def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
-    beside = dict(token_text.in_context(token_ids))
-    texts = [beside.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
+    """Return the visible text of an observation, shortened."""
+    in_context = dict(token_text.in_context(token_ids))
+    texts = [in_context.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
     return shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
 
 
 def _in_context(
     rollout: Rollout, token_ids: Sequence[int], token_text: TokenText
 ) -> list[tuple[int, str]]:
-    """(place, text) of the sampled tokens that read differently beside their neighbours, which are
-    those of the same turn."""
+    """Return (place, text) of the sampled tokens whose text depends on the tokens of their turn."""
     return [
         (start + place, text)
         for start, end in pairwise([*_turn_places(rollout), len(token_ids)])
@@ -164,7 +171,10 @@ def _in_context(
     ]
 
 
-def _together(contents: PageContents, shown: Mapping[int, Tensor], measure: Measure) -> Tensor:
+def _shown_numbers(
+    contents: PageContents, places_by_row: Mapping[int, Tensor], measure: Measure
+) -> Tensor:
+    """Return the measure's numbers at all shown tokens that count for its scale."""
     end = None if measure.last_token_counts else -1
     column = contents.columns[measure.name]
-    return torch.cat([column[row, places[:end]].float() for row, places in shown.items()])
+    return torch.cat([column[row, places[:end]].float() for row, places in places_by_row.items()])

@@ -1,4 +1,4 @@
-"""Which responses of a group a page shows. Imports no torch."""
+"""Chooses the responses of a group that a page shows. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ def rows_to_show(
     max_tokens: int,
     measured: Collection[int] = (),
 ) -> dict[int, int]:
-    """Choose rows and how many tokens of each are shown: right and wrong ones alternate.
+    """Choose rows, and how many tokens of each are shown. Right and wrong responses alternate.
 
-    Those in `measured` come before others. Where none fits, the shortest is cut to the budget.
+    Rows in `measured` come before others. If no response fits into `max_tokens`, the shortest is
+    cut to it.
     """
     right = [i for i in range(len(rows)) if is_correct[i]]
     wrong = [i for i in range(len(rows)) if not is_correct[i]]
-    by_turns = [i for i in chain.from_iterable(zip_longest(right, wrong)) if i is not None]
-    by_turns.sort(key=lambda i: rows[i] not in measured)  # keeps the turns
-    shown: dict[int, int] = {}
-    for i in by_turns:
-        if len(shown) < max_responses and lengths[i] <= max_tokens - sum(shown.values()):
-            shown[rows[i]] = lengths[i]
-    if not shown and max_tokens > 0:
-        shortest = min(by_turns, key=lambda i: lengths[i])
-        shown[rows[shortest]] = max_tokens
-    return dict(sorted(shown.items()))
+    order = [i for i in chain.from_iterable(zip_longest(right, wrong)) if i is not None]
+    order.sort(key=lambda i: rows[i] not in measured)  # a stable sort: they still alternate
+    num_tokens: dict[int, int] = {}
+    for i in order:
+        if len(num_tokens) < max_responses and lengths[i] <= max_tokens - sum(num_tokens.values()):
+            num_tokens[rows[i]] = lengths[i]
+    if not num_tokens and max_tokens > 0:
+        shortest = min(order, key=lambda i: lengths[i])
+        num_tokens[rows[shortest]] = max_tokens
+    return dict(sorted(num_tokens.items()))

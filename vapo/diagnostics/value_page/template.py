@@ -1,7 +1,7 @@
-"""A page's data as one self-contained HTML file. Imports no torch.
+"""Puts a page's data into one self-contained HTML file. Imports no torch.
 
-The data is JSON in the page; `page.js` draws it, with text nodes only, so that no response can
-become markup. The Content-Security-Policy admits this script and no other, and no request.
+The data is JSON in the page. `page.js` draws it with text nodes only, so that no response can
+become markup. The Content-Security-Policy allows this one script and no request.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import numpy as np
 
 from vapo.diagnostics.value_page.visible_text import visible_text
 
-_PARTS = ("charts.js", "truth.js", "tokens.js")  # of the script; page.js comes last
+_PARTS = ("charts.js", "truth.js", "tokens.js")  # parts of the script, which page.js ends
 
 
 def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
-    """The HTML of a page's data; `script` comes before page.js, `style` after page.css."""
+    """Return the HTML of a page's data. `script` goes before page.js, `style` after page.css."""
     style = _template("page.css") + style
     script = "\n".join([*map(_template, _PARTS), script, _template("page.js")])
     text = json.dumps(data, separators=(",", ":"))
@@ -36,17 +36,21 @@ def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -
         "style": style,
         "data": text,
         "script": script,
-    }  # in one pass: no part is searched for places
+    }  # replaced in one pass, so that braces in a part stay as they are
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
 
 
 def packed_ids(token_ids: Sequence[int]) -> str:
+    """Return base64 of the ids as little-endian int32."""
     return _base64(np.asarray(token_ids, dtype="<i4").tobytes())
 
 
 def packed(column: np.ndarray) -> str | float | None:
-    """Pack numbers exactly: a float32 prints as the double that it is. None: no number at all."""
-    if bool(np.isnan(column).all()):  # also of no tokens
+    """Return base64 of the numbers as little-endian float32.
+
+    If all are equal, return the number itself; if all are NaN or there are none, None.
+    """
+    if bool(np.isnan(column).all()):  # also if there are no tokens
         return None
     first = float(column[0])
     if bool((column == first).all()) and np.isfinite(first):
@@ -59,9 +63,10 @@ def _base64(data: bytes) -> str:
 
 
 def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible_text) -> str:
-    shown = show(text[:max_chars])
-    left_out = len(text) - max_chars
-    return shown + f" \u2026 ({left_out} more characters)" if left_out > 0 else shown
+    """Return the text's first `max_chars` characters, made visible, and how many more there are."""
+    visible = show(text[:max_chars])
+    num_omitted = len(text) - max_chars
+    return visible + f" \u2026 ({num_omitted} more characters)" if num_omitted > 0 else visible
 
 
 def _template(name: str) -> str:

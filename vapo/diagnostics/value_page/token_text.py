@@ -1,8 +1,7 @@
-"""Show token ids as text: every byte visible, and no character with an effect of its own.
+"""Shows token ids as text: every byte is visible, and no character has an effect of its own.
 
-A byte-level token need not hold whole characters, so `decode` of one token alone gives
-garbage. Here a token is first its bytes; a character that several tokens share is shown at the
-first of them.
+A byte-level token need not hold whole characters, so to decode a single token gives garbage. Here
+tokens are turned into bytes first. A character that several tokens share is shown at the first.
 """
 
 from __future__ import annotations
@@ -19,11 +18,14 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from vapo.diagnostics.value_page.visible_text import visible_text
 from vapo.networks.special_tokens import special_ids
 
-CONTINUED = "\u2026"  # of a token whose bytes belong to the character before it
+CONTINUED = "\u2026"  # stands for a token whose bytes belong to an earlier token's character
 
 
 class Token(NamedTuple):
-    """`text` is safe to show. `partial`: the bytes, in hex, that are no whole characters."""
+    """A token as text that is safe to show.
+
+    `partial` has the token's bytes in hex if they are not whole characters, else "".
+    """
 
     text: str
     is_special: bool = False
@@ -42,7 +44,7 @@ class TokenText:
         self._raw = cache(self._bytes_of)
 
     def token(self, token_id: int) -> Token:
-        """The token on its own."""
+        """Return the token on its own, without neighbours."""
         raw = self._raw(token_id)
         if raw is None:
             return Token(f"\u27e8id {token_id}\u27e9", is_special=True)
@@ -52,20 +54,20 @@ class TokenText:
         return Token(text, is_special, raw.hex(" ").upper() if is_partial else "")
 
     def in_context(self, token_ids: Sequence[int]) -> list[tuple[int, str]]:
-        """(place, text) of the tokens that read differently beside their neighbours."""
-        found: list[tuple[int, str]] = []
+        """Return (place, text) of the tokens whose text depends on their neighbours."""
+        texts: list[tuple[int, str]] = []
         place = 0
         while place < len(token_ids):
             if _is_whole(self._raw(token_ids[place]) or b""):
                 place += 1
                 continue
             run = self._run(token_ids, place)
-            found += zip(range(place, place + len(run)), map(visible_text, run), strict=True)
+            texts += zip(range(place, place + len(run)), map(visible_text, run), strict=True)
             place += len(run)
-        return found
+        return texts
 
     def _run(self, token_ids: Sequence[int], start: int) -> list[str]:
-        """Texts of the tokens from `start` on, up to where a token ends with a character."""
+        """Return texts of the tokens from `start` to the first that completes its characters."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="surrogateescape")
         data, owners, num_tokens = b"", [], 0
         for token_id in token_ids[start:]:
@@ -85,7 +87,7 @@ class TokenText:
         return [text or CONTINUED for text in texts]
 
     def _bytes_of(self, token_id: int) -> bytes | None:
-        """The token's bytes; None for an id that the tokenizer does not know."""
+        """Return the token's bytes; None for an id that the tokenizer does not have."""
         if token_id in self._added:
             return str(self._added[token_id].content).encode(errors="surrogatepass")
         piece = self._tokenizer.convert_ids_to_tokens([token_id])[0]
@@ -99,12 +101,12 @@ class TokenText:
         return (piece if "\ufffd" in text else text).encode(errors="surrogatepass")
 
     def _decoded(self, token_id: int) -> str:
-        """Decode a token as in the middle of a text: alone, it may lose its leading space."""
+        """Decode a token as in the middle of a text. On its own it may lose its leading space."""
         decode = self._tokenizer.decode
         if self._anchor is not None:
-            before, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))
-            if both.startswith(before):
-                return both[len(before) :]
+            prefix, both = str(decode([self._anchor])), str(decode([self._anchor, token_id]))
+            if both.startswith(prefix):
+                return both[len(prefix) :]
         return str(decode([token_id]))
 
 
@@ -117,14 +119,14 @@ _BYTE_OF = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _decoder_types(tokenizer: Any) -> set[str]:
-    """The kinds of decoder in a fast tokenizer; none for a slow one."""
+    """Return the kinds of decoder in a fast tokenizer. A slow one has none."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     state = b"" if decoder is None else decoder.__getstate__()
     return set(re.findall(r'"type":"(\w+)"', state.decode()))
 
 
 def _anchor(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """An ordinary token to put before others."""
+    """Return an ordinary token to put before others; None if the tokenizer has none."""
     for text in ("a", "0", "x"):
         ids = tokenizer(text, add_special_tokens=False).input_ids
         if ids and ids[-1] not in special_ids(tokenizer):

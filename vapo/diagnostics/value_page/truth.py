@@ -1,4 +1,4 @@
-"""What a page shows of the truth: what prefixes are worth by continuations, beside the critic."""
+"""What a page shows of the truth: true values of prefixes, from continuations, and the critic's."""
 
 from __future__ import annotations
 
@@ -24,25 +24,26 @@ _CALIBRATION_BINS = 10
 
 
 def truth_columns(truth: ValueTruth, batch: TrainingBatch) -> dict[str, Float[Tensor, "B T"]]:
-    """The truth and V(s_t) - truth at each token, NaN where nothing is known of it.
+    """Return the true value of each token, and V(s_t) - it, with NaN where it was not measured.
 
-    In a response that was continued from every step, a token has the truth of the last step's
-    beginning at or before it. A prefix of its own says nothing of the tokens after it: only the
-    token that was sampled there has its truth.
+    In a response that was continued from every step, a token has the true value at the beginning
+    of its step. A single prefix says nothing of later tokens, so only the token that follows it
+    has its true value.
     """
-    known = torch.full(batch.response_mask.shape, math.nan)
+    true_values = torch.full(batch.response_mask.shape, math.nan)
     for point in sorted(truth.points, key=lambda point: point.num_tokens):
         end = point.length if point.is_of_steps else point.num_tokens + 1
-        known[point.row, point.num_tokens : end] = point.mean
-    known = torch.where(batch.response_mask, known.to(batch.response_mask.device), math.nan)
-    columns = {"truth": known}
+        true_values[point.row, point.num_tokens : end] = point.mean
+    true_values = true_values.to(batch.response_mask.device)
+    true_values = torch.where(batch.response_mask, true_values, math.nan)
+    columns = {"truth": true_values}
     if batch.old_values is not None:
-        columns["truth_error"] = batch.old_values - known
+        columns["truth_error"] = batch.old_values - true_values
     return columns
 
 
 def truth_data(truth: ValueTruth) -> dict[str, Any]:
-    """What `page.js` shows of all measured prefixes: the verdict and two charts."""
+    """Return what `page.js` shows of all measured prefixes: the verdict and two charts."""
     figures = truth.figures
     return {
         "verdict": [{"text": remark.text, "row": remark.row} for remark in verdict(figures)],
@@ -56,27 +57,27 @@ def truth_data(truth: ValueTruth) -> dict[str, Any]:
 
 
 def measured_prefixes(
-    truth: ValueTruth, shown: Mapping[int, Int[Tensor, " n"]]
+    truth: ValueTruth, places_by_row: Mapping[int, Int[Tensor, " n"]]
 ) -> dict[int, Profile]:
-    """The measured prefixes of each row before one of its shown tokens, in order.
+    """Return each row's measured prefixes that end before one of its shown tokens, in order.
+
+    The columns are num_tokens (how many shown tokens come before), mean (of the returns), low and
+    high (of its 95 % interval), num_continuations and value (the critic's).
 
     Args:
-        shown: of each row the places of its shown tokens in the response; of an episode those that
-            the policy sampled.
-
-    Columns: num_tokens, among the shown, mean of the returns, low and high of its 95 % interval,
-    num_continuations, value: V there.
+        places_by_row: the places of each row's shown tokens in the response. In an episode they
+            are those that the policy sampled.
     """
     spread = fmean(point.noise * len(point.returns) for point in truth.points)
-    found: dict[int, Profile] = {}
-    for row, at in shown.items():
-        number = {place: i for i, place in enumerate(at.tolist())}
+    profiles: dict[int, Profile] = {}
+    for row, places in places_by_row.items():
+        number = {place: i for i, place in enumerate(places.tolist())}
         points = [p for p in truth.points if p.row == row and p.num_tokens in number]
         if not points:
             continue
         points.sort(key=lambda point: point.num_tokens)
         limits = [true_value_interval(p, truth.outcomes, spread=spread) for p in points]
-        found[row] = {
+        profiles[row] = {
             "num_tokens": [number[point.num_tokens] for point in points],
             "mean": [point.mean for point in points],
             "low": [low for low, _ in limits],
@@ -84,15 +85,15 @@ def measured_prefixes(
             "num_continuations": [len(point.returns) for point in points],
             "value": finite_cells([point.value for point in points]),
         }
-    return found
+    return profiles
 
 
 def truth_calibration(truth: ValueTruth) -> Profile:
-    """Columns of a table with one row for each bin of the critic's values that has prefixes.
+    """Return the columns of a table with one row for each bin of the critic's values.
 
-    Bins of equal width. The 95 % interval of `truth_mean` takes the prefixes of a prompt as one
-    draw, and ends with the lowest and the highest return; None where fewer than four prompts are in
-    the bin. Empty without a critic.
+    The bins have equal widths; empty ones are left out. The 95 % interval of `truth_mean` takes the
+    prefixes of a prompt as one draw. It is cut to the lowest and highest return, and None if fewer
+    than four prompts are in the bin. Without a critic the table is empty.
     """
     by_prompt: dict[str, list[tuple[float, float, float]]] = defaultdict(list)
     for point in truth.points:
@@ -106,14 +107,14 @@ def truth_calibration(truth: ValueTruth) -> Profile:
     low, high = float(values[mask].min()), float(values[mask].max())
     edges = torch.linspace(low, high, _CALIBRATION_BINS + 1).double()
     table = calibration(values, means, mask, edges=edges)
-    used = table.num_tokens > 0
+    has_prefixes = table.num_tokens > 0
     earned = [x for point in truth.points for x in point.returns]
     lows, highs = limits_of_bins(table, min(earned), max(earned))
     return {
-        "value_mean": table.mean_value[used].tolist(),
-        "truth_mean": table.mean_return[used].tolist(),
+        "value_mean": table.mean_value[has_prefixes].tolist(),
+        "truth_mean": table.mean_return[has_prefixes].tolist(),
         "truth_ci_low": lows,
         "truth_ci_high": highs,
-        "num_prefixes": table.num_tokens[used].tolist(),
-        "num_prompts": table.num_clusters[used].tolist(),
+        "num_prefixes": table.num_tokens[has_prefixes].tolist(),
+        "num_prompts": table.num_clusters[has_prefixes].tolist(),
     }

@@ -1,4 +1,4 @@
-"""Other people's text with no character that has an effect of its own. Imports no transformers."""
+"""Makes text safe to show: no character has an effect of its own. Imports no transformers."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ _CONTROLS = {"\n": "\u21b5\n", "\t": "\u21e5", "\x7f": "\u2421"}
 
 
 def visible_text(text: str) -> str:
-    """Make everything visible: controls, invisible and direction-changing characters are named.
+    """Replace controls, invisible and direction-changing characters by visible names.
 
     >>> visible_text("a\\tb\\u202e  ")
     'a\\u21e5b\\u27e8U+202E\\u27e9\\u2423\\u2423'
     """
     text = re.sub(r" {2,}| $|^ $", lambda spaces: "\u2423" * len(spaces[0]), text)
-    shown: list[str] = []
+    parts: list[str] = []
     marks = 0
     for place, c in enumerate(text):
         is_mark = unicodedata.category(c) in ("Mn", "Me")
         marks = marks + 1 if is_mark else 0
         if is_mark and marks <= _MAX_MARKS:
-            shown.append(c if place else f"\u25cc{c}")
+            parts.append(c if place else f"\u25cc{c}")
         else:
-            shown.append(_named(c) if is_mark else _shown(c))
-    return "".join(shown)
+            parts.append(_code_point(c) if is_mark else _visible_character(c))
+    return "".join(parts)
 
 
-def _shown(c: str) -> str:
+def _visible_character(c: str) -> str:
     if c in _CONTROLS:
         return _CONTROLS[c]
     if c < " ":
@@ -36,8 +36,8 @@ def _shown(c: str) -> str:
     if "\udc80" <= c <= "\udcff":  # a byte that is no character: surrogateescape
         return f"\u27e8{ord(c) - 0xDC00:02X}\u27e9"
     is_plain = c == " " or c.isprintable()  # not: Cc, Cf, Cs, Co, Cn, Zl, Zp, Zs
-    return c if is_plain else _named(c)
+    return c if is_plain else _code_point(c)
 
 
-def _named(c: str) -> str:
+def _code_point(c: str) -> str:
     return f"\u27e8U+{ord(c):04X}\u27e9"

@@ -165,7 +165,7 @@ def with_values(
     return [point for point in valued if point.value is not None and math.isfinite(point.value)]
 
 
-def outcomes_of(config: FitConfig) -> Outcomes:
+def possible_outcomes(config: FitConfig) -> Outcomes:
     """Return the two possible returns; None if a return may be another number."""
     plain = gives_configured_rewards(config) and config.algorithm.gamma == 1
     return reward_range(config) if plain and not critic_is_punished(config) else None
@@ -188,7 +188,7 @@ def beside_values(
         num_tokens: how many tokens this rank sampled for them.
         values: the critic's values of this rank's batch; None without a critic.
     """
-    valued, outcomes = with_values(points, values), outcomes_of(config)
+    valued, outcomes = with_values(points, values), possible_outcomes(config)
     first_row, all_points = 0, []
     for rank_points in gather_objects(valued):  # rows are numbered anew over all ranks
         all_points += [replace(point, row=first_row + point.row) for point in rank_points]

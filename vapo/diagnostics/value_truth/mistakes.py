@@ -16,7 +16,7 @@ from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 
 _LEVEL = 0.05  # the chance that a response without any fall gets one
 _DRAWS = 200  # draws of a response's true values, for the share that an exact critic finds
-_LEAST_STRENGTH = 0.1  # of the prior, in returns, if all measured values are at the ends
+_LEAST_STRENGTH = 0.1  # the prior counts as this many returns if all measured values are extreme
 
 Responses = Sequence[Sequence[TruthPoint]]  # the steps of each response, in order
 
