@@ -13,7 +13,7 @@ from tests.config.fits import fit_config
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, engine_arguments
-from vapo.studies.memory.engine_beside import chosen_sleep, with_sleep_level
+from vapo.studies.memory.engine_beside import choose_sleep, with_sleep_level
 from vapo.studies.memory.estimate import MemoryEstimate
 from vapo.system.host_memory import GIB
 
@@ -31,7 +31,7 @@ VLLM = ("rollouts.engine=vllm",)
 )
 def test_by_the_sum_of_both(device: float, engine: float, training: float, level: int) -> None:
     sizes = {"device": device * GIB, "engine": engine * GIB, "training": training * GIB}
-    assert chosen_sleep(**sizes).level == level
+    assert choose_sleep(**sizes).level == level
 
 
 def chosen(

@@ -32,12 +32,12 @@ from vapo.networks.token_inputs import Layout
 from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
 from vapo.studies.memory.sizes import worst_microbatch
 from vapo.studies.simulation.counting import StepCounts
-from vapo.studies.simulation.cutting import cut_of, made_up_rows
+from vapo.studies.simulation.cutting import cut_minibatch, fake_rows
 from vapo.studies.simulation.report import (
     Rates,
-    compared,
     policy_works,
     simulation_lines,
+    stage_bytes,
     step_seconds,
 )
 from vapo.studies.simulation.step import Simulation, simulate
@@ -130,10 +130,10 @@ def test_a_minibatch_is_cut_as_in_training(
 ) -> None:
     """Whole responses; and what is run ends with a micro-batch that is as full as may be."""
     config = mid_size_config(folder, f"training.microbatch_tokens={budget}")
-    cut = cut_of(config, "actor", packing)
+    cut = cut_minibatch(config, "actor", packing)
     assert {(s.rows, s.prompts): n for s, n in cut.counted.items()} == sizes
     (minibatch,) = make_minibatches(
-        replace(made_up_rows(8, 1, has_kl=False), rollouts=full_rollouts()),
+        replace(fake_rows(8, 1, has_kl=False), rollouts=full_rollouts()),
         num_minibatches=1,
         max_tokens=budget,
         pad_id=0,
@@ -316,7 +316,7 @@ def test_several_critics_beside_the_arithmetic(folder: Path, budget: int) -> Non
     assert simulation.microbatches == (
         {"actor": 8, "critic": 8} if budget == 128 else {"actor": 1, "critic": 2}
     )
-    found = compared(simulation, estimate)
+    found = stage_bytes(simulation, estimate)
     assert {s: a / b for s, (b, a) in found.items()} == {
         stage: pytest.approx(1, abs=0.05) for stage in found
     }
@@ -375,7 +375,7 @@ def recipe(name: str, folder: Path, num_layers: int | None = None, *overrides: s
 
 def ratios(config: FitConfig) -> dict[str, float]:
     """Of every stage of a policy step, the arithmetic's bytes to the simulation's."""
-    found = compared(simulate(config), estimated(config))
+    found = stage_bytes(simulate(config), estimated(config))
     return {stage: arithmetic / simulated for stage, (simulated, arithmetic) in found.items()}
 
 
@@ -420,7 +420,7 @@ def test_adapters_of_32b_on_64_ranks(tmp_path: Path) -> None:
     assert actor.bytes["reduce-scatter"] == 8 * 4 * (2 * of_a + of_b)
     states = simulation.peaks[POLICY, "at rest"]["optimizer states"]
     assert states == pytest.approx(2 * 2 * 4 * (of_a / 32 + of_b / 64), rel=0.01)
-    found = compared(simulation, estimated(config))
+    found = stage_bytes(simulation, estimated(config))
     update = [arithmetic / simulated for simulated, arithmetic in found.values()][:2]
     assert update == [pytest.approx(1, abs=0.1)] * 2
 

@@ -81,7 +81,7 @@ def measure(
         value_unlearning=() if unlearning is None else tuple(unlearning.middles),
         response_length=tuple(collapse.lengths),
     )
-    figures = figures_of(
+    figures = collect_figures(
         setting, start, beginning, unlearning, collapse, states.oracle(batch), num_iterations
     )
     return figures, curves
@@ -125,7 +125,7 @@ def trial_run(
     return module
 
 
-def figures_of(
+def collect_figures(
     setting: Sampling,
     start: StartPolicy,
     beginning: Beginning,

@@ -182,7 +182,7 @@ def _weight(weight: float, kind: str) -> Condition:
 def _collapse_conditions(figures: GateFigures) -> list[Condition]:
     guess, start, going_on = figures.guess, figures.value_start, figures.mean_reward
     if guess is None:
-        unknown = "the value of a guess is not known: give --answer_now what ends a response"
+        unknown = "the value of a guess is not known: give what ends a response as --answer_now"
         return [(None, unknown)]
     worth = f"a guess's {guess}"
     sides = {True: "below", False: "above", None: "within the interval of"}

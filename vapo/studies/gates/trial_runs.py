@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from vapo.advantages.credit import value_places
 from vapo.config import FitConfig
-from vapo.diagnostics.oracle import explained_by, state_values, token_returns
+from vapo.diagnostics.oracle import explained_variance_of_values, state_values, token_returns
 from vapo.studies.gates.rules import Interval
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
@@ -64,7 +64,7 @@ class StateReturns:
         if states is None:
             return None
         values = state_values(self.states, self.returns, states)
-        return explained_by(values, token_returns(heldout, self.config))
+        return explained_variance_of_values(values, token_returns(heldout, self.config))
 
 
 class HeldOutValues(NamedTuple):

@@ -32,7 +32,7 @@ class Sleep:
     line: str
 
 
-def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
+def choose_sleep(*, device: float, engine: float, training: float) -> Sleep:
     """Decide by three numbers of bytes.
 
     Args:
@@ -40,7 +40,7 @@ def chosen_sleep(*, device: float, engine: float, training: float) -> Sleep:
         engine: what the engine holds while it is awake.
         training: what training holds at its peak.
 
-    >>> chosen_sleep(device=80 * 2**30, engine=40 * 2**30, training=10 * 2**30).level
+    >>> choose_sleep(device=80 * 2**30, engine=40 * 2**30, training=10 * 2**30).level
     0
     """
     total = engine + training * _ERROR + _CONTEXT
@@ -107,4 +107,4 @@ def _estimated_sleep(
     if options.kv_cache_memory_bytes is not None:
         sampling = estimate.stages["sampling"]
         engine = sum(size for part, size in sampling.items() if part.startswith("vLLM")) + _GRAPHS
-    return chosen_sleep(device=device, engine=engine, training=training_bytes(estimate))
+    return choose_sleep(device=device, engine=engine, training=training_bytes(estimate))

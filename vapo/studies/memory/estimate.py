@@ -239,7 +239,7 @@ def _update(network: NetworkBytes, networks: list[NetworkBytes], config: FitConf
     return {
         "gradients": _gradients(network, several, peak, config),
         "gathered weights": network.layers_gathered + network.root_gathered + network.base_gathered,
-        "gradients in reduction": network.reducing(peak),
+        "gradients in reduction": network.reduction_bytes(peak),
         "activations": memory.kept_bytes,
         "logits, temporaries": peak - memory.kept_bytes,
     }

@@ -90,7 +90,7 @@ class NetworkBytes:
             self.layers_gathered = base[0].layers_gathered
             self.base_gathered = base[0].root_gathered
 
-    def reducing(self, activations: float) -> float:
+    def reduction_bytes(self, activations: float) -> float:
         """The bytes of whole gradients while they are reduced to shards.
 
         Early in the backward pass, a layer's gradients are reduced while the head's wait for the

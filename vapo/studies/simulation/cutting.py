@@ -55,7 +55,7 @@ class Cut:
         return whole
 
 
-def cut_of(config: FitConfig, network: str, layout: Layout) -> Cut:
+def cut_minibatch(config: FitConfig, network: str, layout: Layout) -> Cut:
     """Cut a process's minibatch of `actor` or `critic`, in which every response is the longest.
 
     Where prompts are shared, the responses are spread over all prompts that the process has.
@@ -98,10 +98,10 @@ def _longest_rollouts(size: Lengths, *, num_critics: int) -> TrainingBatch:
         Rollout(prompts[i % num], response, "", (), FinishReason.STOP) for i in range(size.rows)
     ]
     members = torch.tensor([i % num % num_critics for i in range(size.rows)])
-    return made_up_rows(size.rows, 1, has_kl=False, rollouts=rollouts, critic_members=members)
+    return fake_rows(size.rows, 1, has_kl=False, rollouts=rollouts, critic_members=members)
 
 
-def made_up_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any) -> TrainingBatch:
+def fake_rows(num_rows: int, num_tokens: int, *, has_kl: bool, **columns: Any) -> TrainingBatch:
     """Make rows of `num_tokens` tokens that all losses count and whose numbers are 0.
 
     Args:

@@ -48,7 +48,7 @@ def arithmetic_parts(estimate: MemoryEstimate, stage: str) -> dict[str, float]:
     return {row: sum(parts.get(name, 0.0) for name in names) for row, names in _ROWS.items()}
 
 
-def compared(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tuple[float, float]]:
+def stage_bytes(simulation: Simulation, estimate: MemoryEstimate) -> dict[str, tuple[float, float]]:
     """Return for each stage of a policy step its simulated bytes and the arithmetic's."""
     return {
         stage: (sum(parts.values()), sum(arithmetic_parts(estimate, stage).values()))
@@ -81,7 +81,7 @@ def policy_works(simulation: Simulation) -> dict[str, StepWork]:
 def simulation_lines(simulation: Simulation, estimate: MemoryEstimate, rates: Rates | None) -> str:
     """Return tables of memory and work, a step's time at these rates, and the peaks' ratio."""
     ranks = simulation.num_ranks
-    stages = compared(simulation, estimate)
+    stages = stage_bytes(simulation, estimate)
     lines = [
         "",
         f"one training step on fake tensors, as one of {ranks} ranks (not measured on a GPU); "

@@ -27,7 +27,7 @@ from vapo.networks.precision import computing_dtype
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import token_inputs
 from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, StepWork
-from vapo.studies.simulation.cutting import Cut, cut_of, made_up_rows
+from vapo.studies.simulation.cutting import Cut, cut_minibatch, fake_rows
 from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
 from vapo.system.private_attributes import checkpoint_state, watch_propagation
 from vapo.training.minibatches import Microbatch, Microbatches, Minibatch, passes
@@ -196,7 +196,7 @@ class _SimulatedModule(VapoModule):
     def _minibatch(self, networks: tuple[str, ...]) -> Minibatch:
         cuts = {}
         for name in networks:
-            cut = self.cuts[name] = cut_of(self.config, name, self.layout)
+            cut = self.cuts[name] = cut_minibatch(self.config, name, self.layout)
             self.simulation.microbatches[name] = cut.num_microbatches
             chunks = [[index] for index in range(len(cut.run))]
             cuts[name] = Microbatches(chunks, partial(self._microbatch, name))
@@ -232,7 +232,7 @@ class _SimulatedModule(VapoModule):
             tensors["actor_states"] = model.empty_states(len(real.targets), dtype)
         has_kl = self.config.algorithm.kl.coef > 0
         members = torch.full((size.rows,), member) if self.config.critic.count > 1 else None
-        rows = made_up_rows(size.rows, size.response_tokens, has_kl=has_kl, critic_members=members)
+        rows = fake_rows(size.rows, size.response_tokens, has_kl=has_kl, critic_members=members)
         return Microbatch(replace(real, **tensors), rows)
 
     def _note_step(self) -> None:
