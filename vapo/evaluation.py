@@ -252,7 +252,10 @@ def _table(
 def _turn_columns(
     rollout: Rollout, tokenizer: PreTrainedTokenizerBase, *, keeps_special: bool
 ) -> dict[str, Any]:
-    """Return an episode's columns: its turns, also in place of the response's text."""
+    """Return an episode's columns: its turns in place of the response, their number and rewards.
+
+    A response that is not shown in turns has none.
+    """
     if not shows_turns(rollout):
         return {}
     rewards = json.dumps([turn.reward for turn in rollout.turns])

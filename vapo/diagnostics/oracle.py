@@ -49,7 +49,7 @@ def oracle_explained_variance(stored: StoredRollouts) -> float | None:
 
     `oracle` has values. For `oracle_state` the value of a state is the mean return of the training
     tokens in it and of one token with the mean of all, so that a rare state is near that mean.
-    None if no column of the two is in all rollouts that it needs.
+    None if neither column is complete.
     """
     values = _at_values(stored, stored.heldout, "oracle")
     if values is None:

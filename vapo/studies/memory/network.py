@@ -91,10 +91,10 @@ class NetworkBytes:
             self.base_gathered = base[0].root_gathered
 
     def reduction_bytes(self, activations: float) -> float:
-        """The bytes of whole gradients while they are reduced to shards.
+        """The bytes that whole gradients need, until they are shards, beyond those of activations.
 
         Early in the backward pass, a layer's gradients are reduced while the head's wait for the
-        embedding's. At its end the root's are reduced; then the activations are free already.
+        embedding's. At its end the root's are reduced, in the memory of the freed activations.
         """
         if not self.is_sharded:
             return 0.0
