@@ -42,7 +42,7 @@ def test_a_reward_model_s(reward: float) -> None:
     replies: list[dict[str, Any]] = []
     judge._threshold, judge._waiting = 0.0, dict.fromkeys(range(2), (None, replies.append))
     judge._scores = lambda rollouts: [reward, 1.5]
-    judge.pump(1.0)
+    judge.poll(1.0)
     assert "at most 1e+12 in size" in replies[0]["failure"]
     assert replies[1] == {"is_correct": True, "reward": 1.5}
 

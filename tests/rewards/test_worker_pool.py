@@ -312,7 +312,7 @@ def test_a_task_that_was_only_waiting_in_a_process_that_died_is_not_blamed():
             pool.submit((text, "42", {}), partial(replies.__setitem__, text))
         deadline = time.monotonic() + 20
         while len(replies) < 4 and time.monotonic() < deadline:
-            pool.pump(0.0)
+            pool.poll(0.0)
             time.sleep(0.01)
     failures = {text: reply.get("failure") for text, reply in replies.items()}
     assert failures == {"0.1": None, "nap": None, "crash": "crash", "42": None}
@@ -327,9 +327,9 @@ def test_a_process_goes_on_while_nobody_looks():
         replies: list[Any] = []
         for _ in range(2):
             pool.submit(("0.3", "", {}), replies.append)
-        pool.pump(0.0)
+        pool.poll(0.0)
         time.sleep(0.9)
-        pool.pump(0.0)
+        pool.poll(0.0)
         assert len(replies) == 2
 
 
@@ -344,10 +344,10 @@ def test_a_large_task_waits_until_the_process_reads():
         for _ in range(2):
             pool.submit(("0.5", "x" * 1_000_000, {}), replies.append)
         start = time.monotonic()
-        pool.pump(0.0)
+        pool.poll(0.0)
         assert time.monotonic() - start < 0.3
         while len(replies) < 2 and time.monotonic() < start + 10:
-            pool.pump(0.1)
+            pool.poll(0.1)
         assert [reply["is_correct"] for reply in replies] == [True, True]
 
 

@@ -123,8 +123,8 @@ def test_forgotten_tasks_get_no_reply_and_others_do() -> None:
         for question in asked[::2]:
             question.forget()
         while len(replies) < 4:
-            pool.pump(0.5)
-        pool.pump(0.0)
+            pool.poll(0.5)
+        pool.poll(0.0)
         assert [reply["extracted"] for reply in replies] == ["1", "3", "5", "7"]
 
 

@@ -372,7 +372,7 @@ def test_whatever_can_be_called_judges(given: Callable[..., Any], path: str) -> 
     check_function(path, key=KEY)
     sent = bytes_of(path, key=KEY)
     user_functions.handed.clear()  # a worker was handed nothing
-    judge = make_python(path, sent=sent)
+    judge = make_python(path, function_bytes=sent)
     assert [judge(text, "a", {"m": 1}).is_correct for text in ("ok", "not")] == [True, False]
 
 
@@ -441,14 +441,14 @@ class Waiting:
 )
 def test_a_coroutine_function_is_waited_for_in_every_wrapping(given: Callable[..., Any]) -> None:
     path = function_path(given, key=KEY)
-    verifier = make_python(path, sent=bytes_of(path, key=KEY))
+    verifier = make_python(path, function_bytes=bytes_of(path, key=KEY))
     assert verifier("text", "answer", {}) == Judgement(True)
 
 
 def test_a_generator_is_refused() -> None:
     path = function_path(yields, key=KEY)
     with pytest.raises(UserError, match="is a generator: write a function that returns"):
-        make_python(path, sent=bytes_of(path, key=KEY))
+        make_python(path, function_bytes=bytes_of(path, key=KEY))
 
 
 @pytest.mark.parametrize(
@@ -459,7 +459,7 @@ def test_a_generator_is_refused() -> None:
 def test_what_does_not_take_its_arguments_is_refused(given: Callable[..., Any]) -> None:
     path = function_path(given, key=KEY)
     with pytest.raises(UserError, match=r"cannot be called with \(response_text, answer, metadata"):
-        make_python(path, sent=bytes_of(path, key=KEY))
+        make_python(path, function_bytes=bytes_of(path, key=KEY))
 
 
 def test_what_a_script_has_in_hand_reaches_the_workers(tmp_path: Path) -> None:

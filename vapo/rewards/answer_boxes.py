@@ -1,6 +1,6 @@
-r"""The boxes and `<answer>` tags of a response.
+r"""Finds the boxes and `<answer>` tags of a response.
 
-A mention of the command or the tag, as in `given in \boxed form`, is none.
+A mention of the command or the tag, as in `given in \boxed form`, does not count as one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FRAMES = (
 _BOXED = "boxed|aboxed"
 _ENVIRONMENTS = "boxed|fbox|framed|mdframed|tcolorbox"
 _NUM_ARGUMENTS = {"colorbox": 1, "fcolorbox": 2}
-"""How many arguments, the colours, come before what is in the box."""
+"""How many arguments, which are colours, come before the content of the box."""
 
 _OPTIONS = r"\*?(?:\s*\[[^][{}]{0,99}\]){0,2}"
 _OPENING = {
@@ -66,10 +66,10 @@ _PLACEHOLDER = re.compile(
 
 @dataclass(frozen=True)
 class Box:
-    r"""A box or a tag: `start` is where it begins, `end` is behind its last brace or tag.
+    r"""A box or a tag, from position `start` up to `end`, just behind its last brace or tag.
 
-    `is_cut`: it does not close, or its command has no braces around the answer. `is_frame`: it is
-    another box than `\boxed`.
+    `is_cut` means that it does not close, or that its command has no braces around the answer.
+    `is_frame` means that it is a box by another command than `\boxed`.
     """
 
     start: int
@@ -80,9 +80,9 @@ class Box:
 
     @property
     def is_placeholder(self) -> bool:
-        r"""Whether it holds nothing, or stands for an answer, as in `I used \boxed{} as asked`.
+        r"""Whether it is empty or stands for an answer, as in `I used \boxed{} as asked`.
 
-        So does a frame around a note of several words.
+        A frame around a note of several words counts, too.
         """
         is_long = len(self.content) > _MAX_PLACEHOLDER_CHARS
         has_digits = bool(re.search("[0-9]", self.content))
@@ -95,31 +95,31 @@ class Box:
 
 
 def last_box(text: str) -> Box | None:
-    r"""The last box, or the last boxes as one, where nothing but `,`, `and` or `or` is between.
+    r"""Return the last box, or the last boxes as one if only `,`, `and` or `or` is between them.
 
-    A placeholder after another box is none.
+    Placeholders count only if there is no other box.
 
     >>> last_box(r"so $x = \boxed{1}$ or $x = \boxed{2}$, in \boxed{} form").content
     'x = 1 or x = 2'
     """
     boxes = _boxes(text)
-    filled = [box for box in boxes if not box.is_placeholder]
-    if not filled:
+    full_boxes = [box for box in boxes if not box.is_placeholder]
+    if not full_boxes:
         return boxes[-1] if boxes else None
-    first = len(filled) - 1
+    first = len(full_boxes) - 1
     names: list[str] = []
     while first > 0:
-        gap = text[filled[first - 1].end : filled[first].start]
+        gap = text[full_boxes[first - 1].end : full_boxes[first].start]
         match = _BETWEEN.fullmatch(gap) if len(gap) <= _MAX_BETWEEN else None
         if match is None:
             break
         names.append(match.group("name"))
         first -= 1
-    return _joined(text, filled[first:], names[::-1]) if names else filled[-1]
+    return _joined(text, full_boxes[first:], names[::-1]) if names else full_boxes[-1]
 
 
 def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
-    """A list of what several boxes hold, each once, with their names where all have one."""
+    """Join several boxes to a list of their contents, each once, with names if all have one."""
     first = boxes[0]
     name = _NAME.search(text[max(0, first.start - _MAX_BETWEEN) : first.start])
     names = [name.group(1) if name else "", *names]
@@ -132,21 +132,21 @@ def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
 
 
 def _boxes(text: str) -> list[Box]:
-    """The outermost boxes, in order.
+    """Return the outermost boxes in order.
 
-    Space or a line's end may stand before the brace, as TeX has it. A box that holds nothing but
-    another one is that one. A frame around other boxes is set aside. A last box that never closes
-    is cut, as the response was inside its answer.
+    Space or a line's end may stand before the brace, as in TeX. If a box holds only another box,
+    its content is that box's. A frame around other boxes is left out. A last box that never closes
+    is cut: the response ended inside its answer.
     """
     openings: list[_Opening | None] = []  # of open braces
-    of_brace: dict[int, _Opening] = {}  # where a brace opens a box
+    openings_by_brace: dict[int, _Opening] = {}  # where a brace opens a box
     spans: list[_Span] = []
     last_opened, is_last_whole = -1, True
     first = _FIRST.search(text)
     for match in _TOKEN.finditer(text, first.start()) if first else ():
         start, end, kind = match.start(), match.end(), match.lastgroup
         if text[start] == "{":
-            openings.append(of_brace.pop(start, None))
+            openings.append(openings_by_brace.pop(start, None))
         elif text[start] == "}" or kind == "ended":
             opening = openings.pop() if openings else None
             if opening is not None:
@@ -160,7 +160,7 @@ def _boxes(text: str) -> list[Box]:
             brace = _OPENING[_NUM_ARGUMENTS.get(command, 0)].match(text, end)
             if brace:
                 is_frame = bool(re.fullmatch(_FRAMES, command))
-                of_brace[brace.end() - 1] = _Opening(start, brace.end(), is_frame)
+                openings_by_brace[brace.end() - 1] = _Opening(start, brace.end(), is_frame)
                 last_opened, is_last_whole = start, False
             elif span := _without_braces(text, start, end):
                 spans.append(span)
@@ -174,7 +174,7 @@ def _boxes(text: str) -> list[Box]:
 
 @dataclass(frozen=True)
 class _Opening:
-    """Where a box that is open begins, and where its content does."""
+    """The positions at which an open box begins (`start`) and its content begins (`begin`)."""
 
     start: int
     begin: int
@@ -183,7 +183,7 @@ class _Opening:
 
 @dataclass(frozen=True)
 class _Span:
-    """A box by places: its own and those of its content."""
+    """A box from `start` to `end`, with its content from `begin` to `stop`."""
 
     start: int
     end: int
@@ -194,7 +194,7 @@ class _Span:
 
 
 def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int, int]) -> None:
-    """Put a box that closes in the place of those inside of it; a frame around boxes is none."""
+    """Add a box that closes, without those inside it. A frame around boxes is dropped instead."""
     stop, end = closing
     content = opening.begin, stop
     while spans and spans[-1].start > opening.start:
@@ -207,9 +207,10 @@ def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int,
 
 
 def _without_braces(text: str, start: int, end: int) -> _Span | None:
-    r"""`\boxed(42)`; a cut box if an answer follows without brackets; None for a mention.
+    r"""Return the box of a command without braces: `\boxed(42)` has its content in other brackets.
 
-    At the response's end it is an empty box.
+    The box is cut if an answer follows without brackets, and empty at the response's end. Otherwise
+    the command is only mentioned, and there is none.
     """
     if match := _OTHER_BRACKETS.match(text, end):
         begin, stop = next(match.span(i) for i in (2, 3, 4) if match.group(i) is not None)
@@ -224,9 +225,9 @@ def _without_braces(text: str, start: int, end: int) -> _Span | None:
 
 
 def last_tag(text: str) -> Box | None:
-    """The last `<answer>...</answer>`; a placeholder after another tag is none.
+    """Return the last `<answer>...</answer>`. Placeholders count only if there is no other tag.
 
-    A tag that does not close is cut, but for a mention: `as asked in <answer> tags`.
+    A tag that does not close is cut, unless it is a mention: `as asked in <answer> tags`.
     """
     placeholder: Box | None = None
     tag: Box | None

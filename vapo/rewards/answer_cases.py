@@ -15,26 +15,30 @@ from vapo.rewards.answer_text import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
 
 MAX_MEETINGS = 16
-"""So many places are used for one symbol, the ones closest to zero."""
+"""At most this many places are used for one symbol: the ones closest to zero."""
 
 MAX_DEGREE = 4
 """The zeros of a sum are found where it is a polynomial of at most this degree."""
 
 WHOLE_NUMBERS = range(-6, 7)
-"""At these, too, where a floor is in the expression: it differs from a ceiling at whole numbers."""
+"""Points at which an expression with a floor is also compared: there it differs from a ceiling."""
 
 _SAMPLED = tuple(Fraction(x) for x in (0, 1, -1, 2, -2, 3, -3))
 _STEPS = {"floor", "ceiling"}
 _BOUNDARIES = {"arcsin": (-1, 0, 1), "arccos": (-1, 0, 1), "ln": (0, 1), "log": (0, 1)}
 Evaluate = Callable[[Node, Number], Number | None]
-"""The value of a part of the expression where the symbol is this; None if it has no real one."""
+"""Returns a part's value for a value of the symbol; None if it is not real."""
 
 
 def case_points(nodes: tuple[Node, ...], name: str, evaluate: Evaluate) -> list[Number]:
-    """Values of the symbol, one for each case: between all places where cases meet, and beyond."""
+    """Return values of the symbol, one for each case: between the places where cases meet, and
+    beyond them.
+
+    With a floor in an expression there are also these places and whole numbers themselves.
+    """
     parts = dict.fromkeys(part for node in nodes for part in _parts(node))
-    found = {place for part in parts for place in _meetings(part, name, evaluate)}
-    closest = sorted(found, key=lambda place: abs(inexact(place)))[:MAX_MEETINGS]
+    places = {place for part in parts for place in _meetings(part, name, evaluate)}
+    closest = sorted(places, key=lambda place: abs(inexact(place)))[:MAX_MEETINGS]
     meetings = sorted(closest, key=inexact)
     if not meetings:
         return []
@@ -53,7 +57,7 @@ def _parts(node: Node) -> Iterator[Node]:
 
 
 def _meetings(part: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Where the symbol changes the case of this part."""
+    """Yield the values of the symbol at which this part changes its case."""
     if part.kind in _STEPS:
         yield from _steps(part.children[0], name, evaluate)
     elif part.kind == "divide":
@@ -65,7 +69,8 @@ def _meetings(part: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
 
 
 def _steps(argument: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Where the argument of a floor is a whole number, around its value at zero or at one."""
+    """Yield the places where the argument of a floor is a whole number near its value at the first
+    sampled place that has one."""
     values = (evaluate(argument, x) for x in _SAMPLED)
     value = next((value for value in values if value is not None), None)
     if value is not None and not isinstance(value, mp.mpc) and abs(value) < 10**9:
@@ -74,7 +79,10 @@ def _steps(argument: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
 
 
 def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Where this part has this value: what is done to the symbol is undone from outside in."""
+    """Yield the values of the symbol for which the node has the value `target`.
+
+    The operations on the symbol are inverted one after the other, from the outside to the inside.
+    """
     varying = [child for child in node.children if name in symbols_of(child)]
     if node.kind == "symbol" and node.value == name:
         yield target
@@ -85,12 +93,12 @@ def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterat
         for inner in _undone(node, varying[0], target, evaluate):
             yield from _places(varying[0], inner, name, evaluate)
     elif varying:
-        less = Node("add", (node, Node("number", value=-target)))
-        yield from _zeros_of_polynomial([evaluate(less, x) for x in _SAMPLED])
+        shifted = Node("add", (node, Node("number", value=-target)))
+        yield from _zeros_of_polynomial([evaluate(shifted, x) for x in _SAMPLED])
 
 
 def _undone(node: Node, inner: Node, target: Number, evaluate: Evaluate) -> list[Number]:
-    """The values of the one part that varies, of those that give the whole this value."""
+    """Return the values of `inner`, the one part that varies, for which the node is `target`."""
     others = [evaluate(child, Fraction(0)) for child in node.children if child is not inner]
     is_first = node.children[0] is inner
     try:
@@ -124,11 +132,15 @@ _INVERSES: dict[tuple[str, bool], Callable[..., list[Number]]] = {
     **{(f"arc{name}", True): lambda t, f=INEXACT[name]: [f(inexact(t))]
        for name in ("sin", "cos", "tan")},
 }  # fmt: skip
-"""For each kind, and whether its first part is the one that varies."""
+"""The inverse of each kind of node, by whether its first part is the one that varies. Arguments are
+the node's value and the values of its other parts."""
 
 
 def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
-    """The real zeros of the polynomial with these values at `_SAMPLED`; none if it is no such."""
+    """Return the real zeros of the polynomial with these values at `_SAMPLED`.
+
+    There are none if no polynomial of degree 1 to `MAX_DEGREE` has these values.
+    """
     differences = [v for v in values if v is not None and not isinstance(v, mp.mpc)]
     if len(differences) < len(_SAMPLED):
         return []
@@ -154,6 +166,7 @@ def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
 
 
 def _roots(coefficients: list[Number]) -> list[Number]:
+    """Return the real roots of a polynomial; its coefficients begin with the highest power's."""
     first, second = coefficients[:2]
     if len(coefficients) == 2:
         return [-second / first]

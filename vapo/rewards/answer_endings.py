@@ -110,16 +110,16 @@ class _Marked:
 
 
 def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -> str | None:
-    """The answer of a response without a box: its last line, or what that line says.
+    """Return the answer of a response without a box: its last line, or what that line says.
 
-    `Answer: 42`, `The answer is 42.`, `#### 42`, a line that is an answer itself, `so x = 42`,
-    `The total is 42.` or `So she has 42 apples left.`, unless something is denied in it. A marked
-    answer, as the first three, may have lines without a number after it.
+    The line may be `Answer: 42`, `The answer is 42.`, `#### 42`, an answer itself, `so x = 42`,
+    `The total is 42.` or `So she has 42 apples left.`. A line that denies something has no answer.
+    The first three are marked answers, after which lines without a number may follow.
 
     Args:
-        only_marked: no other answers count.
+        only_marked: whether only marked answers count.
     """
-    # what the policy thought is no part of the line behind it
+    # the end of the thoughts also ends a line
     text = THOUGHT_END.sub("\n", text[-MAX_PLAIN_CHARS:])
     lines = closing_lines(_UNREADABLE.sub(" ", text))
     if not lines:
@@ -142,11 +142,11 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
 
 
 def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None:
-    """What the line marks as the answer, or the line before it does: `Answer:`, then 42."""
+    """Return what the line marks as the answer; or all of it, if the line before is `Answer:`."""
     line = without_setting(without_markdown(lines[index]))
-    answer, before = _last_marked(line)
+    answer, text_before = _last_marked(line)
     if answer:
-        return _Marked("" if _is_denied(before) else _without_remark(answer, is_answer))
+        return _Marked("" if _is_denied(text_before) else _without_remark(answer, is_answer))
     if index > 0:
         above = without_marks(lines[index - 1])
         mark = _MARKER.search(above)
@@ -160,19 +160,19 @@ def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None
 
 
 def _last_marked(line: str) -> tuple[str, str]:
-    """What follows the line's last marker, and what is before it."""
-    answer = before = ""
+    """Return the text after the line's last marker, and the text before that marker."""
+    answer = text_before = ""
     match = _MARKER.search(line)
     while match:
-        answer, before = match.group("answer"), line[: match.start()]
+        answer, text_before = match.group("answer"), line[: match.start()]
         match = _MARKER.search(line, match.start() + 1)
     answer = without_setting(without_marks(_REASON.sub("", answer)))
     lead = _LEAD.match(answer)
-    return answer[lead.end() :] if lead else answer, before
+    return answer[lead.end() :] if lead else answer, text_before
 
 
 def _without_remark(answer: str, is_answer: IsAnswer) -> str:
-    """`42. This is the sum.` without its second sentence, if that says nothing else."""
+    """Drop a remark after the first sentence, as in `42. This is the sum.`"""
     first, *others = _SENTENCE_END.split(answer, maxsplit=1)
     first = without_setting(without_marks(first))
     if others and re.search("[0-9]", first) and is_answer(first) and _is_remark(others[0]):
@@ -180,13 +180,13 @@ def _without_remark(answer: str, is_answer: IsAnswer) -> str:
     return answer
 
 
-def _is_denied(before: str) -> bool:
-    clause = _CLAUSE_END.split(before)[-1]
+def _is_denied(text_before: str) -> bool:
+    clause = _CLAUSE_END.split(text_before)[-1]
     return bool(_DENIAL.search(clause) or _SUPPOSED.search(clause))
 
 
 def _is_remark(line: str) -> bool:
-    """Whether the line says nothing that could be another answer, or take one back."""
+    """Whether the line says nothing that could be another answer, or retract one."""
     text = without_markdown(line)
     if re.search(r"[0-9=<>^\\$]|(?<![A-Za-z'])[B-HJ-Zb-z](?![A-Za-z'])", text):
         return False
@@ -209,22 +209,26 @@ def _ending(line: str, is_answer: IsAnswer) -> str | None:
 
 
 def _concluded(line: str, is_answer: IsAnswer) -> str | None:
-    """The one number of a last sentence that draws a conclusion: `So she has 42 apples left.`
+    """Return the only number of a concluding last sentence, as in `So she has 42 apples left.`
 
-    None where the sentence has another number, or words that make this one inexact, a name or
-    another number; and where it does not end, as in a response that was cut.
+    It is None if the sentence has another number, or words that make this one inexact, a name or
+    another number. It is also None if the sentence does not end, as in a response that was cut.
     """
     sentence = _SENTENCE_END.split(line)[-1]
     conclusion, numbers = _CONCLUSION.match(sentence), list(_NUMBER.finditer(sentence))
     if not conclusion or len(numbers) != 1 or sentence[-1] not in ".!" or _INEXACT.search(sentence):
         return None
     (number,) = numbers
-    before, after = sentence[: number.start()], sentence[number.end() :]
-    if re.search(r"[0-9=<>\\^$]", before + after) or not re.match(r"\s|[.,;!](?!\S)", after):
+    text_before, text_after = sentence[: number.start()], sentence[number.end() :]
+    if re.search(r"[0-9=<>\\^$]", text_before + text_after) or not re.match(
+        r"\s|[.,;!](?!\S)", text_after
+    ):
         return None
-    if not re.search(r"[a-z]\s+$", before[conclusion.end() :]) or _NUMBERED.search(before):
+    if not re.search(r"[a-z]\s+$", text_before[conclusion.end() :]) or _NUMBERED.search(
+        text_before
+    ):
         return None
-    words = set(re.findall(r"[A-Za-z-]+", (before[conclusion.end() :] + after).lower()))
+    words = set(re.findall(r"[A-Za-z-]+", (text_before[conclusion.end() :] + text_after).lower()))
     if any(changes_number(word) or number_in_words(word) for word in words - _HARMLESS):
         return None
     answer = without_setting(number.group())

@@ -15,22 +15,22 @@ from vapo.rewards.hostile_text import UnsafeTextError
 
 _PI = Node("constant", value="pi")
 _RANGE = re.compile(r"[0-9]+-[0-9]+|[0-9]+([-/])[0-9]+\1[0-9]+")
-"""A reference that is a range or a date: no difference, no quotient."""
+"""A reference that is a range or a date, and so neither a difference nor a quotient."""
 
 
 def is_same_answer(reference: str, response: str, *, counts_percent: bool = False) -> bool:
-    """Whether the response's answer, whole, is the reference's.
+    """Whether the whole of the response's answer equals the reference.
 
     A unit or a name that the reference has may be left out. A unit that it does not have may be
     added where it changes no number: `42 apples` is 42, `42 million` and `42 dozen` are not.
 
     Args:
-        counts_percent: `25%` is the reference 25 as well as 0.25.
+        counts_percent: whether `25%` equals the reference 25, too, and not only 0.25.
     """
     gold, answer = parse_answer(reference), parse_answer(response)
-    if gold.written and gold.written == answer.written:
+    if gold.spelling and gold.spelling == answer.spelling:
         return True
-    if _RANGE.fullmatch(gold.written):
+    if _RANGE.fullmatch(gold.spelling):
         return False
     if answer.mark == "quantity" and gold.kind == "value":  # m + n = 42
         answer = answer.items[0]
@@ -41,10 +41,10 @@ def is_same_answer(reference: str, response: str, *, counts_percent: bool = Fals
 
 
 def same_both_ways(first: str, second: str) -> bool:
-    r"""Whether two responses' answers are one answer, whichever were the reference.
+    r"""Whether two responses give the same answer: each equals the other as a reference.
 
-    So `50\%` votes with `0.5`, and not with 50, which is no `0.5`. Without a reference nothing says
-    that 5 means 5 cm and not 5 m, or that 12 is choice C: these are other answers.
+    So `50\%` votes with `0.5`, and not with 50, which does not equal `0.5`. Without a reference
+    nothing says that 5 means 5 cm and not 5 m, or that 12 is choice C: these answers differ.
     """
     forms = parse_answer(first), parse_answer(second)
     if _units(forms[0]) != _units(forms[1]) or _letter(forms[0]) != _letter(forms[1]):
@@ -53,22 +53,25 @@ def same_both_ways(first: str, second: str) -> bool:
 
 
 def vote_classes(answers: Sequence[str]) -> list[int]:
-    """For each answer the index of the first one that is the same, in at most k(k-1)/2 pairs."""
+    """Return for each answer the index of the first one that is the same.
+
+    At most k(k-1)/2 pairs of k answers are compared.
+    """
     firsts: list[int] = []
     classes = []
     for index, answer in enumerate(answers):
-        found = next((i for i in firsts if same_both_ways(answers[i], answer)), None)
-        if found is None:
+        first_equal = next((i for i in firsts if same_both_ways(answers[i], answer)), None)
+        if first_equal is None:
             firsts.append(index)
-            found = index
-        classes.append(found)
+            first_equal = index
+        classes.append(first_equal)
     return classes
 
 
 def _same_percentage(gold: Form, answer: Form) -> bool:
-    """Whether a percentage is what the reference counts in percent.
+    """Whether the answer is a percentage whose number is the reference, as 25% is 25.
 
-    A reference of at most 1 is a fraction: 0.5% is not 0.5, and 1% is not 1.
+    A reference whose absolute value is at most 1 is a fraction: 0.5% is not 0.5, and 1% is not 1.
     """
     if answer.kind == "equation" and answer.label:
         answer = answer.items[0]
@@ -130,7 +133,7 @@ def _is_choice(form: Form) -> bool:
 
 
 def _same_choice(gold: Form, answer: Form) -> bool:
-    """`(C) 12` is C, and 12."""
+    """Compare answers of which one is a choice with a text: `(C) 12` equals C, and 12."""
     if _letter(gold) and _letter(answer):
         texts = [form.items[0] for form in (gold, answer) if form.items]
         return _letter(gold) == _letter(answer) and (len(texts) < 2 or _same(*texts))
@@ -146,10 +149,13 @@ def _letter(form: Form) -> str:
 
 
 def _units(form: Form) -> frozenset[str]:
-    """What an answer counts or measures; dollars and `units` say no more than the number."""
-    own = {form.unit.name} if form.unit is not None and form.unit.may_be_added else set()
+    """The names of an answer's units that say what it counts or measures.
+
+    Dollars and `units` are left out, as they say no more than the number.
+    """
+    unit_names = {form.unit.name} if form.unit is not None and form.unit.may_be_added else set()
     free = {DOLLARS.name, "unit", "unit^2", "unit^3"}
-    return frozenset(own - free).union(*map(_units, form.items))
+    return frozenset(unit_names - free).union(*map(_units, form.items))
 
 
 def _same_words(gold: Form, answer: Form) -> bool:
@@ -164,16 +170,16 @@ def _same_words(gold: Form, answer: Form) -> bool:
 
 
 def _same_value(gold: Form, answer: Form) -> bool:
-    expected, given = gold.expression, answer.expression
+    expected, response = gold.expression, answer.expression
     if gold.unit == answer.unit:
-        return values_equal(expected, given)
+        return values_equal(expected, response)
     if gold.unit is not None and answer.unit is not None:
         return False
     if gold.unit is None:
-        if _may_be_added(answer.unit, expected) and values_equal(expected, given):
+        if _may_be_added(answer.unit, expected) and values_equal(expected, response):
             return True
         return values_equal(expected, _without_unit(answer))
-    return values_equal(expected, given) or values_equal(_without_unit(gold), given)
+    return values_equal(expected, response) or values_equal(_without_unit(gold), response)
 
 
 def _may_be_added(unit: Unit | None, gold: Node) -> bool:
@@ -200,25 +206,25 @@ def _same_relation(gold: Form, answer: Form) -> bool:
 
 
 def _same_in_any_order(gold: Form, answer: Form) -> bool:
-    expected, given = list(gold.items), list(answer.items)
-    names = [{item.label for item in items} for items in (expected, given)]
+    reference_items, response_items = list(gold.items), list(answer.items)
+    names = [{item.label for item in items} for items in (reference_items, response_items)]
     if names[0] != names[1] and max(map(len, names)) > 1:  # x = 1, y = 2 has an order: 1, 2 is none
         return False
     if "set" in (gold.kind, answer.kind):
-        expected, given = _distinct(expected), _distinct(given)
-    if len(expected) != len(given):
+        reference_items, response_items = _distinct(reference_items), _distinct(response_items)
+    if len(reference_items) != len(response_items):
         return False
-    for item in expected:
-        found = next((other for other in given if _same(item, other)), None)
-        if found is None:
+    for item in reference_items:
+        match = next((other for other in response_items if _same(item, other)), None)
+        if match is None:
             return False
-        given.remove(found)
+        response_items.remove(match)
     return True
 
 
 def _distinct(items: list[Form]) -> list[Form]:
-    kept: list[Form] = []
+    distinct: list[Form] = []
     for item in items:
-        if not any(_same(other, item) for other in kept):
-            kept.append(item)
-    return kept
+        if not any(_same(other, item) for other in distinct):
+            distinct.append(item)
+    return distinct

@@ -1,4 +1,4 @@
-r"""Find the answer's text in a response: a box, an `<answer>` tag, or what its plain end gives."""
+r"""Finds the answer's text in a response: in a box, in an `<answer>` tag or in its plain end."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _HAS_WORDS = re.compile(r"\\text ?\{|[A-Za-z]{2,}(?: [a-z]{2,}|:)")
 
 
 def extract_answer(response_text: str) -> str | None:
-    """The answer's text, as it stands; None without one, empty for an empty box or tag.
+    """Return the answer's text, as it is written; None if there is none, empty for an empty box or
+    tag.
 
-    Boxes come first, but for a tag that begins after the last of them: its content is the answer.
+    The answer is in the last box or tag, whichever begins later.
     A placeholder, as in `I used an <answer></answer> tag`, counts only where no other box or tag,
     and no mark as `Answer: 42`, says what the answer is.
     """
@@ -25,12 +26,12 @@ def extract_answer(response_text: str) -> str | None:
     candidates = _candidates(text)
     if not candidates and _LOST_BACKSLASH.search(text):
         candidates = _candidates(_LOST_BACKSLASH.sub(r"\\boxed", text))
-    filled = [box for box in candidates if not box.is_placeholder]
-    if filled:
-        return _answer_within(trimmed(max(filled, key=lambda box: box.start).content))
-    plain = plain_answer(_MENTION.sub("", text), is_answer, only_marked=bool(candidates))
-    if plain or not candidates:
-        return plain
+    full_boxes = [box for box in candidates if not box.is_placeholder]
+    if full_boxes:
+        return _answer_within(trimmed(max(full_boxes, key=lambda box: box.start).content))
+    plain_end = plain_answer(_MENTION.sub("", text), is_answer, only_marked=bool(candidates))
+    if plain_end or not candidates:
+        return plain_end
     return _answer_within(trimmed(max(candidates, key=lambda box: box.start).content))
 
 
@@ -39,7 +40,7 @@ def _candidates(text: str) -> list[Box]:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed{...}` holds; None if there is no box.
+    r"""Return the content of the last `\boxed{...}`; None if there is no box.
 
     >>> last_boxed(r"\boxed{1}, no: \boxed {\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -49,7 +50,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def _answer_within(text: str) -> str:
-    r"""The answer in a sentence that was put in a box or a tag; other text as it stands.
+    r"""Return the answer in a sentence that was put in a box or a tag; other text as it is.
 
     >>> _answer_within(r"\text{The answer is } 42")
     '42'
@@ -66,7 +67,7 @@ def _answer_within(text: str) -> str:
 
 
 def is_answer(text: str) -> bool:
-    """Whether all of the text is understood: a sentence is no answer, a word may be one."""
+    """Whether the whole text is understood as an answer. A word may be one, a sentence is not."""
     form = parse_answer(text)
     if form.kind == "words":
         return " " not in form.mark or form.node is not None

@@ -1,4 +1,4 @@
-"""What an answer may be, and the forms that are made of several parts: inequalities and points."""
+"""The forms that an answer may have, and those with several parts: inequalities and points."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Form:
     """`kind` is value, words, infinity, list, set, bracket, union, matrix, row, ratio, based,
     equation, relation, choice or unknown.
 
-    `node` is a value's expression, or left side less right side; `mark` the words, the brackets,
-    the relation, the sign, the number in a base or the choice's letter; `label` the name that has
-    this value.
+    `node` is a value's expression, or the left side of a relation minus its right side. `mark` is
+    the words, the brackets, the relation, the sign, the number in a base or the choice's letter.
+    `label` is the name that has this value. `spelling` is the cleaned text of a whole answer.
     """
 
     kind: str
@@ -28,40 +28,42 @@ class Form:
     mark: str = ""
     label: str = ""
     unit: Unit | None = None
-    written: str = ""
+    spelling: str = ""
 
     @property
     def expression(self) -> Node:
-        """The node of a value or a relation, which have one."""
+        """The node of a form that has one, as values and relations have."""
         assert self.node is not None
         return self.node
 
 
-def difference(left: Node, right: Node) -> Node:
-    return Node("add", (left, Node("multiply", (number(-1), right))))
+def difference(first: Node, second: Node) -> Node:
+    return Node("add", (first, Node("multiply", (number(-1), second))))
 
 
 def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
-    """`x < 3` and `1 < x < 3` as intervals; any other inequality by its two sides.
+    """Make an interval of `x < 3` or `1 < x < 3`, and a relation of any other inequality.
 
-    Raises: NotUnderstoodError for a chain that is no interval.
+    Raises: NotUnderstoodError: it is a chain of relations that is not an interval.
     """
     nodes, names = [parse_expression(part) for part in parts], list(relations)
     relation = Form("relation", node=difference(*nodes[:2]), mark=names[0])
     if set(names) <= {">", r"\ge"}:
         nodes, names = nodes[::-1], [FLIPPED[name] for name in reversed(names)]
     if len(nodes) <= 3 and set(names) <= {"<", r"\le"}:
-        for at in range(len(nodes) - 2, 2):  # where the symbol is: in the middle of three
-            if nodes[at].kind != "symbol" or any(map(symbols_of, nodes[:at] + nodes[at + 1 :])):
+        for place in range(len(nodes) - 2, 2):  # where the symbol is: in the middle of three
+            if nodes[place].kind != "symbol" or any(
+                map(symbols_of, nodes[:place] + nodes[place + 1 :])
+            ):
                 continue
             ends, brackets = [Form("infinity", mark="-"), Form("infinity")], ["(", ")"]
-            if at > 0:
-                ends[0] = Form("value", node=nodes[at - 1])
-                brackets[0] = "(" if names[at - 1] == "<" else "["
-            if at < len(names):
-                ends[1] = Form("value", node=nodes[at + 1])
-                brackets[1] = ")" if names[at] == "<" else "]"
-            label = str(nodes[at].value)
+            if place > 0:
+                ends[0] = Form("value", node=nodes[place - 1])
+                brackets[0] = "(" if names[place - 1] == "<" else "["
+            if place < len(names):
+                ends[1] = Form("value", node=nodes[place + 1])
+                brackets[1] = ")" if names[place] == "<" else "]"
+            label = str(nodes[place].value)
             return Form("bracket", tuple(ends), mark="".join(brackets), label=label)
     if len(nodes) == 2:
         return relation
@@ -69,7 +71,7 @@ def inequality(parts: Sequence[str], relations: Sequence[str]) -> Form:
 
 
 def union_of(items: Sequence[Form]) -> Form | None:
-    """`x < 1 or x > 3`: intervals of one symbol; None for other items."""
+    """Make a union of intervals of one symbol, as in `x < 1 or x > 3`; None for other items."""
     label = items[0].label
     if not label or any(item.kind != "bracket" or item.label != label for item in items):
         return None
@@ -77,9 +79,9 @@ def union_of(items: Sequence[Form]) -> Form | None:
 
 
 def have_an_order(names: Sequence[str]) -> bool:
-    r"""Whether a point's coordinates stand in this order: x, y; a, b, c; r, \theta.
+    r"""Whether these names have a usual order, and stand in it: x, y; a, b, c; r, \theta.
 
-    Others, as m and b, may be asked for in either.
+    Other names, as m and b, have no usual order.
     """
     if list(names) == ["r", r"\theta"]:
         return True
@@ -88,7 +90,7 @@ def have_an_order(names: Sequence[str]) -> bool:
 
 
 def point_of(items: Sequence[Form]) -> Form | None:
-    """`x = 3, y = 4`, in any order, as the point (3, 4); None for other items."""
+    """Make the point (3, 4) of `x = 3, y = 4`, in any order; None for other items."""
     if len(items) < 2 or any(item.kind != "equation" or not item.items for item in items):
         return None
     ordered = sorted(items, key=lambda item: item.label)
@@ -100,9 +102,10 @@ def point_of(items: Sequence[Form]) -> Form | None:
 
 
 def named_point(names: Sequence[str], point: Form) -> Form:
-    """`(x, y) = (3, 4)`.
+    """Make the point with names of `(x, y) = (3, 4)`.
 
-    Raises: NotUnderstoodError: the other side is no point of so many coordinates.
+    Raises: NotUnderstoodError: the other side is not a point with as many coordinates as names, or
+        the names have no usual order.
     """
     if point.mark != "()" or len(point.items) != len(names) or not have_an_order(names):
         raise NotUnderstoodError("names of something else than a point's coordinates")

@@ -1,4 +1,7 @@
-"""The last lines of a response without what a chat puts around an answer: Markdown and wishes."""
+"""Reads the last lines of a response without what a chat puts around an answer.
+
+That is Markdown, and wishes such as `I hope this helps!`.
+"""
 
 from __future__ import annotations
 
@@ -58,13 +61,13 @@ _SHOUT = re.compile(
     r"(?:(?<=[a-z]{2})|(?<=[*$`_%\"]))!+$|(?<![0-9.,])(?P<number>[0-9][0-9.,]*) ?!+$"
 )
 LARGEST_FACTORIAL = 20
-"""`73!` says 73 loudly; `5!` is 120."""
+"""After a larger number `!` is not a factorial: `73!` is an emphatic 73, `5!` is 120."""
 
 
 def closing_lines(text: str) -> list[str]:
-    """The lines, without empty ones, rules and code fences, and without wishes at the end.
+    """Return the lines without empty ones, rules and code fences, and without wishes at the end.
 
-    A formula in marks of its own lines, as `$$`, is one line with them.
+    If the last three lines are a formula between two lines of `$$`, they are joined to one.
     """
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not _RULE_OR_FENCE.fullmatch(line)]
@@ -83,24 +86,24 @@ def is_bullet(line: str) -> bool:
 
 
 def without_markdown(line: str) -> str:
-    """The line without heading, quote, bullet, emphasis, code marks, quotation marks and emoji."""
+    """Strip heading, quote, bullet, emphasis, code marks, quotation marks and emoji from a line."""
     while match := _LINE_START.match(line):
         line = line[match.end() :]
     return without_marks(line)
 
 
 def without_marks(text: str) -> str:
-    """As `without_markdown`, for text that does not begin a line: `- 3` is minus 3 there."""
+    """Do the same as `without_markdown` for text inside a line, where `- 3` is minus 3."""
     text = _EMPHASIS.sub("", _STARRED_WORDS.sub(r"\1", _SET_TEXT.sub(r"\1", text)))
     while True:
-        before = text
+        previous = text
         text = _END.sub("", _without_shout(text.strip()).rstrip(",;")).strip()
         while text and _is_picture(text[-1]):
             text = text[:-1].rstrip()
         while text and _is_picture(text[0]):
             text = text[1:].lstrip()
         text = without_marks_around(text, _AROUND)
-        if text == before:
+        if text == previous:
             return text
 
 
@@ -117,12 +120,12 @@ def _without_shout(text: str) -> str:
 
 
 def _is_picture(character: str) -> bool:
-    """Emoji and check marks."""
+    """Whether a character is an emoji or a check mark."""
     return character > "\u2300" and unicodedata.category(character) in ("So", "Sk")
 
 
 def _without_wishes(line: str) -> str:
-    """`The answer is 42. Let me know if it helps!` without its last sentence."""
+    """Drop the wishes at a line's end: `The answer is 42. Let me know if it helps!`"""
     parts = _SENTENCE_END.split(_SAME_LINE_WISH.sub("", line))
     while parts and _is_wish(parts[-1]):
         del parts[-2:]

@@ -1,5 +1,6 @@
-"""Numbers of an answer, exact where they are rational, else of 200 digits, and what may be computed
-with them. Every operation is bounded in time and in the size of its result.
+"""The numbers of answers and their arithmetic: exact for rational numbers, else to 200 digits.
+
+Every operation is bounded in time and in the size of its result.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from vapo.rewards.hostile_text import MAX_BITS, UnsafeTextError
 
 DIGITS = 200
 MAX_POWER_BITS = 1_000_000
-"""Powers that are not rational have at most so many bits before or after the point."""
+"""A number that is not rational may have at most this many bits before or after the point."""
 MAX_ARGUMENT = 10**9
-"""Of a sine, a rounding and the like."""
+"""The largest argument of a sine and the like, in absolute value."""
 MAX_FACTORIAL = 1_000
 Number = Any
 """A Fraction, or mpmath's mpf or mpc."""
@@ -28,7 +29,7 @@ _ABSOLUTE = mp.mpf(10) ** -(DIGITS - 20)
 
 
 class UndefinedError(ArithmeticError):
-    """No value: a division by zero, the logarithm of zero, an ambiguous root."""
+    """An operation has no value, as a division by zero, log of zero or an ambiguous root."""
 
 
 def numbers_equal(a: Number, b: Number) -> bool:
@@ -44,7 +45,7 @@ def is_zero(value: Number) -> bool:
 
 
 def are_too_small(a: Number, b: Number) -> bool:
-    """Whether rounding alone may be what these numbers are, so that they are equal by size only."""
+    """Whether both numbers are so small that they may be rounding errors of 0."""
     if isinstance(a, Fraction) and isinstance(b, Fraction):
         return False
     return bool(max(abs(inexact(a)), abs(inexact(b))) <= 10 * _ABSOLUTE)
@@ -95,9 +96,9 @@ def _power(base: Number, exponent: Number) -> Number:
     if isinstance(exponent, Fraction):
         if base < 0 and exponent.denominator != 2:  # the real root, or the principal one
             raise UndefinedError("a power that is read in two ways")
-        exact = _exact_root(base, exponent.denominator)
-        if exact is not None:
-            return _power(exact, Fraction(exponent.numerator))
+        exact_root = _exact_root(base, exponent.denominator)
+        if exact_root is not None:
+            return _power(exact_root, Fraction(exponent.numerator))
     base, exponent = inexact(base), inexact(exponent)
     if mp.mag(exponent) + mp.mag(abs(mp.mag(base)) + 2) > math.log2(MAX_POWER_BITS) + 2:
         raise UnsafeTextError("a number too large to compute")
@@ -113,19 +114,19 @@ def _power(base: Number, exponent: Number) -> Number:
 def _root(base: Number, degree: Number) -> Number:
     if _is_complex(degree) or degree != int(degree) or not 2 <= degree <= 1_000:
         raise UndefinedError("a root of this degree")
-    n = int(degree)
+    whole_degree = int(degree)
     if isinstance(base, Fraction):
-        exact = _exact_root(base, n)
-        if exact is not None:
-            return exact
+        exact_root = _exact_root(base, whole_degree)
+        if exact_root is not None:
+            return exact_root
         base = inexact(base)
     if not _is_complex(base) and base < 0:
-        if n % 2:
-            return -mp.root(-base, n)
-        if n > 2:
+        if whole_degree % 2:
+            return -mp.root(-base, whole_degree)
+        if whole_degree > 2:
             raise UndefinedError("an even root of a negative number")
         return mp.mpc(0, mp.sqrt(-base))
-    return mp.root(base, n)
+    return mp.root(base, whole_degree)
 
 
 def _exact_root(base: Fraction, n: int) -> Fraction | None:
@@ -170,8 +171,8 @@ def _binomial(n: Number, k: Number) -> Number:
     return _divide(_factorial(n), _factorial(k) * _factorial(n - k))
 
 
-def _of_mpmath(name: str) -> Callable[[Number], Number]:
-    """mpmath's function, without large arguments or results."""
+def _bounded_mpmath_function(name: str) -> Callable[[Number], Number]:
+    """Return mpmath's function with bounds on its argument and its result."""
     function = getattr(mp, name)
 
     def bounded(value: Number) -> Number:
@@ -198,7 +199,7 @@ def _ln(value: Number) -> Number:
 
 
 def _log(value: Number, base: Number | None = None) -> Number:
-    r"""Without a base, `\log` is to an unknown one: not `\ln`, not that to 10, but consistent."""
+    r"""Return a logarithm. Without a base, `\log` has a fixed base that is neither e nor 10."""
     if base is None:
         return _ln(value) * _UNKNOWN
     return _divide(_ln(value), _ln(base))
@@ -214,11 +215,11 @@ EXACT: Mapping[str, Callable[..., Number]] = {
     "divide": _divide, "power": _power, "root": _root, "abs": abs, "floor": _floor,
     "ceiling": lambda value: -_floor(-value), "factorial": _factorial, "binomial": _binomial,
 }  # fmt: skip
-_OF_MPMATH = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
+_MPMATH_NAMES = ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")
 INEXACT: Mapping[str, Callable[..., Number]] = {
-    **{name: _of_mpmath(name) for name in _OF_MPMATH},
-    **{f"arc{name}": _of_mpmath(f"a{name}") for name in ("sin", "cos", "tan")},
+    **{name: _bounded_mpmath_function(name) for name in _MPMATH_NAMES},
+    **{f"arc{name}": _bounded_mpmath_function(f"a{name}") for name in ("sin", "cos", "tan")},
     "exp": _exp, "ln": _ln, "log": _log, "degrees": lambda value: value * mp.pi / 180,
 }  # fmt: skip
 FUNCTIONS = frozenset("\\" + name for name in INEXACT if name != "degrees")
-"""As LaTeX has them."""
+"""The names of functions, as LaTeX writes them."""

@@ -15,15 +15,15 @@ from vapo.rewards.answer_numbers import Number, mp
 
 MAX_SYMBOLS_WITH_ALL_SIGNS = 3
 NUM_PATTERNS = 16
-"""How many patterns there are with more symbols: all of one sign, a single negative one, and some
-that are drawn at random."""
+"""The number of sign patterns for more symbols: those with one sign, some with a single negative
+one, and some that are drawn at random."""
 
 SIZES = ((0, 0, False), (0, 0, True), (0, -4, False), (16, 40, True), (16, -20, False))
 """For each variant of a pattern: `least` and `exponent` of its sizes, which are
 (least + 16 u) 2^exponent for u between 0 and 1, and whether their order is the reverse one."""
 
 NUM_NEAR_VARIANTS = 3
-"""How many variants have points near zero; the rest are far from it, or very close to it."""
+"""The first variants, this many, have points near zero; the rest are far from it or very close."""
 
 
 @lru_cache(maxsize=64)
@@ -38,10 +38,10 @@ def points(num_symbols: int) -> tuple[tuple[Number, ...], ...]:
 
 
 def smooth_places(num_symbols: int) -> tuple[int, ...]:
-    """The places of the four points that are enough where no symbol's sign or size makes cases.
+    """Return the indices of four points, which are enough if no symbol's sign or size makes cases.
 
-    At two of them symbols are up to 16, at two below 1: in `x^{300} + 1` the 1 is lost in rounding
-    where x is 10, and the power where x is small.
+    At two of them symbols are up to 16, and at two below 1: in `x^{300} + 1` the 1 is lost in
+    rounding if x is 10, and the power if x is small.
     """
     small = 2 * len(sign_patterns(num_symbols))
     return (0, 1, small, small + 1)
@@ -57,9 +57,11 @@ def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
         return tuple(product((1, -1), repeat=num_symbols))
     places = range(num_symbols)
     patterns = [(1,) * num_symbols, (-1,) * num_symbols]
-    patterns += [tuple(-1 if i == at else 1 for i in places) for at in places][: NUM_PATTERNS // 2]
+    patterns += [tuple(-1 if i == place else 1 for i in places) for place in places][
+        : NUM_PATTERNS // 2
+    ]
     patterns += [
-        tuple(-1 if _drawn("sign", index, i) < 0.5 else 1 for i in places)
+        tuple(-1 if _pseudorandom("sign", index, i) < 0.5 else 1 for i in places)
         for index in range(NUM_PATTERNS - len(patterns))
     ]
     return tuple(patterns)
@@ -68,7 +70,7 @@ def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
 def _point(signs: tuple[int, ...], variant: int, pattern: int) -> tuple[Number, ...]:
     least, exponent, is_reversed = SIZES[variant]
     num = len(signs)
-    sizes = sorted(_drawn(variant, pattern, i) for i in range(num))
+    sizes = sorted(_pseudorandom(variant, pattern, i) for i in range(num))
     order = [(i + pattern + variant // 2) % num for i in range(num)]
     if is_reversed:
         order = [num - 1 - rank for rank in order]
@@ -78,7 +80,7 @@ def _point(signs: tuple[int, ...], variant: int, pattern: int) -> tuple[Number, 
     )
 
 
-def _drawn(*place: object) -> Number:
+def _pseudorandom(*place: object) -> Number:
     """A number between 0 and 1, as if drawn at random for this place."""
     digest = hashlib.sha256("/".join(map(str, place)).encode()).digest()
     return mp.mpf(int.from_bytes(digest[:16], "big") + 1) / 2**128

@@ -1,4 +1,4 @@
-r"""How an answer is set, which says nothing of it: fonts, sizes, colours, spaces, look-alike signs.
+r"""Removes what does not change an answer: fonts, sizes, colours, spaces and look-alike signs.
 
 `plain_characters` is for all text that is read, `clean` for the text of one answer.
 """
@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 
 _GROUP = r"\{(?:[^{}]|\{[^{}]*\})*\}"
-"""One argument of a command."""
+"""Matches one argument of a command."""
 
 _OPTION = r"(?:\s*\[[^][{}]*\])?"
 _PLAIN = {code: chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F)} | {  # full-width
@@ -64,7 +64,7 @@ _WRAPPERS = (
 )
 _COLOUR = rf"(?:text|math)?color{_OPTION}\s*(?!\{{\s*white){_GROUP}"  # white on white is unseen
 _WITH_VALUE = "colorbox|style|class|cssId"
-"""Commands whose first argument says how, and whose second argument is set so."""
+"""Commands whose first argument is a style, in which they set their second argument."""
 
 _THOUSANDS = re.compile(r"(?<![0-9.])[0-9]{1,3}(?:(?:\{,\}|,?\\[!,])[0-9]{3})+(?![0-9])")
 _SPELLINGS = [
@@ -105,34 +105,35 @@ _SPELLINGS = [
 
 
 def plain_characters(text: str) -> str:
-    """Full-width and bold digits as ASCII's, dashes as a minus, and no characters without width.
+    """Replace full-width and bold digits by ASCII's and dashes by a minus, and drop characters
+    without width.
 
-    One that stands between two letters or digits stays, so that nobody reads 42 there.
+    A character without width between two letters or digits stays: 4 and 2 around it are not 42.
     """
     return text if text.isascii() else _AT_A_WORDS_END.sub("", text.translate(_PLAIN))
 
 
 def trimmed(text: str) -> str:
-    r"""Drop space around it, also TeX's: `42\ ` is 42, where the space's backslash goes with it."""
+    r"""Strip space around a text, TeX's included: `42\ ` becomes 42, without the backslash."""
     text = _SPACE_BEFORE.sub("", text, count=1).rstrip()
     end = text[-_MAX_SPACE_AFTER:]
     return text.removesuffix(end) + _SPACE_AFTER.sub("", end, count=1)
 
 
 def without_setting(text: str) -> str:
-    r"""Strip marks around all of it (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
+    r"""Strip marks around the whole text (`$...$`, `\(...\)`, `\text{...}`) and a final period."""
     while True:
-        before = text
+        previous = text
         text = trimmed(text)
         if re.search(r"(?<![\\.,;])\.$", text):  # the periods of 0.3... end no sentence
             text = text[:-1].rstrip()
         text = without_marks_around(text, _AROUND)
-        if text == before:
+        if text == previous:
             return text
 
 
 def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
-    """Strip marks around all of it, in one of the forms after the other."""
+    """Strip the marks of each form in turn, if they stand around the whole text."""
     for form in forms:
         if match := form.fullmatch(text):
             text = match.group(1).strip()
@@ -140,7 +141,7 @@ def without_marks_around(text: str, forms: Iterable[re.Pattern[str]]) -> str:
 
 
 def clean(text: str) -> str:
-    """Normalize what has several spellings: fractions, brackets, spaces, thousands, fonts."""
+    """Normalize the spelling of an answer: fractions, brackets, spaces, thousands and fonts."""
     text = without_setting(plain_characters(text).translate(_CHARACTERS))
     text = _THOUSANDS.sub(lambda match: re.sub(r"[^0-9]", "", match.group()), text)
     if "\\" in text or "~" in text:

@@ -1,4 +1,4 @@
-"""A clean answer's text in pieces where no bracket is open, and the nodes of its expressions."""
+"""Splits a clean answer's text where no bracket is open; has the nodes of its expressions."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def number(value: Fraction | int) -> Node:
 
 def symbols_of(node: Node, kind: str = "symbol") -> frozenset[str]:
     """The names of the symbols, or of another kind, in an expression."""
-    own = frozenset([str(node.value)]) if node.kind == kind else frozenset()
-    return own.union(*(symbols_of(child, kind) for child in node.children))
+    names = frozenset([str(node.value)]) if node.kind == kind else frozenset()
+    return names.union(*(symbols_of(child, kind) for child in node.children))
 
 
 def is_number(token: str) -> bool:
@@ -78,7 +78,7 @@ def is_word(token: str) -> bool:
 
 
 def pieces(text: str) -> Iterator[tuple[str, int, int]]:
-    """Each piece, where it begins, and how many brackets are open around it.
+    """Yield each piece of a text, its position, and the number of brackets open around it.
 
     Raises: NotUnderstoodError for brackets without partners.
     """
@@ -96,34 +96,34 @@ def pieces(text: str) -> Iterator[tuple[str, int, int]]:
 
 
 def split(text: str, separators: Collection[str]) -> tuple[list[str], list[str]]:
-    """The parts between the separators that are in no bracket, and these separators."""
-    parts, found, begin = [], [], 0
+    """Split a text at the separators outside of brackets; return the parts and these separators."""
+    parts, separators_between, begin = [], [], 0
     for token, start, depth in pieces(text):
         if depth == 0 and token in separators:
             parts.append(text[begin:start].strip())
-            found.append(token)
+            separators_between.append(token)
             begin = start + len(token)
-    return [*parts, text[begin:].strip()], found
+    return [*parts, text[begin:].strip()], separators_between
 
 
 def split_list(text: str) -> tuple[list[str], list[str]]:
-    r"""The items of `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`, and what is between them.
+    r"""Split lists as `1, 2`, `1; 2`, `1 \text{ or } 2` and `1, 2, and 3`.
 
-    One item if it is no list.
+    Returns: the items and the separators between them. A text that is not a list is one item.
 
     Raises: NotUnderstoodError for an item without text.
     """
     text = re.sub(r"(?<![{A-Za-z]) (or|and) (?![}A-Z])", r"\\text{\1}", text)
     text = _CONNECTOR.sub(r"\\text{\1}", text)
     text = re.sub(r"([,;]) ?\\text\{(?:or|and)\}", r"\1", text)
-    parts, found = split(text, (",", ";", OR, r"\text{and}"))
-    if {",", ";"} <= set(found) or (len(parts) > 1 and not all(parts)):
+    parts, separators = split(text, (",", ";", OR, r"\text{and}"))
+    if {",", ";"} <= set(separators) or (len(parts) > 1 and not all(parts)):
         raise NotUnderstoodError("a list without an item, or with two kinds of separators")
-    return parts, found
+    return parts, separators
 
 
 def enclosed(text: str) -> tuple[str, str, str] | None:
-    """Opening bracket, inside and closing bracket, if one pair is around all of the text."""
+    """Return opening bracket, inside and closing bracket, if one pair is around all of the text."""
     tokens = [(token, start) for token, start, depth in pieces(text) if depth == 0]
     if len(tokens) == 2:
         (opening, start), (closing, end) = tokens
@@ -134,7 +134,7 @@ def enclosed(text: str) -> tuple[str, str, str] | None:
 
 
 def without_thousands(text: str) -> str:
-    """`1,000` outside of brackets is 1000; in brackets a comma is between two numbers."""
+    """Write `1,000` outside of brackets as 1000. Inside, a comma stands between two numbers."""
     outside = {start for _, start, depth in pieces(text) if depth == 0}
     return _PLAIN_THOUSANDS.sub(
         lambda m: m.group().replace(",", "") if m.start() in outside else m.group(), text

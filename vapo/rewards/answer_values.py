@@ -31,14 +31,14 @@ from vapo.rewards.answer_text import Node, symbols_of
 from vapo.rewards.hostile_text import UnsafeTextError
 
 MIN_POINTS = 2
-"""At how many points both sides must be defined."""
+"""Both sides must be defined at this many points at least."""
 
 MORE_DIGITS = 1_000
-"""So many are computed of numbers that are too close to zero to tell them from rounding."""
+"""How many digits are computed of numbers that are so close to zero that they may be rounding."""
 
 MAX_SYMBOLS_WITH_LINES = 3
 NUM_LINES = 4
-"""Of the near points, through so many a line is drawn along each symbol, with points on it."""
+"""Through this many of the near points a line along each symbol is drawn, with points on it."""
 
 _CASES = frozenset({
     "abs", "floor", "ceiling", "root", "ln", "log", "arcsin", "arccos", "arctan"
@@ -148,14 +148,14 @@ def _holds_on_lines(
 ) -> bool:
     """Whether the relation holds at rational points, and in each case that lines through them pass.
 
-    At rational points powers and what is small beside them are exact. With many symbols no lines
-    are drawn.
+    At rational points the arithmetic is exact, so a small term beside a large power is not lost.
+    With many symbols no lines are drawn.
     """
     num = len(names)
     num_lines = NUM_LINES if num > 1 and has_cases else 1
     for base in points(num)[:num_lines]:
         exact = [Fraction(int(mp.nint(64 * x)), 64) for x in base]
-        tried = [exact]
+        line_points = [exact]
         for place, name in enumerate(names if has_cases and num <= MAX_SYMBOLS_WITH_LINES else ()):
 
             def at(
@@ -163,9 +163,9 @@ def _holds_on_lines(
             ) -> Number:
                 return _real_value(node, names, [*base[:place], x, *base[place + 1 :]])
 
-            moved = case_points((first, second), name, at)
-            tried += [[*exact[:place], x, *exact[place + 1 :]] for x in moved]
-        for point in tried:
+            new_coordinates = case_points((first, second), name, at)
+            line_points += [[*exact[:place], x, *exact[place + 1 :]] for x in new_coordinates]
+        for point in line_points:
             a, b = (_real_value(node, names, point) for node in (first, second))
             if a is None or b is None or (is_zero(a) and is_zero(b)):
                 continue
@@ -230,7 +230,8 @@ class _Values:
         return value
 
     def compute(self, index: int) -> tuple[Number | None, bool] | UnsafeTextError:
-        """As `at`, anew, in the digits that are set; an error is returned."""
+        """Compute the value as for `at`, with the digits that are set now. An UnsafeTextError is
+        returned, not raised."""
         num_symbols = len(self.names)
         coordinates = points(num_symbols)[index] if num_symbols else ()
         point = _Point(dict(zip(self.names, coordinates, strict=True)))
@@ -250,8 +251,8 @@ _values_of = lru_cache(maxsize=4096)(_Values)
 class _Point:
     """Computes values at a point.
 
-    `is_real`: no part with symbols was complex without complex numbers in it, as the root of x is
-    where x is negative.
+    `is_real` becomes False once a part with symbols is complex although all that it is computed
+    from is real, as the root of x is for a negative x.
     """
 
     def __init__(self, coordinates: Mapping[str, Number]) -> None:

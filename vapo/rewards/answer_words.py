@@ -29,11 +29,11 @@ CHOICE_WITH_TEXT = re.compile(
     r"|\(([A-J])\)(?= ?[0-9$])|([A-J])\.(?= [0-9$]))"  # (C) 12, C. 12; (C) x is a product
     r" ?(.+)"
 )
-"""One of the first groups is the letter, the last what follows it."""
+"""One of the first groups is the letter; the last group is the text after it."""
 
 
 def number_in_words(text: str) -> int | None:
-    """The number that English words say, all of them; None if they say none.
+    """Return the number that these English words say; None if they are not one number.
 
     >>> number_in_words("three hundred and forty-two"), number_in_words("forty or two")
     (342, None)
@@ -60,10 +60,11 @@ def number_in_words(text: str) -> int | None:
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit in one spelling.
+    """A unit, in the one spelling that stands for all of its spellings.
 
-    `may_be_added`: it says what is counted or measured, so an answer may have it where the
-    reference has none. A percentage or an angle is another number without its unit.
+    `may_be_added` says whether an answer may have the unit where the reference has none. That is so
+    for units of what is counted or measured. It is not so for a percentage or an angle, which
+    would be another number without its unit.
     """
 
     name: str
@@ -96,7 +97,7 @@ _NO_UNIT = frozenset({
     "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "hundredth",
     *(f"{name}th" for name in _SCALES),
 })  # fmt: skip
-"""Words, also with an `s`, that change the number or say something else of it."""
+"""Words that change the number before them or say something else of it, also with an `s`."""
 
 _PLURALS = frozenset({"people", "men", "women", "children", "feet", "mice", "fish", "sheep"})
 _PER = re.compile(r" ?/ ?| ?\b(?:per|an?|each|every)\b ?")
@@ -110,7 +111,7 @@ _FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 
 
 def split_unit(text: str) -> tuple[str, Unit | None, int]:
-    """The number's text, its unit (None: none) and the number that it is multiplied by.
+    """Split off the unit: return the number's text, its unit or None, and its scale (a factor).
 
     Raises: NotUnderstoodError for words that are no unit.
     """
@@ -145,7 +146,7 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
 
 
 def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
-    """The unit that words name, and their scale: `million dollars`, `cups of feed`, `km/h`.
+    """Return the unit that words name, and their scale: `million dollars`, `cups of feed`, `km/h`.
 
     Raises: NotUnderstoodError for words that are no unit.
     """

@@ -89,14 +89,14 @@ _MIXED = re.compile(r"(-?) ?([0-9]+) ([0-9]+) ?/ ?([0-9]+)")
 def parse_answer(text: str) -> Form:
     """Parse the whole text; `unknown` if any part of it is not understood."""
     if len(text) > MAX_ANSWER_CHARS:
-        return Form("unknown", written=text.strip())
+        return Form("unknown", spelling=text.strip())
     cleaned = clean(text)
     try:
         check_latex(plain_characters(text))
         form = _any(without_thousands(cleaned))
     except (NotUnderstoodError, UnsafeTextError, RecursionError):
         form = Form("unknown")
-    return replace(form, written=as_written(cleaned))
+    return replace(form, spelling=as_written(cleaned))
 
 
 def _any(text: str) -> Form:
@@ -114,8 +114,8 @@ def _any(text: str) -> Form:
         return _one(text)
     items = [_one(part) for part in parts]
     are_alternatives = set(connectors) == {OR}
-    if together := (union_of(items) if are_alternatives else point_of(items)):
-        return together
+    if combined := (union_of(items) if are_alternatives else point_of(items)):
+        return combined
     labels = {item.label for item in items}
     is_one_name = labels == {items[0].label} or not any(item.label for item in items[1:])
     is_named = items[0].label and all(item.kind == "equation" for item in items if item.label)
@@ -125,21 +125,21 @@ def _any(text: str) -> Form:
 
 
 def _flat(items: list[Form]) -> tuple[Form, ...]:
-    r"""`1 \pm \sqrt{5}, -2` are three."""
+    r"""Put the items of lists in their place: `1 \pm \sqrt{5}, -2` has three items."""
     return tuple(i for item in items for i in (item.items if item.kind == "list" else (item,)))
 
 
 def _one(text: str) -> Form:
-    """One item: no list outside of brackets."""
+    """Parse a text that is not a list, except within brackets."""
     if not text:
         raise NotUnderstoodError("no text")
     if words := _words(text):
         return words
     if belongs := re.fullmatch(rf"({_SYMBOL}) ?\\in(?![A-Za-z]) ?(.*)", text):
-        of = _one(belongs[2])
-        if of.kind not in ("bracket", "set", "union"):
+        collection = _one(belongs[2])
+        if collection.kind not in ("bracket", "set", "union"):
             raise NotUnderstoodError("an element of something that is no set")
-        return replace(of, label=belongs[1])
+        return replace(collection, label=belongs[1])
     parts, relations = split(text, _RELATIONS)
     if relations:
         return _equation(parts) if set(relations) == {"="} else inequality(parts, relations)
@@ -155,13 +155,14 @@ def _one(text: str) -> Form:
             raise NotUnderstoodError("a ratio of other things than values")
         return Form("ratio", ratio)
     if text.count(r"\pm") == 1 and re.search(r"\\pm(?![A-Za-z])", text):
-        both = [_value(text.replace(r"\pm", sign)) for sign in "+-"]
-        return Form("list", tuple(both))
+        values = [_value(text.replace(r"\pm", sign)) for sign in "+-"]
+        return Form("list", tuple(values))
     return _value(text)
 
 
 def _special(text: str) -> Form | None:
-    """What is no expression: infinity, sets, tuples and intervals, matrices, other bases."""
+    """Parse forms that are not expressions: infinity, sets, tuples, intervals, matrices and numbers
+    in other bases. None for any other text."""
     if match := re.fullmatch(r"([+-]?) ?\\infty", text):
         return Form("infinity", mark=match[1].replace("+", ""))
     if text == r"\emptyset":
@@ -179,9 +180,9 @@ def _special(text: str) -> Form | None:
         if not all(int(digit) < base for digit in match[1]):
             raise NotUnderstoodError("digits that this base does not have")
         return Form("based", mark=f"{match[1].lstrip('0')}_{base}")
-    if (around := enclosed(text)) is None:
+    if (bracketed := enclosed(text)) is None:
         return None
-    opening, inside, closing = around
+    opening, inside, closing = bracketed
     parts, _ = split(inside, (",",))
     if len(parts) > MAX_ITEMS:
         raise NotUnderstoodError("a long list")
@@ -204,7 +205,12 @@ def _special(text: str) -> Form | None:
 
 
 def _equation(parts: list[str]) -> Form:
-    r"""`x = 5` with its name, `6 \cdot 7 = 42` as 42 if it is true, else the sides' difference."""
+    r"""Parse an equation: `x = 5` as 5 with a label, `6 \cdot 7 = 42` as 42.
+
+    Any other equation is the difference of its sides.
+
+    Raises: NotUnderstoodError: an equation of numbers that is not true, or of other things.
+    """
     if len(parts) == 2 and re.fullmatch(_SYMBOL, parts[1]) and not _LABEL.fullmatch(parts[0]):
         parts = [parts[1], parts[0]]  # 5 = x
     if len(parts) == 2 and _NAMES.fullmatch(parts[0]):  # (x, y) = (3, 4)
@@ -271,27 +277,27 @@ def _scientific(text: str) -> Node | None:
 def _words(text: str) -> Form | None:
     if not _WORDS.fullmatch(text):
         return None
-    if counted := _counted_in_words(text):
-        return counted
+    if quantity := _counted_in_words(text):
+        return quantity
     node = parse_expression(text) if _MAY_BE_PRODUCT.fullmatch(text) else None
-    if (said := number_in_words(text)) is not None:
-        node = number(said)
+    if (value := number_in_words(text)) is not None:
+        node = number(value)
     is_ordinary = text[1:].islower() and (len(text) > 2 or text.lower() == "no")
     return Form("words", mark=text.lower() if is_ordinary else text, node=node)
 
 
 def _counted_in_words(text: str) -> Form | None:
-    """`four days`."""
+    """Parse a quantity in words, as `four days`; None for other words."""
     words = text.split(" ")
     for index in range(min(len(words) - 1, MAX_WORDS), 0, -1):
-        said = number_in_words(" ".join(words[:index]))
-        if said is None:
+        value = number_in_words(" ".join(words[:index]))
+        if value is None:
             continue
         try:
             unit, scale = named_unit(" ".join(words[index:]))
         except NotUnderstoodError:  # words like any others
             return None
-        return Form("value", node=number(said * scale), unit=unit)
+        return Form("value", node=number(value * scale), unit=unit)
     return None
 
 

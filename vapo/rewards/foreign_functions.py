@@ -14,67 +14,70 @@ from typing import Any
 
 from vapo.errors import UserError
 
-Called = Callable[[str, str, Mapping[str, Any]], Any]
+ThreeArguments = Callable[[str, str, Mapping[str, Any]], Any]
 """A function of response text, answer and metadata."""
 
 ANSWERS = ("answer", "final_answer", "solution", "ground_truth", "target", "gold", "label")
-"""Names of columns with the reference answer."""
+"""The usual names of a column with the reference answer."""
 _VERL = ("data_source", "solution_str", "ground_truth", "extra_info")
-_NOT_GIVEN = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
-"""What TRL gives beside columns: of its tokens and its trainer."""
+_UNAVAILABLE = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+"""Arguments of TRL that vapo does not have: they come from TRL's trainer."""
 _TEXTS = ("prompt", "completion")
-"""Columns that TRL does not hand on."""
+"""Columns of a row that TRL does not hand to the function."""
 
 
-def as_called_elsewhere(function: Callable[..., Any], what: str) -> Called | None:
-    """A function of response text, answer and metadata that calls `function` as TRL or verl does.
+def as_trl_or_verl_function(function: Callable[..., Any], label: str) -> ThreeArguments | None:
+    """Return a function of response text, answer and metadata that calls `function` as TRL or verl
+    does.
 
-    None for a function of neither: these are recognised by their parameters.
+    It is None for a function that was written for neither, which its parameters tell.
 
     Args:
-        what: the key and the function, for messages.
+        label: the config key and the function, for messages.
 
-    Raises: UserError: it is one of TRL's or verl's, but needs what is not there.
+    Raises: UserError: the function needs an argument of TRL or verl that vapo does not have.
     """
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # built in: it has no signature to ask
         return None
     if "completions" in parameters:
-        return _of_trl(function, parameters, what)
+        return _trl_function(function, parameters, label)
     if "solution_strs" in parameters:
-        raise UserError(f"{what} takes verl's batches: write one that takes solution_str")
-    return _of_verl(function, parameters, what) if "solution_str" in parameters else None
+        raise UserError(f"{label} takes verl's batches: write one that takes solution_str")
+    return _verl_function(function, parameters, label) if "solution_str" in parameters else None
 
 
-def _of_trl(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], what: str
-) -> Called:
-    if missing := [name for name in _needed(parameters) if name in _NOT_GIVEN]:
+def _trl_function(
+    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], label: str
+) -> ThreeArguments:
+    if missing := [name for name in _required_names(parameters) if name in _UNAVAILABLE]:
         raise UserError(
-            f"{what} needs {', '.join(missing)}, which TRL's trainer has and vapo does not: write "
+            f"{label} needs {', '.join(missing)}, which TRL's trainer has and vapo does not: write "
             "one without"
         )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    needed = _needed(parameters)
+    required_names = _required_names(parameters)
     # a name with a default has its own meaning where no column has the name
-    aliases = [name for name in ANSWERS if name in needed or (takes_all and name not in parameters)]
+    aliases = [
+        name for name in ANSWERS if name in required_names or (takes_all and name not in parameters)
+    ]
 
-    def called(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
+    def call(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
         prompt = metadata.get("prompt", "")
         is_chat = not isinstance(prompt, str)
         completion = [{"role": "assistant", "content": response_text}] if is_chat else response_text
         columns = {str(name): v for name, v in metadata.items() if name not in _TEXTS}
-        given = {
+        arguments = {
             **dict.fromkeys(aliases, answer),
             **columns,
             "prompts": prompt,
             "completions": completion,
         }
-        if absent := [name for name in needed if name not in given]:
-            raise TypeError(f"the rows have no column {', '.join(map(repr, absent))}")
+        if absent_names := [name for name in required_names if name not in arguments]:
+            raise TypeError(f"the rows have no column {', '.join(map(repr, absent_names))}")
         result = function(
-            **{name: [v] for name, v in given.items() if takes_all or name in parameters}
+            **{name: [v] for name, v in arguments.items() if takes_all or name in parameters}
         )
         scores = list(result) if isinstance(result, Iterable) else []
         if len(scores) != 1 or isinstance(result, str | Mapping):
@@ -83,27 +86,27 @@ def _of_trl(
             raise TypeError("returned None for its completion: every one needs a reward here")
         return _number(scores[0])
 
-    return called
+    return call
 
 
-def _of_verl(
-    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], what: str
-) -> Called:
-    if missing := [name for name in _needed(parameters) if name not in _VERL]:
+def _verl_function(
+    function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter], label: str
+) -> ThreeArguments:
+    if missing := [name for name in _required_names(parameters) if name not in _VERL]:
         raise UserError(
-            f"{what} needs {', '.join(missing)} beside what verl gives ({', '.join(_VERL)}): give "
+            f"{label} needs {', '.join(missing)} beside what verl gives ({', '.join(_VERL)}): give "
             "these defaults"
         )
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
 
-    def called(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
-        given = {
+    def call(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Any:
+        arguments = {
             "data_source": metadata.get("data_source"),
             "solution_str": response_text,
             "ground_truth": answer,
             "extra_info": metadata.get("extra_info") or {},
         }
-        result = function(**{n: v for n, v in given.items() if takes_all or n in parameters})
+        result = function(**{n: v for n, v in arguments.items() if takes_all or n in parameters})
         if not isinstance(result, dict):
             return _number(result)
         if "score" not in result:
@@ -111,14 +114,15 @@ def _of_verl(
         score = _number(result["score"])
         return (float(result["acc"]) >= 1, score) if "acc" in result else score
 
-    return called
+    return call
 
 
 def _number(score: Any) -> Any:
-    """True and false are 1 and 0 to both, and no verdicts."""
+    """Convert a bool to 1 or 0: for TRL and verl it is a reward, not a verdict."""
     return float(score) if isinstance(score, bool) else score
 
 
-def _needed(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
-    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [n for n, p in parameters.items() if p.default is p.empty and p.kind in named]
+def _required_names(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The names of the parameters that have no default and can be given by name."""
+    kinds_with_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [n for n, p in parameters.items() if p.default is p.empty and p.kind in kinds_with_name]

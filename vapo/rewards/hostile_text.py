@@ -1,9 +1,8 @@
-"""Bounds on hostile text, before anything expensive is done with it.
+"""Refuses hostile text before anything expensive or unsafe is done with it.
 
-Several scorers of reasoning_gym turn text into Python code and evaluate it, by themselves or by
-SymPy's parser. So while a response is judged an audit hook checks
-all source code that this process is about to compile, and allows only arithmetic and literals
-of bounded size.
+Several scorers of reasoning_gym turn text into Python code and evaluate it, directly or through
+SymPy's parser. So while a response is judged, an audit hook checks all source code that this
+process is about to compile. It allows only arithmetic and literals of bounded size.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 MAX_SOURCE_CHARS = 20_000
 MAX_BITS = 10_000.0
-"""Numbers of more bits (3,000 digits) are not computed."""
+"""Numbers with more bits than this (3,000 digits) are not computed."""
 
 MAX_NESTING = 12
 MAX_DIGITS = 100
@@ -51,7 +50,10 @@ class UnsafeTextError(ValueError):
 
 
 def check_expression_source(source: Any) -> None:
-    """Raises: UnsafeTextError for all but one bounded expression of numbers and literals."""
+    """Check that source code is a single expression of numbers and literals, of bounded size.
+
+    Raises: UnsafeTextError: it is anything else.
+    """
     if isinstance(source, (str, bytes)):
         if source in _LIBRARY_SOURCES:
             return
@@ -74,7 +76,9 @@ def check_expression_source(source: Any) -> None:
                 function = function.func
             if not isinstance(function, ast.Name) or function.id not in _FUNCTIONS:
                 raise UnsafeTextError("a call in an expression")
-        if isinstance(node, ast.BinOp) and (_is_no_number(node.left) or _is_no_number(node.right)):
+        if isinstance(node, ast.BinOp) and (
+            _is_text_or_container(node.left) or _is_text_or_container(node.right)
+        ):
             raise UnsafeTextError("arithmetic with text or lists")
     try:
         _bits(source.body)
@@ -82,22 +86,23 @@ def check_expression_source(source: Any) -> None:
         raise UnsafeTextError("nested too deep") from None
 
 
-def _is_no_number(node: ast.AST) -> bool:
+def _is_text_or_container(node: ast.AST) -> bool:
+    """Whether a node is a literal text, list, tuple, set or dict."""
     is_text = isinstance(node, ast.Constant) and isinstance(node.value, (str, bytes))
     return is_text or isinstance(node, (ast.List, ast.Tuple, ast.Set, ast.Dict))
 
 
 def _bits(node: ast.AST) -> float:
-    """A bound on log2 of every number that the expression comes to.
+    """An upper bound on the bits of every number that evaluating the expression computes.
 
-    Raises: UnsafeTextError above MAX_BITS.
+    Raises: UnsafeTextError: the bound is above MAX_BITS.
     """
     bits = 1.0
     if isinstance(node, ast.Constant):
-        bits = _bits_of_constant(node.value)
+        bits = _constant_bits(node.value)
     elif isinstance(node, ast.BinOp):
-        left, right = _bits(node.left), _bits(node.right)
-        bits = _bits_of_operation(node.op, left, right)
+        left_bits, right_bits = _bits(node.left), _bits(node.right)
+        bits = _operation_bits(node.op, left_bits, right_bits)
     elif isinstance(node, ast.Call):
         arguments = [_bits(argument) for argument in node.args]
         name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -117,7 +122,7 @@ def _bits(node: ast.AST) -> float:
     return bits
 
 
-def _bits_of_constant(value: object) -> float:
+def _constant_bits(value: object) -> float:
     if isinstance(value, int):
         return float(max(value.bit_length(), 1))
     if isinstance(value, float):
@@ -130,18 +135,18 @@ def _bits_of_constant(value: object) -> float:
     return 1.0
 
 
-def _bits_of_operation(operator: ast.operator, left: float, right: float) -> float:
+def _operation_bits(operator: ast.operator, left_bits: float, right_bits: float) -> float:
     if isinstance(operator, ast.Pow):
-        return power_bits(left, right)
+        return power_bits(left_bits, right_bits)
     if isinstance(operator, ast.LShift):
-        return left + 2.0 ** min(right, 64.0)
+        return left_bits + 2.0 ** min(right_bits, 64.0)
     if isinstance(operator, (ast.Mult, ast.Div, ast.FloorDiv)):
-        return left + right
-    return max(left, right) + 1
+        return left_bits + right_bits
+    return max(left_bits, right_bits) + 1
 
 
 def power_bits(base: float, exponent: float) -> float:
-    """Bits of base ** exponent, given the bits of both."""
+    """An upper bound on the bits of base ** exponent. Both arguments are in bits."""
     return base * 2.0 ** min(exponent, 64.0)
 
 
@@ -172,7 +177,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     global _guarded
     if not _guarded or not event.startswith(("compile", *_DENIED_EVENTS)):
         return
-    _guarded = False  # what follows compiles and imports itself
+    _guarded = False  # the checks below compile and import code themselves
     try:
         if _is_importing() or event in _NO_EFFECT:
             return
@@ -217,16 +222,18 @@ _BRACKETS = re.compile(r"\\[{}|]|\\.|[][(){}|]", re.DOTALL)
 
 
 def check_latex(text: str) -> None:
-    """Raises: UnsafeTextError for LaTeX that would take the parser long.
+    """Check that parsing a LaTeX text cannot take long.
 
-    The limits are far above what an answer needs; the parser's time grows exponentially with
+    The limits are far above what an answer needs. The parser's time grows exponentially with
     nesting, and sums, integrals and limits would be computed.
+
+    Raises: UnsafeTextError: the text is above a limit.
     """
     if any(c.isdigit() and not c.isascii() for c in text):
         raise UnsafeTextError("digits that are not ASCII")
-    for what, pattern in _REFUSED.items():
+    for reason, pattern in _REFUSED.items():
         if pattern.search(text):
-            raise UnsafeTextError(what)
+            raise UnsafeTextError(reason)
     if text.count("=") > 5:
         raise UnsafeTextError("a chain of equations")
     if text.count("|") > 8 or _nesting(text) > MAX_NESTING:
@@ -234,6 +241,7 @@ def check_latex(text: str) -> None:
 
 
 def _nesting(text: str) -> int:
+    """The largest number of brackets that are open at one place."""
     depth = deepest = 0
     for match in _BRACKETS.finditer(text):
         bracket = match.group().lstrip("\\")

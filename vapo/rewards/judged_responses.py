@@ -1,4 +1,4 @@
-"""Verifiers as environments of one turn, to which the response is the one action."""
+"""Verifiers as environments with a single turn: the response is the only action."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Verifiers(Protocol):
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]: ...
 
-    def pump(self, timeout_s: float) -> None: ...
+    def poll(self, timeout_s: float) -> None: ...
 
 
 class JudgedResponses:
-    """Verifiers as `Environments` of one turn: a response is judged while others are sampled.
+    """Verifiers as `Environments` with a single turn: responses are judged during the sampling.
 
-    A response that was cut is judged, too. All may be open at a time: those that no process judges
-    yet wait. The verifiers stay when it is closed: others may ask them.
+    A response that was cut is judged, too. Any number may be open at a time: they wait until a
+    process is free. Closing this withdraws its questions and leaves the verifiers open for others.
     """
 
     gives_verdicts = True
@@ -35,7 +35,7 @@ class JudgedResponses:
     def __init__(self, scorer: Verifiers, num_responses: int | None = None) -> None:
         self._scorer, self._num_responses = scorer, num_responses
         self._prompts: dict[EpisodeKey, Prompt] = {}
-        self._asked: dict[EpisodeKey, Callable[[], object]] = {}
+        self._withdrawals: dict[EpisodeKey, Callable[[], object]] = {}
         self._replies: list[Reply] = []
 
     def reset(self, key: EpisodeKey, prompt: Prompt) -> None:
@@ -45,7 +45,7 @@ class JudgedResponses:
     def step(self, key: EpisodeKey, text: str, *, has_ended: bool = True) -> None:
         reason = FinishReason.STOP if has_ended else FinishReason.LENGTH
         response = Rollout(self._prompts[key], (), text, (), reason)
-        self._asked[key] = self._scorer.submit(
+        self._withdrawals[key] = self._scorer.submit(
             response,
             lambda verdict: self._replies.append(Reply(key, verdict=verdict)),
             num_responses=self._num_responses,
@@ -53,14 +53,14 @@ class JudgedResponses:
 
     def end(self, key: EpisodeKey) -> None:
         self._prompts.pop(key, None)
-        if (withdraw := self._asked.pop(key, None)) is not None:
+        if (withdraw := self._withdrawals.pop(key, None)) is not None:
             withdraw()
 
     def poll(self, timeout_s: float) -> list[Reply]:
-        self._scorer.pump(0.0 if self._replies else timeout_s)
+        self._scorer.poll(0.0 if self._replies else timeout_s)
         replies, self._replies = self._replies, []
         return replies
 
     def close(self) -> None:
-        for key in list(self._asked):
+        for key in list(self._withdrawals):
             self.end(key)

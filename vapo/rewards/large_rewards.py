@@ -1,15 +1,18 @@
-"""Rewards that are too large for the usual learning rates, in words. Imports no torch."""
+"""A warning about rewards that are too large for the usual learning rates.
+
+This module imports no torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 LARGE = 10.0
-"""In absolute value: ten times the reward of a correct response, as verifiers give it."""
+"""Rewards above this absolute value are large: ten times the usual reward of a correct response."""
 
 
 def about_large(rewards: Iterable[float]) -> str | None:
-    """One sentence where one of them is large; None where none is."""
+    """Return a sentence about the largest reward if it is large, else None."""
     largest = max(rewards, key=abs, default=0.0)
     if abs(largest) <= LARGE:
         return None

@@ -26,7 +26,8 @@ from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Rollout
 
 BATCH_TOKENS = 16_384
-"""Tokens of a padded batch; and the longest text, where the model's config has no positions."""
+"""The most tokens of a padded batch, padding included. It is also the longest text's length if
+the model's config has no `max_position_embeddings`."""
 
 
 class ModelJudge:
@@ -35,8 +36,10 @@ class ModelJudge:
 
     Its input is text, so its tokenizer may differ from the policy's; a response that stopped gets
     the reward model's end token. Text of a response is never a special token: those come only
-    from the prompt and from this class. Runs in the main process, on the GPU if there is one: so
-    never beside the sampling. What waits is scored together, once there is nothing to sample or a
+    from the prompt and from this class.
+
+    The model runs in the main process, on the GPU if there is one, and so never while responses
+    are sampled. All waiting rollouts are scored together, once there is nothing to sample or a
     whole batch of responses waits.
 
     Raises:
@@ -50,7 +53,7 @@ class ModelJudge:
         self.pool = None
         self._threshold, path = rewards.reward_model_threshold, rewards.reward_model_path
         self._waiting: dict[int, tuple[Rollout, OnReply]] = {}
-        self._numbers, self._enough = itertools.count(), math.inf
+        self._numbers, self._num_enough = itertools.count(), math.inf
         if not path:
             raise UserError(
                 "rewards.reward_model_path is not set: verifier `reward_model` needs it"
@@ -73,7 +76,7 @@ class ModelJudge:
         self.critic = Critic(model).to(self.device).eval()
         positions = getattr(config.get_text_config(), "max_position_embeddings", None)
         self.max_tokens: int = positions or BATCH_TOKENS
-        # a text of so many characters has more tokens than fit: it is not tokenized
+        # a longer text has more tokens than fit, and so is not tokenized
         self._max_chars = self.max_tokens * max(map(len, self.tokenizer.get_vocab()))
         self._start_ids = start_ids(self.tokenizer)
         self._special_ids = special_ids(self.tokenizer)
@@ -82,25 +85,28 @@ class ModelJudge:
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask for a score, which `pump` hands out; what is returned withdraws the question."""
+        """Ask for a score, which `poll` hands out.
+
+        Returns: a function that withdraws the question.
+        """
         number = next(self._numbers)
         self._waiting[number] = rollout, on_reply
-        self._enough = math.inf if num_responses is None else num_responses
+        self._num_enough = math.inf if num_responses is None else num_responses
         return partial(self._waiting.pop, number, None)
 
     @property
     def deciding(self) -> ModelJudge:
-        """Itself: there is no other verifier (`SeveralJudges.deciding`)."""
+        """This judge, as it is the only one; compare `SeveralJudges.deciding`."""
         return self
 
-    def pump(self, timeout_s: float) -> None:
-        """Score what waits, if it is enough or there is nothing else to do."""
-        if not self._waiting or not (timeout_s > 0 or len(self._waiting) >= self._enough):
+    def poll(self, timeout_s: float) -> None:
+        """Score the waiting rollouts, if a whole batch waits or the caller has time to wait."""
+        if not self._waiting or not (timeout_s > 0 or len(self._waiting) >= self._num_enough):
             return
-        asked = list(self._waiting.values())
+        waiting = list(self._waiting.values())
         self._waiting.clear()
-        scores = self._scores([rollout for rollout, _ in asked])
-        for score, (_, on_reply) in zip(scores, asked, strict=True):
+        scores = self._scores([rollout for rollout, _ in waiting])
+        for score, (_, on_reply) in zip(scores, waiting, strict=True):
             if isinstance(score, str) or not math.isfinite(score):
                 on_reply({"failure": score if isinstance(score, str) else "nan"})
             elif problem := reward_problem(score):
@@ -112,7 +118,7 @@ class ModelJudge:
 
     @torch.no_grad()
     def _scores(self, rollouts: Sequence[Rollout]) -> list[float | str]:
-        """The score of each rollout, which may be NaN; or a text with the reason for no score."""
+        """Return for each rollout its score, which may be NaN, or the reason why it has none."""
         rows: dict[int, list[int]] = {}
         scores: list[float | str] = [math.nan] * len(rollouts)
         for index, rollout in enumerate(rollouts):
@@ -124,13 +130,16 @@ class ModelJudge:
             inputs = end_inputs(
                 [((), rows[index]) for index in batch], pad_id=int(self.tokenizer.pad_token_id)
             )
-            found = self.critic(inputs.to(self.device)).values.tolist()
-            for index, score in zip(batch, found, strict=True):
+            batch_scores = self.critic(inputs.to(self.device)).values.tolist()
+            for index, score in zip(batch, batch_scores, strict=True):
                 scores[index] = score
         return scores
 
     def _input_ids(self, rollout: Rollout) -> list[int]:
-        """Raises: UnsafeTextError for a text without a score."""
+        """Return the model's input ids for a rollout.
+
+        Raises: UnsafeTextError: the text cannot be scored.
+        """
         prompt, response = rollout.prompt.text, rollout.response_text
         if len(prompt) + len(response) > self._max_chars:
             raise UnsafeTextError("too long")
@@ -145,18 +154,19 @@ class ModelJudge:
         return ids
 
     def _encode(self, prompt: str, response: str) -> list[int]:
-        """As one text, unless the response then has special tokens: as letters they are its own.
+        """Tokenize prompt and response as one text. If the response then has special tokens,
+        tokenize it by itself, with these spelled in ordinary tokens.
 
-        Raises: UnsafeTextError if the tokenizer cannot write it.
+        Raises: UnsafeTextError: the tokenizer cannot spell them.
         """
-        whole, before = self._tokenize(prompt + response), self._tokenize(prompt)
-        special = [token for token in before if token in self._special_ids]
-        if [token for token in whole if token in self._special_ids] == special:
+        whole, prompt_ids = self._tokenize(prompt + response), self._tokenize(prompt)
+        special_prompt_ids = [token for token in prompt_ids if token in self._special_ids]
+        if [token for token in whole if token in self._special_ids] == special_prompt_ids:
             return whole
         spelled = self._tokenize(response, split_special_tokens=True)
         if not self._forbidden_ids.isdisjoint(spelled):
             raise UnsafeTextError("special tokens")
-        return before + spelled
+        return prompt_ids + spelled
 
     def _tokenize(self, text: str, **options: bool) -> list[int]:
         try:
@@ -168,7 +178,10 @@ class ModelJudge:
 
 
 def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
-    """Rows by length, cut so that a padded batch stays within the budget."""
+    """Yield batches of row indices, in order of length, of at most `BATCH_TOKENS` padded tokens.
+
+    A row that is longer than that is a batch of its own.
+    """
     batch: list[int] = []
     for index in sorted(rows, key=lambda index: len(rows[index])):
         if batch and (len(batch) + 1) * len(rows[index]) > BATCH_TOKENS:
@@ -180,7 +193,7 @@ def _batches(rows: Mapping[int, list[int]]) -> Iterator[list[int]]:
 
 
 def end_inputs(sequences: Sequences, *, pad_id: int) -> TokenInputs:
-    """Make padded inputs of which the networks read one state a row, after its last token.
+    """Make padded inputs for which the networks return one value a row, at its last token.
 
     Args:
         sequences: prompt ids and response ids of each row.

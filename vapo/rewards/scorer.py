@@ -44,37 +44,39 @@ Judge = OneJudge | SeveralJudges[OneJudge]
 _S = TypeVar("_S")
 
 FEWEST_WITHOUT_VERDICT = 8
-"""A batch of so many responses without one verdict is the verifier's fault, not the responses'."""
+"""If no response of a batch has a verdict, and it has at least this many, the run ends: the fault
+is the verifier's and not the responses'."""
 
 EXTRACTING = ("exact", "regex", "math", "math_verify", "reasoning_gym")
 """Verifiers that extract a response's answer, so that answers can vote."""
 
 FAILURES = ("timeout", "crash", "error", "garbled")
-"""Of environments."""
+"""The kinds of failure of an environment."""
 
 logger = logging.getLogger(__name__)
 
 
 class Scorer(ABC):
-    """What a run's player, evaluation and metrics need of verifiers or of an environment."""
+    """The interface through which a run gets its rewards, from verifiers or from an environment."""
 
     @abstractmethod
     def environments(
         self, *, own: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
-        """What answers the turns of a loop.
+        """Open the environments that answer the turns of one loop; the context closes them.
 
         Args:
-            own: another loop may be open at the same time, in a thread that waits for this one.
-            num_responses: of a batch; a reward model judges so many together at the latest, else
-                when there is nothing to sample.
+            own: whether the loop needs processes of its own, because another loop may be open at
+                the same time in a thread that waits for this one.
+            num_responses: the number of responses in a batch. A reward model judges once this many
+                wait, or once there is nothing to sample.
         """
 
     @abstractmethod
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        """Warn of responses of a batch that were not answered.
+        """Warn of those responses of a batch that have no verdict.
 
-        Raises: UserError: none was, which is not the responses' fault.
+        Raises: UserError: no response of a large enough batch has a verdict.
         """
 
     @abstractmethod
@@ -82,8 +84,10 @@ class Scorer(ABC):
         """End the processes; a second call does nothing."""
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Metrics of the rollouts of all ranks that are lost; a verifier loses none. Every rank
-        must call this."""
+        """Count the lost rollouts of all ranks, as metrics. Every rank must call this.
+
+        Only an environment loses rollouts; with verifiers there are no such metrics.
+        """
         return {}
 
     def extracts_answers(self, source: str = "") -> bool:
@@ -91,11 +95,11 @@ class Scorer(ABC):
         return False
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
-        """For each response the answer that it votes for: equal in a group for equal answers.
+        """Return a number for each response: within a group, equal answers have equal numbers.
 
-        None for a response without an answer or a verdict, and where the verifier extracts no
-        answers. Groups are contiguous. With `math` answers are equal as it compares them with a
-        reference, with the others as text.
+        The number is None for a response without an answer or a verdict, and where the verifier
+        extracts no answers. Groups are contiguous. The verifier `math` compares two answers as it
+        compares an answer with a reference; the others compare their texts.
         """
         return [None] * len(rollouts)
 
@@ -107,17 +111,19 @@ class Scorer(ABC):
 
 
 class VerifierScorer(Scorer):
-    """The config's verifier, which judges a response. Each source of a mixture has one of its own.
+    """Judges responses with the config's verifier; a source of a mixture may have a verifier of
+    its own.
 
-    A verifier that hangs, crashes, raises or returns NaN costs that response a verdict with
-    `failure` set (incorrect, the configured incorrect reward); it ends the run only where a
-    batch has no verdict at all, from which nothing could be learnt. Each verifier in use has
+    If a verifier hangs, crashes, raises or returns NaN, that response alone gets a verdict with
+    `failure` set: it is incorrect and gets the configured incorrect reward. The run ends only if
+    a batch has no verdict at all, since nothing could be learnt from it. Each verifier in use has
     `num_workers` processes.
 
-    With `output`, which is for somebody who looks at each verdict, it has what the verifiers
-    print, and failures are neither warned of nor counted.
+    Args:
+        output: collects what the verifiers print, for a caller that shows each verdict. Then
+            failures are neither warned of nor counted.
 
-    Raises: UserError: a setting is missing or unusable, a verifier cannot be imported.
+    Raises: UserError: a setting is missing or unusable, or a verifier cannot be imported.
     """
 
     def __init__(self, config: FitConfig, output: VerifierOutput | None = None) -> None:
@@ -133,16 +139,18 @@ class VerifierScorer(Scorer):
         self._warns = output is None  # else every failure is shown beside its response
         self._num_timeouts: dict[int, int | None] = {}  # by judge; None: it has answered
         by_source = rewards_by_source(rewards, config.data)
-        if all(own is rewards for own in by_source.values()):
+        if all(source_rewards is rewards for source_rewards in by_source.values()):
             by_source = {"": rewards}
         self.by_source: dict[str, Judge] = {}
         try:
-            for source, own in by_source.items():
-                same = [judge for judge in self.judges if judge.config == own]
-                if not same:
-                    same = [one_or_several(own, partial(_make_judge, output=output))]
-                    self.judges += same
-                self.by_source[source] = same[0]
+            for source, source_rewards in by_source.items():
+                equal_judges = [judge for judge in self.judges if judge.config == source_rewards]
+                if not equal_judges:
+                    equal_judges = [
+                        one_or_several(source_rewards, partial(_make_judge, output=output))
+                    ]
+                    self.judges += equal_judges
+                self.by_source[source] = equal_judges[0]
         except BaseException:
             self.close()
             raise
@@ -155,110 +163,121 @@ class VerifierScorer(Scorer):
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]:
-        """Ask for a verdict, which `pump` hands out; what is returned withdraws the question."""
+        """Ask for a verdict. `poll` hands it to `on_verdict`.
+
+        Returns: a function that withdraws the question.
+        """
         judge = self._judge_of(rollout.prompt.source)
 
         def on_reply(reply: dict[str, Any]) -> None:
             on_verdict(Verdict(**verdict_fields(judge.config, reply)))
 
-        def ask(one: OneJudge, on_reply: OnReply) -> Callable[[], object]:
-            return self._ask(one, rollout, on_reply, num_responses)
+        def submit_to(single_judge: OneJudge, on_reply: OnReply) -> Callable[[], object]:
+            return self._submit_to(single_judge, rollout, on_reply, num_responses)
 
         if isinstance(judge, SeveralJudges):
-            return judge.submit(ask, on_reply)
-        return ask(judge, on_reply)
+            return judge.submit(submit_to, on_reply)
+        return submit_to(judge, on_reply)
 
-    def _ask(
+    def _submit_to(
         self, judge: OneJudge, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask one verifier; what is returned withdraws the question."""
+        """Ask one verifier for a judgement; return a function that withdraws the question."""
 
-        def checked(reply: dict[str, Any]) -> None:
+        def on_checked_reply(reply: dict[str, Any]) -> None:
             self._check_for_timeouts(judge, reply.get("failure"))
             on_reply(reply)
 
-        judged = _judged(rollout, judge)
-        if judged is None:
+        judged_rollout = _judged(rollout, judge)
+        if judged_rollout is None:
             on_reply({"is_correct": False})
             return lambda: None
         if isinstance(judge, ModelJudge):
-            return judge.submit(judged, checked, num_responses)
-        prompt = judged.prompt
-        return judge.submit((judged.response_text, prompt.answer, prompt.columns), checked)
+            return judge.submit(judged_rollout, on_checked_reply, num_responses)
+        prompt = judged_rollout.prompt
+        return judge.submit(
+            (judged_rollout.response_text, prompt.answer, prompt.columns), on_checked_reply
+        )
 
     def _check_for_timeouts(self, judge: OneJudge, failure: str | None) -> None:
-        """A verifier that never returns is found after its first responses, and not after a batch
-        of them, each of which takes its time limit.
+        """Count the timeouts of a verifier that has not given any verdict yet.
 
-        Raises: UserError: it has given no verdict yet, and the last of these timed out.
+        So a verifier that never returns ends the run after its first responses. A whole batch of
+        them would take the time limit once for each response.
+
+        Raises: UserError: the verifier timed out on as many responses as it may.
         """
-        num = self._num_timeouts.get(id(judge), 0)
-        if num is None or not self._warns:
+        num_timeouts = self._num_timeouts.get(id(judge), 0)
+        if num_timeouts is None or not self._warns:
             return
-        num = None if failure is None else num + failure.startswith("timeout")
-        self._num_timeouts[id(judge)] = num
-        if num == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
+        num_timeouts = None if failure is None else num_timeouts + failure.startswith("timeout")
+        self._num_timeouts[id(judge)] = num_timeouts
+        if num_timeouts == max(FEWEST_WITHOUT_VERDICT, 2 * judge.config.num_workers):
             raise UserError(
-                f"the {_shown(judge)} timed out on {num} responses before it gave a verdict, "
-                f"{judge.config.timeout_s:g} s each (rewards.timeout_s): it may never return; "
-                "`vapo try` shows a response at a time"
+                f"the {_described(judge)} timed out on {num_timeouts} responses before it gave a "
+                f"verdict, {judge.config.timeout_s:g} s each (rewards.timeout_s): it may never "
+                "return; `vapo try` shows a response at a time"
             )
 
-    def pump(self, timeout_s: float) -> None:
-        """Hand out the verdicts that have come; waits at most so long for the first."""
+    def poll(self, timeout_s: float) -> None:
+        """Hand out the verdicts that have come; wait at most `timeout_s` for each judge's first."""
         for judge in self.judges:
-            judge.pump(timeout_s)
+            judge.poll(timeout_s)
 
     def score(
         self, rollouts: Sequence[Rollout], *, advance: Callable[[int], None] = lambda n: None
     ) -> list[Rollout]:
-        """The rollouts with their verdicts; `advance(n)` reports n more as done."""
-        found: dict[int, Verdict] = {}
+        """Return the rollouts with their verdicts; `advance(n)` reports that n more are judged."""
+        verdicts: dict[int, Verdict] = {}
 
         def on_verdict(row: int, verdict: Verdict) -> None:
-            found[row] = verdict
+            verdicts[row] = verdict
             advance(1)
 
         withdrawals = [
             self.submit(rollout, partial(on_verdict, row)) for row, rollout in enumerate(rollouts)
         ]
         try:
-            while len(found) < len(rollouts):
-                self.pump(WAIT_S)
+            while len(verdicts) < len(rollouts):
+                self.poll(WAIT_S)
         finally:
             for withdraw in withdrawals:
                 withdraw()
-        judged = [found[row].on(rollout) for row, rollout in enumerate(rollouts)]
+        judged = [verdicts[row].on(rollout) for row, rollout in enumerate(rollouts)]
         self.check(judged)
         return judged
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
-        for judge, rows in self._shares(rollouts) if self._warns else ():
-            of_judge = [rollouts[row] for row in rows]
+        for judge, rows in self._rows_by_judge(rollouts) if self._warns else ():
+            judged_rollouts = [rollouts[row] for row in rows]
             if not isinstance(judge, SeveralJudges):
-                _check(of_judge, _shown(judge), "counted as incorrect")
+                _check(judged_rollouts, _described(judge), "counted as incorrect")
                 continue
-            for name, one in judge.judges.items():
+            for name, single_judge in judge.judges.items():
                 with_failure = [
-                    replace(r, failure=r.by_verifier[name]["failure"]) for r in of_judge
+                    replace(r, failure=r.by_verifier[name]["failure"]) for r in judged_rollouts
                 ]
-                _check(with_failure, f"{_shown(one)} ({name})", "counted as incorrect there")
+                _check(
+                    with_failure,
+                    f"{_described(single_judge)} ({name})",
+                    "counted as incorrect there",
+                )
 
     def extracts_answers(self, source: str = "") -> bool:
         return self._judge_of(source).deciding.config.verifier in EXTRACTING
 
     def votes(self, rollouts: Sequence[Rollout], *, group_size: int) -> list[int | None]:
         votes: list[int | None] = [None] * len(rollouts)
-        for shared, rows in self._shares(rollouts):
-            judge = shared.deciding
+        for source_judge, rows in self._rows_by_judge(rollouts):
+            judge = source_judge.deciding
             if judge.config.verifier not in EXTRACTING:
                 continue
-            found = count_votes(
+            judge_votes = count_votes(
                 [_judged(rollouts[row], judge) or rollouts[row] for row in rows],
                 group_size=group_size,
                 pool=judge.pool if judge.config.verifier == "math" else None,
             )
-            for row, vote in zip(rows, found, strict=True):
+            for row, vote in zip(rows, judge_votes, strict=True):
                 votes[row] = vote
         return votes
 
@@ -269,8 +288,8 @@ class VerifierScorer(Scorer):
     def _judge_of(self, source: str) -> Judge:
         return self.by_source[""] if "" in self.by_source else self.by_source[source]
 
-    def _shares(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[Judge, list[int]]]:
-        """Each verifier with the rows that it judges."""
+    def _rows_by_judge(self, rollouts: Sequence[Rollout]) -> Iterator[tuple[Judge, list[int]]]:
+        """Yield each judge that judges any of the rollouts, with the indices of these rollouts."""
         for judge in self.judges:
             rows = [i for i, r in enumerate(rollouts) if self._judge_of(r.prompt.source) is judge]
             if rows:
@@ -278,7 +297,7 @@ class VerifierScorer(Scorer):
 
 
 class EnvironmentScorer(Scorer):
-    """The config's environment, started at once: it gives the rewards, and no verifier is asked.
+    """The config's environment as the source of rewards. It starts at once; no verifier is used.
 
     Raises: as `make_environments`.
     """
@@ -300,50 +319,54 @@ class EnvironmentScorer(Scorer):
             _check(rollouts, self._name, "they are not trained on")
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """The episodes that the environment failed in, in all and by the kind of failure."""
+        """Count the episodes in which the environment failed, in all and by the kind of failure."""
         kinds = [str(r.failure).partition(":")[0] for r in rollouts if r.is_lost]
         counts = torch.tensor([len(kinds), *map(kinds.count, FAILURES)])
         names = ("episodes", *FAILURES)
-        found = zip(names, sum_over_ranks(counts).tolist(), strict=True)
-        return {f"rollout/failed_{name}": float(num) for name, num in found}
+        counts_by_name = zip(names, sum_over_ranks(counts).tolist(), strict=True)
+        return {f"rollout/failed_{name}": float(num) for name, num in counts_by_name}
 
     def close(self) -> None:
         self._environments.close()
 
 
 def make_scorer(config: FitConfig, output: VerifierOutput | None = None) -> Scorer:
-    """Start what rewards the rollouts of a config's policy.
+    """Start the scorer of a config: its environment if it has one, else its verifiers.
 
-    Raises: as it.
+    Raises: as `EnvironmentScorer` and `VerifierScorer`.
     """
     kind = EnvironmentScorer if config.environment.is_used else VerifierScorer
     return kind(config, output)
 
 
 def _make_judge(rewards: RewardConfig, output: VerifierOutput | None) -> OneJudge:
-    """Start what judges with one verifier."""
+    """Start the judge of a config with one verifier."""
     is_model = isinstance(rewards, RewardModelVerifier)
     return ModelJudge(rewards) if is_model else TextJudge(rewards, output)
 
 
 def _judged(rollout: Rollout, judge: OneJudge) -> Rollout | None:
-    """The rollout with the part of its text that is judged; None: it has no answer."""
+    """The rollout with only the judged part of its response; None if that holds no answer."""
     part = judged_part(judge.config, rollout.response_text, rollout.prompt.text)
     return None if part is None else replace(rollout, response_text=part)
 
 
-def _shown(judge: OneJudge) -> str:
+def _described(judge: OneJudge) -> str:
     return f"verifier {getattr(judge.config, 'function', judge.config.verifier)}"
 
 
-def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
+def _check(rollouts: Sequence[Rollout], judge_name: str, effect: str) -> None:
+    """Warn of the rollouts with a failure; `effect` says what becomes of them.
+
+    Raises: UserError: all of them failed, and there are at least `FEWEST_WITHOUT_VERDICT`.
+    """
     failed = [r for r in rollouts if r.failure is not None]
     if not failed:
         return
     first = f"{failed[0].failure}, prompt {failed[0].prompt.prompt_id}"
     if len(failed) == len(rollouts) >= FEWEST_WITHOUT_VERDICT:
         raise UserError(
-            f"the {whose} gave no verdict on any of {len(rollouts)} responses; the first: "
+            f"the {judge_name} gave no verdict on any of {len(rollouts)} responses; the first: "
             f"{visible(first, keep='')}"
         )
     logger.warning(
@@ -356,13 +379,13 @@ def _check(rollouts: Sequence[Rollout], whose: str, effect: str) -> None:
 
 
 def with_shuffled_verdicts(rollouts: Sequence[Rollout], seed: int) -> list[Rollout]:
-    """The rollouts with each other's verdicts, of all sources together.
+    """Shuffle the verdicts among the rollouts of all sources.
 
-    The negative control `rewards.shuffle`: rewards without a relation to the responses.
+    This is the negative control `rewards.shuffle`: rewards without a relation to the responses.
     """
-    dealt = [
+    verdicts = [
         Verdict(bool(r.is_correct), r.reward, r.extracted, r.failure, r.by_verifier)
         for r in rollouts
     ]
-    Random(f"shuffle/{seed}").shuffle(dealt)
-    return [verdict.on(rollout) for verdict, rollout in zip(dealt, rollouts, strict=True)]
+    Random(f"shuffle/{seed}").shuffle(verdicts)
+    return [verdict.on(rollout) for verdict, rollout in zip(verdicts, rollouts, strict=True)]

@@ -1,6 +1,6 @@
 """Several verifiers for one response: their rewards are summed, each times its weight.
 
-Imports no torch.
+This module imports no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class SingleJudge(Protocol):
     @property
     def config(self) -> RewardConfig: ...
 
-    def pump(self, timeout_s: float) -> None: ...
+    def poll(self, timeout_s: float) -> None: ...
 
     def close(self) -> None: ...
 
@@ -35,11 +35,11 @@ _J = TypeVar("_J", bound=SingleJudge)
 class SeveralJudges(Generic[_J]):
     """Asks each of several judges about a response, and replies once all have answered.
 
-    A verifier that fails costs the response that verifier's reward alone: it counts as incorrect
-    there, with its own `failure`.
+    If one verifier fails, the response counts as incorrect for that verifier alone, whose verdict
+    has the `failure`.
 
     Args:
-        judges: by the names of `rewards.verifiers`.
+        judges: one judge for each name in `rewards.verifiers`.
     """
 
     def __init__(self, rewards: RewardConfig, judges: Mapping[str, _J]) -> None:
@@ -50,52 +50,54 @@ class SeveralJudges(Generic[_J]):
 
     @property
     def deciding(self) -> _J:
-        """The judge whose verdict is the response's."""
+        """The judge that decides whether the response is correct."""
         return self.judges[self._deciding]
 
     def submit(self, ask: Callable[[_J, OnReply], Withdraw], on_reply: OnReply) -> Withdraw:
         """Ask all judges about one response, each by `ask(judge, on_its_reply)`.
 
-        Returns: what withdraws the questions.
+        Returns: a function that withdraws the questions.
         """
         by_verifier: dict[str, dict[str, Any]] = {}
 
-        def take(name: str, reply: dict[str, Any]) -> None:
+        def on_judge_reply(name: str, reply: dict[str, Any]) -> None:
             by_verifier[name] = self._verdict(name, reply)
             if len(by_verifier) == len(self.judges):
                 on_reply(self._combined(by_verifier))
 
-        withdrawals = [ask(judge, partial(take, name)) for name, judge in self.judges.items()]
+        withdrawals = [
+            ask(judge, partial(on_judge_reply, name)) for name, judge in self.judges.items()
+        ]
 
         def withdraw() -> None:
-            for each in withdrawals:
-                each()
+            for withdraw_question in withdrawals:
+                withdraw_question()
 
         return withdraw
 
-    def pump(self, timeout_s: float) -> None:
-        """See `WorkerPool.pump`. The time is shared: all judges are looked at."""
+    def poll(self, timeout_s: float) -> None:
+        """See `WorkerPool.poll`. Each judge is polled for an equal share of the time."""
         for judge in self.judges.values():
-            judge.pump(timeout_s / len(self.judges))
+            judge.poll(timeout_s / len(self.judges))
 
     def close(self) -> None:
         for judge in self.judges.values():
             judge.close()
 
     def _verdict(self, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """The fields of one verifier's verdict. A reward whose weight makes it too large is a
-        failure, so that the sum of all is a reward, too."""
-        config, most = self.judges[name].config, MAX_REWARD / len(self.judges)
+        """The fields of one verifier's verdict. It is a failure if the weighted reward is above
+        that verifier's share of `MAX_REWARD`, so that the sum is within that limit."""
+        config, max_share = self.judges[name].config, MAX_REWARD / len(self.judges)
         fields = verdict_fields(config, reply)
-        if abs(self._weights[name] * fields["reward"]) <= most:
+        if abs(self._weights[name] * fields["reward"]) <= max_share:
             return fields
-        failure = f"error: the reward {fields['reward']:g} times its weight is above {most:g}"
+        failure = f"error: the reward {fields['reward']:g} times its weight is above {max_share:g}"
         return verdict_fields(config, {"failure": failure})
 
     def _combined(self, by_verifier: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
         """The deciding verifier's verdict with the weighted sum of all rewards."""
         in_order = {name: by_verifier[name] for name in self.judges}
-        reward = sum(self._weights[name] * each["reward"] for name, each in in_order.items())
+        reward = sum(self._weights[name] * verdict["reward"] for name, verdict in in_order.items())
         return in_order[self._deciding] | {"reward": reward, "by_verifier": in_order}
 
 
@@ -104,7 +106,7 @@ def one_or_several(
 ) -> _J | SeveralJudges[_J]:
     """Start the judge of `rewards`, or those of its several verifiers.
 
-    Raises: UserError: as `make_judge`, with the verifier's key; then none is left running.
+    Raises: UserError: as `make_judge`, with the verifier's key; all started judges are then closed.
     """
     if not isinstance(rewards, SeveralVerifiers):
         return make_judge(rewards)
@@ -123,12 +125,12 @@ def one_or_several(
 def reply_of(
     judge: _J | SeveralJudges[_J], ask: Callable[[_J, OnReply], Withdraw]
 ) -> dict[str, Any]:
-    """The reply about one response, for which each verifier is asked by `ask(judge, on_reply)`."""
+    """Wait for the reply about one response; each judge is asked by `ask(judge, on_reply)`."""
     replies: list[dict[str, Any]] = []
     if isinstance(judge, SeveralJudges):
         judge.submit(ask, replies.append)
     else:
         ask(judge, replies.append)
     while not replies:
-        judge.pump(WAIT_S)
+        judge.poll(WAIT_S)
     return replies[0]

@@ -1,6 +1,6 @@
-"""One verifier on texts, whatever it does: what hangs or crashes costs one response each.
+"""Runs one verifier on texts. If it hangs or crashes, only that response goes without a verdict.
 
-Imports no torch: a reward model is `scorer`'s.
+This module imports no torch: `vapo.rewards.reward_model` has the verifier that needs it.
 """
 
 from __future__ import annotations
@@ -27,49 +27,52 @@ from vapo.system.handed_functions import bytes_of
 from vapo.system.process_protocol import Order, UserCode
 from vapo.system.user_processes import Answer, UserProcesses
 
-MAX_GIVEN = 16
-"""A process has at most so many tasks at a time."""
+MAX_TASKS_PER_PROCESS = 16
+"""A process has at most this many tasks at a time."""
 
-MAX_REFUSED = 3
-"""A task that so many processes did not take is not given to another."""
+MAX_REJECTIONS = 3
+"""A task that this many processes did not accept counts as a crash."""
 
 WAIT_S = 0.5
-"""For a reply, before whoever waits looks around again."""
+"""How long a loop waits for a reply before it does its other work again, in seconds."""
 
 _OVERTIME_S = 1.0
-"""A process of several calls at a time that is so late has no time for its other threads."""
+"""A process with several calls at a time times each of them itself. It is ended only if a reply is
+this much later than the limit of one call, in seconds: then none of its threads may run."""
 
 OnReply = Callable[[dict[str, Any]], None]
 
 
 @dataclass(eq=False)
 class Question:
-    """A task, and who waits for its reply."""
+    """A task, and the function that gets its reply."""
 
     task: Task
     on_reply: OnReply | None
     was_first: bool = False
-    """Whether its process had no other: else its end may be another's fault."""
-    num_refused: int = 0
-    """How many processes that had no other did not take it."""
+    """Whether its process had no other task when this one was sent. If it had one, that one may
+    be the reason why the process ended."""
+    num_rejections: int = 0
+    """How many processes without another task did not accept this one."""
     must_be_alone: bool = False
     """Whether its process failed while it answered several at a time, any of which is to blame."""
 
     def forget(self) -> None:
-        """Nobody waits for the reply any more."""
+        """Withdraw the question: its reply, if one comes, is dropped."""
         self.on_reply = None
 
 
 class WorkerPool:
-    """`num_workers` verifier processes; used by one thread at a time.
+    """`num_workers` verifier processes, which one thread at a time may use.
 
-    A task that hangs beyond the time limit, whose process dies, or during which anything else is
-    written into the process's channel gets the reply `{"failure": "timeout"}`, `"crash"` or
-    `GARBLED`. The others are not affected: what a process had only been sent is asked again.
+    The reply to a task is `{"failure": "timeout"}` if it takes longer than the time limit,
+    `"crash"` if its process dies, and `GARBLED` if anything else is written into the process's
+    channel. Other tasks are not affected: those that were only sent to the process are sent again.
 
     Args:
-        timeout_s: time limit of one task.
-        output: file descriptor to which they print; None: what they print is discarded.
+        timeout_s: the time limit of one task, in seconds.
+        output: the file descriptor to which the processes print; if None, what they print is
+            discarded.
     """
 
     def __init__(
@@ -84,35 +87,37 @@ class WorkerPool:
         )
         self._num_calls = code.num_calls
         self._queue: deque[Question] = deque()
-        self._given: list[deque[Question]] = [deque() for _ in range(num_workers)]
+        self._questions_by_worker: list[deque[Question]] = [deque() for _ in range(num_workers)]
         self._num_stuck = [0] * num_workers  # threads of each process whose time was over
 
     def close(self) -> None:
         self.processes.close()
 
     def submit(self, task: Task, on_reply: OnReply) -> Question:
-        """Queue a task. `pump` calls `on_reply(reply)` once, when its reply is there."""
+        """Queue a task. `poll` calls `on_reply(reply)` once, when its reply is there."""
         question = Question(task, on_reply)
         self._queue.append(question)
         return question
 
-    def pump(self, timeout_s: float) -> None:
-        """Give tasks to processes that have few, and hand out the replies that have come.
+    def poll(self, timeout_s: float) -> None:
+        """Send queued tasks to processes that have few, and hand out the replies that have come.
 
-        Waits at most so long for the first, 0: not at all; at once if nothing is queued or asked.
+        Args:
+            timeout_s: how long to wait for the first reply; with 0, or if no task is under way,
+                the call does not wait.
 
         Raises: UserError: the processes die while they start, or the verifier cannot be built.
         """
-        is_busy = timeout_s == 0  # who asks does something else before it looks again
+        is_busy = timeout_s == 0  # the caller does something else before the next call
         try:
-            self._give(is_busy=is_busy)
+            self._dispatch(is_busy=is_busy)
             for answer in self.processes.poll(timeout_s):
-                self._take(answer)
-            self._give(is_busy=is_busy)
+                self._handle_answer(answer)
+            self._dispatch(is_busy=is_busy)
         except BaseException:  # an interrupt may come between a reply and its task
-            for worker, given in enumerate(self._given):
-                if given:
-                    self._take_back(worker)
+            for worker, questions in enumerate(self._questions_by_worker):
+                if questions:
+                    self._kill_and_requeue(worker)
             raise
 
     def run(self, tasks: Sequence[Task], on_reply: Callable[[int, dict[str, Any]], None]) -> None:
@@ -124,20 +129,23 @@ class WorkerPool:
             num_left -= 1
             on_reply(index, reply)
 
-        asked = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
+        questions = [self.submit(task, partial(finish, index)) for index, task in enumerate(tasks)]
         try:
             while num_left:
-                self.pump(WAIT_S)
+                self.poll(WAIT_S)
         finally:
-            for question in asked:
+            for question in questions:
                 question.forget()
 
-    def _take(self, answer: Answer) -> None:
-        given = self._given[answer.key]
-        question = given.popleft()
+    def _handle_answer(self, answer: Answer) -> None:
+        """Hand out a reply. If its process has ended, queue the process's other tasks again."""
+        worker_questions = self._questions_by_worker[answer.key]
+        question = worker_questions.popleft()
         if answer.is_last:
-            suspects = [question, *given] if self._num_calls > 1 and given else []
-            self._take_back(answer.key)
+            suspects = (
+                [question, *worker_questions] if self._num_calls > 1 and worker_questions else []
+            )
+            self._kill_and_requeue(answer.key)
             is_late = answer.fields["failure"] == "timeout"
             if suspects or not (question.was_first or is_late):
                 for suspect in suspects:
@@ -149,45 +157,48 @@ class WorkerPool:
         if question.on_reply is not None:
             question.on_reply(answer.fields)
 
-    def _take_back(self, worker: int) -> None:
-        """End a process, and put what it was given before the queue."""
+    def _kill_and_requeue(self, worker: int) -> None:
+        """End a process, and put the tasks that it had at the head of the queue."""
         self.processes.end(worker, Order.KILL)
-        self._queue.extendleft(reversed(self._given[worker]))
-        self._given[worker].clear()
+        self._queue.extendleft(reversed(self._questions_by_worker[worker]))
+        self._questions_by_worker[worker].clear()
 
-    def _give(self, *, is_busy: bool) -> None:
-        """Give each process some of the queue: few of a short one, so that all have work.
+    def _dispatch(self, *, is_busy: bool) -> None:
+        """Send each process some of the queue: few tasks if it is short, so that all have work.
 
-        Who is busy elsewhere gives one more, so that no process waits for it.
+        If the caller is busy, each process gets at least two, so that no process waits for it.
         """
-        share = min(MAX_GIVEN, len(self._queue) // (4 * len(self._given)))
+        share = min(MAX_TASKS_PER_PROCESS, len(self._queue) // (4 * len(self._questions_by_worker)))
         largest = max(share, 2 if is_busy else 1) if self._num_calls == 1 else self._num_calls
-        for most in range(1, 1 + largest):
-            for worker, given in enumerate(self._given):
-                if len(given) < most:
-                    self._ask(worker, given)
+        for max_questions in range(1, 1 + largest):
+            for worker, worker_questions in enumerate(self._questions_by_worker):
+                if len(worker_questions) < max_questions:
+                    self._send_next(worker, worker_questions)
 
-    def _refused(self, worker: int) -> None:
-        """A process with nothing else to do did not take the first of the queue."""
+    def _on_rejected(self, worker: int) -> None:
+        """End a process which did not accept the first task of the queue, and had no other."""
         self.processes.end(worker, Order.KILL)
         question = self._queue[0]
-        question.num_refused += 1
-        if question.num_refused == MAX_REFUSED:
+        question.num_rejections += 1
+        if question.num_rejections == MAX_REJECTIONS:
             self._queue.popleft()
             if question.on_reply is not None:
                 question.on_reply({"failure": "crash"})
 
-    def _ask(self, worker: int, given: deque[Question]) -> None:
+    def _send_next(self, worker: int, worker_questions: deque[Question]) -> None:
+        """Send a process the first task of the queue, unless it has to wait for its other tasks."""
         while self._queue and self._queue[0].on_reply is None:
             self._queue.popleft()
         if not self._queue:
             return
-        if given and (self._queue[0].must_be_alone or given[-1].must_be_alone):
+        if worker_questions and (
+            self._queue[0].must_be_alone or worker_questions[-1].must_be_alone
+        ):
             return
         is_full = self._num_stuck[worker] >= self._num_calls  # no more threads for its memory
-        if given and is_full:
+        if worker_questions and is_full:
             return
-        is_there = not given and worker in self.processes
+        is_there = not worker_questions and worker in self.processes
         if is_there and (is_full or not self.processes.is_sound(worker)):
             self.processes.end(worker, Order.KILL)  # it broke while idle: no task is to blame
         if worker not in self.processes:
@@ -197,28 +208,28 @@ class WorkerPool:
             if not self.processes.ask(worker, self._queue[0].task):
                 return
         except BlockingIOError:  # the start of the task may have been sent: nothing can follow it
-            if not given:
-                self._refused(worker)
+            if not worker_questions:
+                self._on_rejected(worker)
                 return
-            for suspect in given:
+            for suspect in worker_questions:
                 suspect.must_be_alone = True
-            self._take_back(worker)
+            self._kill_and_requeue(worker)
             return
-        except OSError:  # it has just ended; `poll` says so of one that has tasks
-            if not given:
-                self._refused(worker)
+        except OSError:  # it has just ended; if it had tasks, `processes.poll` reports its end
+            if not worker_questions:
+                self._on_rejected(worker)
             return
         question = self._queue.popleft()
-        question.was_first = not given
-        given.append(question)
+        question.was_first = not worker_questions
+        worker_questions.append(question)
 
 
 class TextJudge:
     """Judges texts with the configured verifier, in worker processes unless it is `exact`.
 
     Args:
-        output: where the verifier's own prints and tracebacks go; None: they are discarded. With
-            one, what is printed between two calls, while a process starts, is left out.
+        output: collects what the verifier prints, tracebacks included; if None, it is discarded.
+            What a process prints while it starts, between two calls, is left out.
 
     Raises: UserError: a setting is unusable, or a user's function cannot be imported.
     """
@@ -229,29 +240,31 @@ class TextJudge:
         self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
 
     def submit(self, text: Text, on_reply: OnReply) -> Callable[[], object]:
-        """Ask for a judgement, which `pump` hands out, or the `failure` that there is none.
+        """Ask for a judgement. `poll` hands its fields, or a `failure`, to `on_reply`.
 
-        Returns: what withdraws the question.
+        Returns: a function that withdraws the question.
         """
         response, answer, metadata = text
         if self.pool is None:
             on_reply(vars(exact(response, answer, {})))
             return lambda: None
-        kept = dict(metadata) if self._needs_metadata else {}
+        sent_metadata = dict(metadata) if self._needs_metadata else {}
         if self._output is not None:  # a host that replaces another prints its imports again
             self.pool.processes.wait_until_ready()
             self._output.take()
-        return self.pool.submit((response[-MAX_RESPONSE_CHARS:], answer, kept), on_reply).forget
+        return self.pool.submit(
+            (response[-MAX_RESPONSE_CHARS:], answer, sent_metadata), on_reply
+        ).forget
 
     @property
     def deciding(self) -> TextJudge:
-        """Itself: there is no other verifier (`SeveralJudges.deciding`)."""
+        """This judge, as it is the only one; compare `SeveralJudges.deciding`."""
         return self
 
-    def pump(self, timeout_s: float) -> None:
-        """See `WorkerPool.pump`."""
+    def poll(self, timeout_s: float) -> None:
+        """See `WorkerPool.poll`."""
         if self.pool is not None:
-            self.pool.pump(timeout_s)
+            self.pool.poll(timeout_s)
 
     def close(self) -> None:
         if self.pool is not None:
@@ -259,14 +272,15 @@ class TextJudge:
 
 
 def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str | None:
-    """Return the part of a response that is judged; None: there is no answer, so it is incorrect.
+    """Return the part of a response that is judged, or None: it has no answer, and is incorrect.
 
     With `rewards.answer_after` the part is what follows the last occurrence of that text, without
-    the space at its beginning. A prompt that ends with the text has closed the thoughts, as where
-    thinking is turned off. Then a response without the text is an answer as a whole.
+    the space at its beginning. If the prompt ends with the text, the thoughts are over before the
+    response begins, as where thinking is turned off. Then a response without the text is judged
+    as a whole.
 
     Args:
-        prompt: what the policy read, special tokens included; empty where nobody knows it.
+        prompt: what the policy read, special tokens included; empty if it is not known.
     """
     mark = rewards.answer_after
     if mark is None:
@@ -278,7 +292,7 @@ def judged_part(rewards: RewardConfig, response: str, prompt: str = "") -> str |
 
 
 def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a `Verdict`: a failure is incorrect, with the configured reward."""
+    """Return the fields of a `Verdict`: a failure is incorrect and gets the configured reward."""
     is_correct, reward = reply.get("is_correct", False), reply.get("reward")
     if reward is None:
         reward = rewards.correct if is_correct else rewards.incorrect
@@ -292,7 +306,8 @@ def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, An
 
 
 def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
-    """Map each source's name, the empty one included, to the rewards with its own verifier."""
+    """Map the name of each source (a single source's is empty) to its rewards config: with its own
+    verifier if it has one."""
     by_source = {}
     for name in ("train", "heldout"):
         for key, source in sources_of(data, name).items():
@@ -302,32 +317,32 @@ def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, Rewa
 
 
 def _start_pool(rewards: RewardConfig, output: VerifierOutput | None) -> WorkerPool:
-    """Check the settings here, where it is cheap; a user's function only in a worker."""
-    own = vars(rewards)  # not every verifier has all options
-    function, passed = own.get("function"), tuple(own.get("function_variables", ()))
-    check_passed(passed, key="rewards.function_variables")
+    """Check the settings and start the processes; a user's function is checked in a process."""
+    options = vars(rewards)  # not every verifier has all options
+    function, variables = options.get("function"), tuple(options.get("function_variables", ()))
+    check_passed(variables, key="rewards.function_variables")
     check_package(rewards.verifier)
     if rewards.verifier == "regex":
-        make_regex(own["pattern"])
+        make_regex(options["pattern"])
     code = VerifierCode(
         is_shared=function is None,  # a user's own module may open what it likes
         kind=rewards.verifier,
-        pattern=own.get("pattern"),
+        pattern=options.get("pattern"),
         function=function,
-        function_folder=own.get("function_folder"),
+        function_folder=options.get("function_folder"),
         function_bytes=bytes_of(function, key=FUNCTION_KEY),
-        percent=own.get("percent", "either"),
+        percent=options.get("percent", "either"),
         correct=rewards.correct,
         shows_errors=output is not None,
-        num_calls=own.get("function_calls", 1),
+        num_calls=options.get("function_calls", 1),
         call_timeout_s=rewards.timeout_s,
-        passed=passed,
-        hidden=secret_texts_of_code(passed),
+        passed=variables,
+        hidden=secret_texts_of_code(variables),
     )
     pool = WorkerPool(
         code,
         num_workers=rewards.num_workers,
-        # several calls at a time are timed in their process, and this limit is of the process
+        # a process with several calls at a time times each; this limit is for the whole process
         timeout_s=rewards.timeout_s + (_OVERTIME_S if code.num_calls > 1 else 0.0),
         output=None if output is None else output.descriptor,
     )

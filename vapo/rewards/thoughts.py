@@ -1,6 +1,7 @@
 """The texts with which well-known models end their thoughts.
 
-They are for what reads a whole response. A run judges by `rewards.answer_after` alone.
+They are for code that reads a whole response. What a run judges depends on `rewards.answer_after`
+alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a host imports for a verifier, and what an answer of its processes has in it.
+"""The code that a verifier's host process imports, and the fields of its answers.
 
-Of a user's own function: how it must be called, and what it may return.
+For a user's own function: how it is called, and what it may return.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.rewards.foreign_functions import Called, as_called_elsewhere
+from vapo.rewards.foreign_functions import ThreeArguments, as_trl_or_verl_function
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import (
     Judgement,
@@ -40,47 +40,57 @@ _TOLERANCE = 1e-6
 
 
 def make_python(
-    path: str | None, *, folder: str | None = None, sent: bytes | None = None, correct: float = 1.0
+    path: str | None,
+    *,
+    folder: str | None = None,
+    function_bytes: bytes | None = None,
+    correct: float = 1.0,
 ) -> Verifier:
-    """A user's function `f(response_text, answer, metadata)`, or one of TRL or verl.
+    """Make a verifier from a user's function `f(response_text, answer, metadata)`, or from one that
+    was written for TRL or verl.
 
-    Parameters that can only be given by name get what has their name.
+    A parameter that can only be given by name gets the argument of that name.
 
     Args:
-        path: as `package.module:function` or `folder/file.py:function`; see `function_of`.
-        correct: a number that the function returns is its reward; from `correct` on the response
+        path: `package.module:function` or `folder/file.py:function`; see `function_of`.
+        folder: the folder that a relative path starts from.
+        function_bytes: the pickled function, if the trainer's program handed one over.
+        correct: a number that the function returns is the reward; from `correct` on, the response
             is correct.
 
-    Raises: UserError: not importable, not a function, or one that is called in another way.
+    Raises: UserError: the path is not importable, names no function, or names one that takes other
+        arguments.
     """
-    given = function_of(path, sent, key=FUNCTION_KEY, folder=folder)
-    what = f"{FUNCTION_KEY} {path}"
-    if _yields(given):
-        raise UserError(f"{what} is a generator: write a function that returns its verdict")
-    function = awaited(given)
-    called = as_called_elsewhere(function, what) or _as_own(function, what)
+    user_function = function_of(path, function_bytes, key=FUNCTION_KEY, folder=folder)
+    label = f"{FUNCTION_KEY} {path}"
+    if _yields(user_function):
+        raise UserError(f"{label} is a generator: write a function that returns its verdict")
+    function = awaited(user_function)
+    call = as_trl_or_verl_function(function, label) or _as_vapo_function(function, label)
 
     def python(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-        return judgement_of(called(response_text, answer, metadata), correct=correct)
+        return judgement_of(call(response_text, answer, metadata), correct=correct)
 
     return python
 
 
 def _yields(function: Any) -> bool:
-    """Whether a call makes a generator; partials, objects and methods count, too."""
+    """Whether calling this makes a generator. It may be a function, a partial, an object or a
+    method."""
     while isinstance(function, functools.partial):
         function = function.func
     return any(
-        is_one(each)
-        for each in (function, type(function).__call__)
-        for is_one in (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
+        is_generator_function(candidate)
+        for candidate in (function, type(function).__call__)
+        for is_generator_function in (inspect.isasyncgenfunction, inspect.isgeneratorfunction)
     )
 
 
-def _as_own(function: Callable[..., Any], what: str) -> Called:
-    """Call it with response text, answer and metadata in this order, or by these names.
+def _as_vapo_function(function: Callable[..., Any], label: str) -> ThreeArguments:
+    """Return a function that hands response text, answer and metadata to `function`: in this order
+    or by these names.
 
-    Raises: UserError: it takes them neither way.
+    Raises: UserError: `function` takes them neither way.
     """
     try:
         signature = inspect.signature(function)
@@ -90,28 +100,32 @@ def _as_own(function: Callable[..., Any], what: str) -> Called:
         name for name in _ARGUMENTS if name not in getattr(inspect.unwrap(function), "keywords", ())
     ]
     only = inspect.Parameter.KEYWORD_ONLY
-    by_name = [p.name for p in signature.parameters.values() if p.name in names and p.kind is only]
-    for named in ((), by_name, names):
-        placed = [name for name in names if name not in named]
+    keyword_only = [
+        p.name for p in signature.parameters.values() if p.name in names and p.kind is only
+    ]
+    for keyword_names in ((), keyword_only, names):
+        positional_names = [name for name in names if name not in keyword_names]
         with suppress(TypeError):
-            signature.bind(*placed, **dict.fromkeys(named))
+            signature.bind(*positional_names, **dict.fromkeys(keyword_names))
             break
     else:
-        check_arguments(function, what, *_ARGUMENTS)
+        check_arguments(function, label, *_ARGUMENTS)
 
-    def called(*arguments: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         values = dict(zip(_ARGUMENTS, arguments, strict=True))
-        return function(*(values[n] for n in placed), **{n: values[n] for n in named})
+        return function(
+            *(values[n] for n in positional_names), **{n: values[n] for n in keyword_names}
+        )
 
-    return called
+    return call
 
 
 def judgement_of(result: Any, *, correct: float) -> Judgement:
-    """What a user's function has said of one response.
+    """Make a judgement from what a user's function returned for one response.
 
-    A bool is the verdict, a number a reward, `(bool, number)` both.
+    A bool is the verdict, a number is the reward, and `(bool, number)` is both.
 
-    Raises: TypeError: it is something else.
+    Raises: TypeError: the result is something else.
     """
     verdict, reward = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
     verdict, reward = _plain(verdict), _plain(reward)
@@ -126,16 +140,16 @@ def judgement_of(result: Any, *, correct: float) -> Judgement:
 
 
 def _plain(value: Any) -> Any:
-    """numpy's and torch's scalars as Python's; what has more elements stays as it is."""
-    is_one = hasattr(value, "item") and getattr(value, "size", 1) in (1, ())
+    """Convert a scalar of numpy or torch to Python's; return other values as they are."""
+    is_scalar = hasattr(value, "item") and getattr(value, "size", 1) in (1, ())
     try:
-        return value.item() if is_one or hasattr(value, "numel") else value
+        return value.item() if is_scalar or hasattr(value, "numel") else value
     except (TypeError, ValueError, RuntimeError):
         return value
 
 
 Text = tuple[str, str, Mapping[str, Any]]
-"""Response text, reference answer, metadata."""
+"""A response's text, the reference answer and the metadata."""
 
 Task = Text | VoteTask
 
@@ -149,11 +163,12 @@ class VerifierCode(UserCode):
     function: str | None = None
     function_folder: str | None = None
     function_bytes: bytes | None = None
-    """A function that the trainer's own program has in hand (`vapo.system.handed_functions`)."""
+    """The pickled function, if the trainer's program handed one over
+    (`vapo.system.handed_functions`)."""
     percent: str = "either"
-    """How `math` takes a percentage."""
+    """See `make_math`."""
     correct: float = 1.0
-    """From this reward on a function's number is a correct response's."""
+    """See `make_python`."""
 
     @property
     def what(self) -> str:
@@ -169,12 +184,12 @@ class VerifierCode(UserCode):
             "python": lambda: make_python(
                 self.function,
                 folder=self.function_folder,
-                sent=self.function_bytes,
+                function_bytes=self.function_bytes,
                 correct=self.correct,
             ),
         }
         verifier = kinds[self.kind]()
-        # a user's own function may open files and start processes; ours have no reason to
+        # a user's own function may open files and start processes; our verifiers need not
         guard = nullcontext if self.kind == "python" else guarded
         install()
 
@@ -187,7 +202,7 @@ class VerifierCode(UserCode):
         return lambda: answer
 
     def checked(self, question: Task, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """See `UserCode.checked`: a judgement's fields, or the classes of votes."""
+        """See `UserCode.checked`. The fields are a judgement's, or the classes of votes."""
         if isinstance(question, VoteTask):
             size, classes = len(question.responses), fields.get("classes")
             if set(fields) != {"classes"} or not isinstance(classes, list) or len(classes) != size:
@@ -204,7 +219,7 @@ class VerifierCode(UserCode):
 
 
 def _fields(judgement: Judgement) -> dict[str, Any]:
-    """What is said of one response, or the reason why that is no judgement."""
+    """Return a judgement's fields; if its reward is unusable, the reason as a `failure`."""
     if judgement.reward is not None:
         if not math.isfinite(judgement.reward):
             return {"failure": "nan"}

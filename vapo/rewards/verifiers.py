@@ -1,7 +1,7 @@
-"""The verifiers. Responses are hostile text: parsed, never evaluated or formatted.
+"""The verifiers. A response is hostile text: they parse it, and never evaluate or format it.
 
-They run in worker processes (`vapo.rewards.text_judge`), which enforce time and memory limits;
-nothing here imports torch, so that a worker starts fast.
+They run in worker processes (`vapo.rewards.text_judge`), which enforce time and memory limits.
+This module imports no torch, so that a worker starts fast.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ MAX_EXTRACTED_CHARS = 200
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verifier's answer, of which `text_judge.verdict_fields` makes the verdict. `reward` None
-    stands for the configured correct / incorrect reward."""
+    """A verifier's answer, from which `text_judge.verdict_fields` makes the verdict. If `reward` is
+    None, the response gets the configured reward of a correct or incorrect response."""
 
     is_correct: bool
     reward: float | None = None
@@ -32,33 +32,33 @@ class Judgement:
 
 
 Verifier = Callable[[str, str, Mapping[str, Any]], Judgement]
-"""Judges one response, given with its answer and metadata. May raise, hang or crash: it runs in a
-process of its own."""
+"""Judges a response text by the reference answer and the prompt's metadata. It may raise, hang or
+crash, since it runs in a process of its own."""
 
 _EXTRAS = {"math_verify": "math_verify", "reasoning_gym": "reasoning"}
-"""The packages that are verifiers, and what installs them."""
+"""The packages that verifiers need, and the extra of vapo that installs each of them."""
 
 MAX_RESPONSE_CHARS = 200_000
-"""Verifiers see at most so many characters of a response: its end, where the answer is."""
+"""Of a longer response, a verifier gets the last characters, where the answer is: this many."""
 
 
 def exact(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
-    """The whole response, stripped, equals the answer."""
+    """Judge a response correct if all of it, stripped, equals the answer."""
     return _compare(response_text.strip(), answer)
 
 
 def make_regex(pattern: str | None) -> Verifier:
-    """The first group of the pattern's last match, stripped, equals the answer.
+    """Make the verifier that compares the first group of the pattern's last match with the answer.
 
-    Raises: UserError: no pattern, it does not compile, or it has no group.
+    Raises: UserError: there is no pattern, it does not compile, or it has no group.
     """
     if not pattern:
         raise UserError("rewards.pattern is not set: verifier `regex` needs it")
     try:
         compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError) as error:
-        deep = isinstance(error, RecursionError)
-        reason = "its groups are nested too deeply" if deep else str(error)
+        is_deep = isinstance(error, RecursionError)
+        reason = "its groups are nested too deeply" if is_deep else str(error)
         raise UserError(
             f"rewards.pattern is {pattern!r:.80}, which does not compile: {reason}"
         ) from None
@@ -78,13 +78,14 @@ def make_regex(pattern: str | None) -> Verifier:
 
 
 def make_math(percent: str = "either") -> Verifier:
-    r"""Make the mathematics verifier: it compares the last `\boxed{...}`, else the plain end.
+    r"""Make the mathematics verifier, which compares the answer of a response with the reference.
 
-    The answer is correct if it equals the reference (`vapo.rewards.answers`), and incorrect where
-    it is not understood completely, unless it is the reference's own text.
+    The answer is the last `\boxed{...}`, or else what the response's plain end gives. It is correct
+    if it equals the reference (`vapo.rewards.answers`). An answer that is not understood completely
+    is incorrect, unless it is the reference's own text.
 
     Args:
-        percent: whether `25%` is the reference 25 (`either`, the default) or 0.25 alone
+        percent: whether `25%` equals both references 25 and 0.25 (`either`), or only 0.25
             (`hundredth`).
     """
     from vapo.rewards.answer_equality import is_same_answer
@@ -105,13 +106,13 @@ def make_math(percent: str = "either") -> Verifier:
 
 @dataclass(frozen=True)
 class VoteTask:
-    """math: responses to one prompt, each with an answer. Which of them give the same one?"""
+    """A task for the verifier `math`: say which of these responses to one prompt agree."""
 
     responses: tuple[str, ...]
 
 
 def math_vote_classes(task: VoteTask) -> list[int]:
-    """For each response the index of the first with the same answer."""
+    """Return for each response the index of the first one with the same answer."""
     from vapo.rewards.answer_equality import vote_classes
     from vapo.rewards.answer_extraction import extract_answer
 
@@ -119,14 +120,15 @@ def math_vote_classes(task: VoteTask) -> list[int]:
 
 
 def make_reasoning_gym() -> Verifier:
-    """The scorer of the dataset that made the prompt; only full marks are correct.
+    """Make the verifier that asks the scorer of the reasoning_gym dataset that made the prompt.
 
-    The answer is what the response's last `<answer>...</answer>` holds, else all of it.
+    A response is correct only with full marks. The answer is the content of the response's last
+    `<answer>...</answer>`, or all of the response if it has no such tag.
 
     Raises: UserError: reasoning_gym is not installed.
     """
     check_package("reasoning_gym")
-    import reasoning_gym  # takes seconds that no verdict's time limit is for
+    import reasoning_gym  # takes seconds, which must not count for the first verdict's time limit
 
     from vapo.rewards.answer_boxes import last_tag
 
@@ -145,47 +147,53 @@ def make_reasoning_gym() -> Verifier:
 
 
 def make_math_verify() -> Verifier:
-    """The verifier of the package math-verify, which is common in the field.
+    """Make the verifier of the package math-verify, which is common in the field.
 
     It parses LaTeX into SymPy's expressions, and plain expressions by SymPy's parser, which
     evaluates code: the process that it runs in refuses any but bounded arithmetic
     (`hostile_text`). Its own time limits are signals that interrupt SymPy anywhere and leave its
-    caches half written. They are off: the time limit of a verdict ends the process instead.
+    caches half written. So they are off, and the time limit of a verdict ends the process instead.
 
     Raises: UserError: math-verify is not installed.
     """
     check_package("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of the limits being off
-    from math_verify import parse, verify  # takes seconds that no verdict's time limit is for
+    from math_verify import parse, verify  # takes seconds, as reasoning_gym does
 
     @lru_cache(maxsize=1024)
     def parsed(reference: str) -> list[Any]:
         boxed = reference if r"\boxed" in reference else rf"\boxed{{{reference}}}"
-        found: list[Any] = parse(boxed, parsing_timeout=None)
-        return found
+        expressions: list[Any] = parse(boxed, parsing_timeout=None)
+        return expressions
 
     def math_verify(response_text: str, answer: str, metadata: Mapping[str, Any]) -> Judgement:
         gold = parsed(answer.strip())
         if not gold:
             raise ValueError(f"math-verify does not understand the reference {answer!r:.80}")
-        found = parse(response_text, parsing_timeout=None)
-        if not found:
+        expressions = parse(response_text, parsing_timeout=None)
+        if not expressions:
             return Judgement(False)
-        is_correct = bool(verify(gold, found, timeout_seconds=None))
-        return Judgement(is_correct, extracted=str(found[-1])[:MAX_EXTRACTED_CHARS])
+        is_correct = bool(verify(gold, expressions, timeout_seconds=None))
+        return Judgement(is_correct, extracted=str(expressions[-1])[:MAX_EXTRACTED_CHARS])
 
     return math_verify
 
 
 def check_package(verifier: str, key: str = "rewards.verifier") -> None:
-    """Raises: UserError: the package that a verifier is, or needs, is not installed."""
+    """Check that the package of a verifier is installed, if it has one.
+
+    Args:
+        key: the config key that chose the verifier, for the message.
+
+    Raises: UserError: the package is not installed.
+    """
     extra = _EXTRAS.get(verifier)
     if extra is not None and importlib.util.find_spec(verifier) is None:
         raise UserError(f"{key} is {verifier}, which is not installed: {install_command(extra)}")
 
 
 def _compare(extracted: str | None, answer: str) -> Judgement:
-    """Equality after stripping; an empty answer is never correct."""
+    """Judge an extracted answer correct if it equals the stripped reference and is not empty."""
     if not extracted:
         return Judgement(False)
     return Judgement(extracted == answer.strip(), extracted=extracted[:MAX_EXTRACTED_CHARS])

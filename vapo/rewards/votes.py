@@ -17,10 +17,11 @@ logger = logging.getLogger(__name__)
 def count_votes(
     rollouts: Sequence[Rollout], *, group_size: int, pool: WorkerPool | None
 ) -> list[int | None]:
-    """For each response the first of its group with the same answer, None for one without.
+    """Return for each response the index within its group of the first one with the same answer.
 
-    The same text is the same answer; different texts are compared by the pool's processes, within
-    the time limit of one verdict for each group, or not at all without a pool.
+    It is None for a response without an answer or with a failure. Equal texts are equal answers.
+    Different texts are compared by the pool's processes, within the time limit of one verdict for
+    each group; without a pool they count as different answers.
     """
     votes: list[int | None] = []
     for first in range(0, len(rollouts), group_size):
@@ -43,10 +44,10 @@ def count_votes(
             num_failed += 1
             return
         first, distinct = groups[index]
-        same = {vote: distinct[c] for vote, c in zip(distinct, reply["classes"], strict=True)}
+        merged = {vote: distinct[c] for vote, c in zip(distinct, reply["classes"], strict=True)}
         for row in range(first, first + group_size):
             vote = votes[row]
-            votes[row] = None if vote is None else same[vote]
+            votes[row] = None if vote is None else merged[vote]
 
     pool.run(tasks, on_reply)
     if num_failed:
@@ -60,13 +61,14 @@ def count_votes(
 
 
 def _by_text(group: Sequence[Rollout]) -> list[int | None]:
+    """Return for each response of a group the index of the first one with the same text."""
     firsts: dict[str, int] = {}
     votes: list[int | None] = []
     for index, rollout in enumerate(group):
         text = rollout.extracted
         if not text or rollout.failure is not None:
             votes.append(None)
-        elif len(text) >= MAX_EXTRACTED_CHARS:  # it is cut: the same text, perhaps not the same
+        elif len(text) >= MAX_EXTRACTED_CHARS:  # cut: equal beginnings of answers that may differ
             votes.append(index)
         else:
             votes.append(firsts.setdefault(text, index))
