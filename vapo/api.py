@@ -146,12 +146,14 @@ def fit(
             raise UserError("vapo.fit needs a config, or model=, dataset= and reward=")
         from vapo.commands.own_model import own_model
 
-        own = as_overrides(overrides)
-        chosen = own_model(os.fspath(model), dataset, reward, heldout=heldout, overrides=own)
+        override_list = as_overrides(overrides)
+        composed = own_model(
+            os.fspath(model), dataset, reward, heldout=heldout, overrides=override_list
+        )
         if not quiet and is_main_process():
-            say(f"vapo fit: {chosen.line}", file=sys.stderr)
-        config = loading.load_config(FitConfig, chosen.files, chosen.overrides)
-    elif any(given is not None for given in (model, dataset, reward, heldout)) or overrides:
+            say(f"vapo fit: {composed.line}", file=sys.stderr)
+        config = loading.load_config(FitConfig, composed.files, composed.overrides)
+    elif any(argument is not None for argument in (model, dataset, reward, heldout)) or overrides:
         raise UserError(
             "vapo.fit: a config has its model, data, reward and overrides: leave out either it or "
             "model=, dataset=, reward=, heldout= and overrides="
@@ -182,8 +184,8 @@ def validate(
         UserError: config, data or machine do not fit.
     """
     page = None if value_page is None else str(value_page)
-    own = {"ckpt_path": ckpt_path, "value_page": page, "value_truth": value_truth}
-    with checked("validate", config, own):
+    arguments = {"ckpt_path": ckpt_path, "value_page": page, "value_truth": value_truth}
+    with checked("validate", config, arguments):
         from vapo.commands import validate as command
 
         return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
@@ -294,8 +296,8 @@ def inspect(
     from vapo.commands.inspecting import inspect_rollouts, write_inspection
 
     is_path = isinstance(rollouts, (str, Path))
-    written = [] if output is None else [Path(output)]
-    found = inspect_rollouts(
+    output_paths = [] if output is None else [Path(output)]
+    inspection = inspect_rollouts(
         rollouts,
         name=str(rollouts) if is_path else type(rollouts).__name__,
         policy=policy,
@@ -305,12 +307,12 @@ def inspect(
         rewards=rewards,
         gamma=gamma,
         sampling=sampling,
-        output=written,
+        output=output_paths,
         chat_template_kwargs=chat_template_kwargs,
     )
-    for path in written:
-        write_inspection(found, path)
-    return found
+    for path in output_paths:
+        write_inspection(inspection, path)
+    return inspection
 
 
 @contextmanager

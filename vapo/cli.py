@@ -137,8 +137,10 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
         overrides = _with_own_model(name, options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
-            own = ", or --model, --data and --reward in its place" if has_own_model else ""
-            raise UserError(f"vapo {name} needs --{flag} FILE, for example --{flag} {example}{own}")
+            alternative = ", or --model, --data and --reward in its place" if has_own_model else ""
+            raise UserError(
+                f"vapo {name} needs --{flag} FILE, for example --{flag} {example}{alternative}"
+            )
     _run_configured(name, command, schema, options, overrides)
 
 
@@ -147,28 +149,30 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
 
     Raises: UserError: one of the three is missing, or --config is given as well.
     """
-    own = {flag: options.pop(flag) for flag in ("model", "data", "reward")}
-    given = [flag for flag, value in own.items() if value is not None]
-    if not given:
+    values = {flag: options.pop(flag) for flag in ("model", "data", "reward")}
+    set_flags = [flag for flag, value in values.items() if value is not None]
+    if not set_flags:
         return overrides
     if options["config"]:
-        raise UserError(f"--{given[0]} stands in place of --config: leave one of them out")
+        raise UserError(f"--{set_flags[0]} stands in place of --config: leave one of them out")
     if options.get("model_config") is not None:  # of `vapo estimate`
         raise UserError(
             "--model_config has another model's shape than --model, by whose size the config is "
             "chosen: leave it out, or name a config in place of --model, as --config "
             "conf/data/gsm8k.yaml --config conf/scale/own_model_gpu.yaml actor.path=..."
         )
-    if missing := [flag for flag in own if flag not in given]:
-        raise UserError(f"--{given[0]} needs --{missing[0]} beside it; see `vapo {name} --help`")
+    if missing := [flag for flag in values if flag not in set_flags]:
+        raise UserError(
+            f"--{set_flags[0]} needs --{missing[0]} beside it; see `vapo {name} --help`"
+        )
     from vapo.commands.own_model import own_model
 
     tell = partial(_tell, name, quiet=options.get("quiet", False))
     gpu_gib = options.get("gpu_memory_gib")  # of `vapo estimate`
-    chosen = own_model(*own.values(), overrides=overrides, gpu_gib=gpu_gib, tell=tell)
-    tell(chosen.line)
-    options["config"] = chosen.files
-    return chosen.overrides
+    composed = own_model(*values.values(), overrides=overrides, gpu_gib=gpu_gib, tell=tell)
+    tell(composed.line)
+    options["config"] = composed.files
+    return composed.overrides
 
 
 def _run_configured(
@@ -214,7 +218,7 @@ def _load_command(
     Args:
         about: what the command is about to do, for the first line.
     """
-    module, started, said = f"vapo.commands.{command.module}", time.monotonic(), about
+    module, start_time, introduction = f"vapo.commands.{command.module}", time.monotonic(), about
     if module not in sys.modules:
         was_enabled = gc.isenabled()
         # A fifth faster than with the collector, which would find nothing in a million new
@@ -223,9 +227,9 @@ def _load_command(
         try:
             for library in command.loads:
                 if library not in sys.modules:
-                    text = f"{said}{'; ' if said else ''}loading {library} ..."
+                    text = f"{introduction}{'; ' if introduction else ''}loading {library} ..."
                     _tell(name, text, quiet=quiet)
-                    said = ""
+                    introduction = ""
                     importlib.import_module(library)
             importlib.import_module(module)
         finally:
@@ -233,7 +237,7 @@ def _load_command(
             if was_enabled:
                 gc.enable()
         if command.loads:
-            _tell(name, f"loaded in {time.monotonic() - started:.1f} s", quiet=quiet)
+            _tell(name, f"loaded in {time.monotonic() - start_time:.1f} s", quiet=quiet)
     run: Callable[..., object] = sys.modules[module].run
     return run
 

@@ -79,7 +79,7 @@ def test_a_demonstration_is_the_right_keys_of_a_game() -> None:
         number, _, shown = row.problem.partition(":")
         assert (number, len(row.demonstration)) == (row.answer, 6)
         game = Tug(number, 6)
-        assert shown == game.shown
+        assert shown == game.observation
         for key in row.demonstration:
             assert key == right_keys()[game.sign]
             game.press(key)

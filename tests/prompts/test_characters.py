@@ -56,7 +56,7 @@ def test_every_prompt_without_a_character_is_an_error(tmp_path: Path) -> None:
         UserError, match=r"no token for '\+': .* 10 of 10 prompts, the first is .*:1"
     ):
         load_prompts(data, TOKENIZER)
-    assert load_prompts(data, character_tokenizer()).report.lost is None
+    assert load_prompts(data, character_tokenizer()).report.lost_characters is None
     path.write_text(path.read_text() + '{"prompt": "3a12=", "answer": "3"}\n')
     described = load_prompts(data, TOKENIZER).report.describe()
     assert "of 10 of 11 prompts" in described

@@ -213,8 +213,8 @@ def test_main_process(environ, expected):
 
 def test_formats():
     assert [format_seconds(s) for s in (0.4, 7, 754, 11100)] == ["0:00", "0:07", "12:34", "3:05:00"]
-    assert describe_speed(StageState("a", 10, "b", started=0.0), 5.0) == ""
-    assert describe_speed(StageState("a", None, "b", started=0.0, done=1000), 2.0) == "500/s"
+    assert describe_speed(StageState("a", 10, "b", start_time=0.0), 5.0) == ""
+    assert describe_speed(StageState("a", None, "b", start_time=0.0, num_done=1000), 2.0) == "500/s"
 
 
 SCRIPT = """

@@ -18,15 +18,15 @@ class UserError(Exception):
 
 
 @contextmanager
-def about(what: str) -> Iterator[None]:
+def about(subject: str) -> Iterator[None]:
     """Let the `UserError`s of a block begin with what they are about: a key, a row of a grid."""
     try:
         yield
     except UserError as error:
-        raise UserError(f"{what}: {error}") from None
+        raise UserError(f"{subject}: {error}") from None
 
 
-def check_utf8(text: str, what: str) -> None:
+def check_utf8(text: str, subject: str) -> None:
     """Check that a name or another text can be written as UTF-8, as all records are.
 
     A name whose bytes are none comes from the system with lone surrogates in it. Of the text only
@@ -38,7 +38,7 @@ def check_utf8(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{what} is not text in UTF-8: its character {error.start + 1} is "
+            f"{subject} is not text in UTF-8: its character {error.start + 1} is "
             f"{text[error.start]!a}; rename it, or write it in UTF-8"
         ) from None
 

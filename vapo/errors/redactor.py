@@ -50,12 +50,12 @@ class Redactor:
     """Takes texts out of others: each is replaced by what is shown in its place."""
 
     def __init__(self, texts: Iterable[tuple[str, str]] = ()) -> None:
-        shown: dict[str, str] = {}
+        replacements: dict[str, str] = {}
         for text, in_its_place in texts:
             if len(text) >= MIN_CHARS:
-                shown.setdefault(text, in_its_place)
+                replacements.setdefault(text, in_its_place)
         # a part of another one comes after it
-        longest_first = sorted(shown.items(), key=lambda item: -len(item[0]))
+        longest_first = sorted(replacements.items(), key=lambda item: -len(item[0]))
         self._secrets = [_Secret(text, in_its_place) for text, in_its_place in longest_first]
 
     def __call__(self, text: str) -> str:
@@ -68,8 +68,8 @@ class Redactor:
 class _Secret:
     """One secret, and the regular expressions of its spellings, made when they are needed."""
 
-    def __init__(self, text: str, shown: str) -> None:
-        self.text, self.shown = text, shown
+    def __init__(self, text: str, replacement: str) -> None:
+        self.text, self.shown = text, replacement
         kinds = {"lower": str.islower, "upper": str.isupper, "digit": str.isdigit}
         kinds_of = {next((k for k, is_one in kinds.items() if is_one(c)), "") for c in text}
         self.is_strong = len(text) >= _STRONG_CHARS and len(kinds_of) > 1
@@ -105,9 +105,13 @@ class _Secret:
     def _encoded(self) -> re.Pattern[str]:
         contents = _bytes_of(self.text)
         cores = "|".join(
-            dict.fromkeys(_base64_core(one, before) for one in contents for before in range(3))
+            dict.fromkeys(
+                _base64_core(content, num_bytes_before)
+                for content in contents
+                for num_bytes_before in range(3)
+            )
         )
-        digits = "|".join(one.hex() for one in contents)
+        digits = "|".join(content.hex() for content in contents)
         return re.compile(rf"(?i:{digits})|(?P<base64>{cores})")
 
     def _alone(self, pattern: str) -> re.Pattern[str]:
@@ -134,8 +138,14 @@ def _spellings(char: str) -> str:
         names.append(name)
     forms = [
         re.escape(char),
-        *("".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in one) for one in _bytes_of(char)),
-        *("".join(rf"\\{{1,8}}x(?i:{byte:02x})" for byte in one) for one in _bytes_of(char)),
+        *(
+            "".join(f"%(?:25){{0,4}}(?i:{byte:02x})" for byte in encoded)
+            for encoded in _bytes_of(char)
+        ),
+        *(
+            "".join(rf"\\{{1,8}}x(?i:{byte:02x})" for byte in encoded)
+            for encoded in _bytes_of(char)
+        ),
         rf"\\(?:U0000|u)(?i:{code:04x})" if code < 0x10000 else rf"\\U(?i:{code:08x})",
         f"{_AMPERSAND}(?:amp{_SEMICOLON}){{0,4}}(?:{'|'.join(names)}){_SEMICOLON}",
     ]
@@ -149,14 +159,14 @@ def _spellings(char: str) -> str:
     return rf"\\{{0,8}}(?:{'|'.join(dict.fromkeys(forms))})"
 
 
-def _base64_core(content: bytes, before: int) -> str:
+def _base64_core(content: bytes, num_bytes_before: int) -> str:
     """A regular expression of the characters that a secret decides alone.
 
     Args:
         before: how many bytes stand before it in the triple in which it begins.
     """
-    encoded = base64.b64encode(b"\0" * before + content).decode()
-    core = encoded[-(-8 * before // 6) : 8 * (before + len(content)) // 6]
+    encoded = base64.b64encode(b"\0" * num_bytes_before + content).decode()
+    core = encoded[-(-8 * num_bytes_before // 6) : 8 * (num_bytes_before + len(content)) // 6]
     special = {"+": r"(?:\+|-|%2[Bb])", "/": r"(?:/|_|%2[Ff]|\\/)"}
     line_end = r"(?:\s|\\n){0,4}"  # after 76 characters, or anywhere
     return line_end.join(special.get(char, char) for char in core)
@@ -189,9 +199,9 @@ def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, s
     """The texts that must not be shown, with what is shown in their place."""
     texts: dict[str, str] = {}
     for name, value in environ.items():
-        for text, shown in texts_to_hide(name, value).items():
+        for text, replacement in texts_to_hide(name, value).items():
             if texts.get(text, "***") == "***":  # a variable's name says more
-                texts[text] = shown
+                texts[text] = replacement
     return texts
 
 

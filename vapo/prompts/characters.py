@@ -41,27 +41,29 @@ def lost_characters(
 
     Raises: UserError: characters are lost of every prompt.
     """
-    used = {character for prompt in prompts for character in prompt.text}
-    lost = dropped_characters(used, tokenizer)
-    if not lost:
+    characters = {character for prompt in prompts for character in prompt.text}
+    dropped = dropped_characters(characters, tokenizer)
+    if not dropped:
         return None
     special = special_text(tokenizer)
     texts = [special.sub("", prompt.text) for prompt in prompts]
-    lost &= set().union(*texts)
-    if not lost:
+    dropped &= set().union(*texts)
+    if not dropped:
         return None
-    having = [p for p, text in zip(prompts, texts, strict=True) if not lost.isdisjoint(text)]
-    found = LostCharacters("".join(sorted(lost)), len(having), len(prompts), having[0].prompt_id)
+    having = [p for p, text in zip(prompts, texts, strict=True) if not dropped.isdisjoint(text)]
+    result = LostCharacters(
+        "".join(sorted(dropped)), len(having), len(prompts), having[0].prompt_id
+    )
     if len(having) == len(prompts):
         raise UserError(
-            f"{found.describe()}; write the problems in its characters, or take another policy"
+            f"{result.describe()}; write the problems in its characters, or take another policy"
         )
-    return found
+    return result
 
 
-def dropped_characters(used: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> set[str]:
+def dropped_characters(characters: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Those of `used` that the tokenizer has no token for; spaces may go."""
-    return {c for c in used if not c.isspace() and not _round_trip(c, tokenizer).strip()}
+    return {c for c in characters if not c.isspace() and not _round_trip(c, tokenizer).strip()}
 
 
 def listed_characters(characters: str) -> str:

@@ -39,7 +39,7 @@ def check_template_variables(
             continue
         close = difflib.get_close_matches(str(name), names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
-        listed = ", ".join(f"{one:.60}" for one in names[:_MOST_LISTED])
+        listed = ", ".join(f"{name:.60}" for name in names[:_MOST_LISTED])
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
         reads = f"it reads {listed}{more}" if names else "it reads none that can be set"
         raise UserError(

@@ -137,9 +137,12 @@ def _demonstrate(
     for step, key in enumerate(keys):
         if rng.random() < early_stop_probability:
             break
-        before, position = position, moves()[key, position]
-        if (key, before) in misconceptions() and rng.random() < misconception_probability:
-            position = misconceptions()[key, before]
+        previous_position, position = position, moves()[key, position]
+        if (
+            key,
+            previous_position,
+        ) in misconceptions() and rng.random() < misconception_probability:
+            position = misconceptions()[key, previous_position]
         elif rng.random() < wrong_step_probability:
             position = rng.choice(POSITIONS.replace(position, ""))
         free = "".join(rng.choices(FREE, k=num_free_tokens))
@@ -160,11 +163,11 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
     ['start on 1 of 1', 'label on 1 of 1']
     """
-    found = _PROBLEM.search(problem)
-    if found is None:
+    match = _PROBLEM.search(problem)
+    if match is None:
         return None
-    keys = re.findall(r"[a-z](.)", found[2])
-    return list(_states(keys, _positions(found[1], keys), response))
+    keys = re.findall(r"[a-z](.)", match[2])
+    return list(_states(keys, _positions(match[1], keys), response))
 
 
 def own_check(response: str) -> bool | None:
@@ -178,33 +181,37 @@ def own_check(response: str) -> bool | None:
 
 def _states(keys: list[str], positions: list[str], response: str) -> Iterator[str]:
     steps = len(keys)
-    left = [sum(key in HARD_KEYS for key in keys[step:]) for step in range(steps + 1)]
-    written, step, is_on = "start", 0, True
-    yield f"start on {left[0]} of {steps}"
+    num_hard_left = [sum(key in HARD_KEYS for key in keys[step:]) for step in range(steps + 1)]
+    last_part, step, is_on = "start", 0, True
+    yield f"start on {num_hard_left[0]} of {steps}"
     for character in response:
-        if written in ("right", "wrong"):
+        if last_part in ("right", "wrong"):
             pass
-        elif written == "semicolon":
-            written = "right" if character == positions[-1] else "wrong"
+        elif last_part == "semicolon":
+            last_part = "right" if character == positions[-1] else "wrong"
         elif character == ";":
-            written = "semicolon"
+            last_part = "semicolon"
         elif character in POSITIONS:
-            written, step = "position", step + 1
+            last_part, step = "position", step + 1
             is_on = step < len(positions) and character == positions[step]
         elif character in KEYS:
-            written = "key"
+            last_part = "key"
             is_on = is_on and step < len(keys) and character == keys[step]
         elif character in ascii_lowercase:
-            written = "label"
+            last_part = "label"
             is_on = is_on and step < len(keys) and character == _label(step)
         else:
-            written = "free" if character in FREE else "check"
-        if written in ("right", "wrong"):
-            yield written
-        elif written == "semicolon":
+            last_part = "free" if character in FREE else "check"
+        if last_part in ("right", "wrong"):
+            yield last_part
+        elif last_part == "semicolon":
             yield f"semicolon {'on' if is_on else 'off'} of {max(0, steps - step)}"
         else:
-            yield f"{written} on {left[step]} of {steps - step}" if is_on else f"{written} off"
+            yield (
+                f"{last_part} on {num_hard_left[step]} of {steps - step}"
+                if is_on
+                else f"{last_part} off"
+            )
 
 
 def _label(step: int) -> str:

@@ -25,7 +25,7 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
     if column in record:
         return record[column]
     value: Any = record
-    seen: list[str] = []
+    parent_names: list[str] = []
     for name in column.split("."):
         if isinstance(value, Mapping) and name in value:
             value = value[name]
@@ -33,9 +33,9 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
             value = value[int(name)]
         else:
             raise UserError(
-                f"{place}: no column {column!r} ({key}); {_what_there_is(value, name, seen)}"
+                f"{place}: no column {column!r} ({key}); {_available(value, name, parent_names)}"
             )
-        seen.append(name)
+        parent_names.append(name)
     return value
 
 
@@ -48,10 +48,10 @@ def has_column(record: Mapping[str, Any], column: str) -> bool:
     return True
 
 
-def _what_there_is(value: Any, name: str, seen: list[str]) -> str:
-    where = f"in {'.'.join(seen)!r}: " if seen else ""
+def _available(value: Any, name: str, parent_names: list[str]) -> str:
+    where = f"in {'.'.join(parent_names)!r}: " if parent_names else ""
     if isinstance(value, Mapping):
-        return where + nearest(name, [str(known) for known in value])
+        return where + nearest(name, [str(key) for key in value])
     if isinstance(value, list):
         return f"{where}a list of {len(value)} items, counted from 0"
     return f"{where}no fields, it is {type(value).__name__}"
@@ -65,9 +65,9 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
     groups = [match.group(1) or "" for match in re.finditer(pattern, text)]
     answer = groups[-1].strip() if groups else ""
     if not answer:
-        shown = text if len(text) <= 60 else f"...{text[-60:]}"
+        excerpt = text if len(text) <= 60 else f"...{text[-60:]}"
         raise UserError(
-            f"{place}: {key} {pattern!r} finds no answer in {shown!r}; the pattern may come from "
+            f"{place}: {key} {pattern!r} finds no answer in {excerpt!r}; the pattern may come from "
             f"a file that the config extends: set {key.rpartition('.')[2]}: null if your answers "
             "need none"
         )

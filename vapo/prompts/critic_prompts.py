@@ -39,20 +39,24 @@ def with_critic_prompts(
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
         length do not fit the network's positions.
     """
-    added = critic_prompt_adder(config, tokenizer)
-    if added is None:
+    add_critic_prompts = critic_prompt_adder(config, tokenizer)
+    if add_critic_prompts is None:
         return split
     budget, of_evaluation = config.rollouts.max_response_tokens, config.evaluation
     heldout_budget = max(budget, of_evaluation.max_response_tokens or 0)
     sources = [
         replace(
             source,
-            stages=tuple(replace(s, prompts=added(s.prompts, budget)) for s in source.stages),
+            stages=tuple(
+                replace(s, prompts=add_critic_prompts(s.prompts, budget)) for s in source.stages
+            ),
         )
         for source in split.training.sources
     ]
     training = TrainingSet(tuple(sources))
-    return replace(split, training=training, heldout=added(split.heldout, heldout_budget))
+    return replace(
+        split, training=training, heldout=add_critic_prompts(split.heldout, heldout_budget)
+    )
 
 
 def critic_prompt_adder(
@@ -63,29 +67,29 @@ def critic_prompt_adder(
 
     It raises what `with_critic_prompts` does.
     """
-    own, algorithm = config.critic.prompt, config.algorithm
+    critic_prompt, algorithm = config.critic.prompt, config.algorithm
     if isinstance(algorithm, OppoOptions):
         key, template, path = "algorithm.oppo.template", algorithm.oppo.template, config.actor.path
-    elif algorithm.has_critic and isinstance(own, PrivilegedPrompt):
-        key, template, path = _KEY, own.template, critic_path(config)
+    elif algorithm.has_critic and isinstance(critic_prompt, PrivilegedPrompt):
+        key, template, path = _KEY, critic_prompt.template, critic_path(config)
     else:
         return None
     text_config = read_model_config(path).get_text_config()
     positions = getattr(text_config, "max_position_embeddings", None)
     start = () if config.data.chat_template else start_ids(tokenizer)
 
-    def added(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
-        made = []
+    def add_critic_prompts(prompts: Sequence[Prompt], max_response_tokens: int) -> list[Prompt]:
+        extended_prompts = []
         for prompt in prompts:
             if isinstance(algorithm, OppoOptions):
                 _check_answer(template, prompt)
             text, place = render(template, prompt, key=key), f"{key}: {prompt.prompt_id}"
             ids = with_start(token_ids(text, tokenizer, place), start)
-            made.append(replace(prompt, critic_prompt_ids=ids))
-        _check_lengths(made, max_response_tokens, positions, key)
-        return made
+            extended_prompts.append(replace(prompt, critic_prompt_ids=ids))
+        _check_lengths(extended_prompts, max_response_tokens, positions, key)
+        return extended_prompts
 
-    return added
+    return add_critic_prompts
 
 
 def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
@@ -106,12 +110,12 @@ def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
             return prompt.text
         if name == "answer":
             return prompt.answer
-        found = prompt.record.get(name)
-        if isinstance(found, (str, int)) or (isinstance(found, float) and math.isfinite(found)):
-            return value_text(found)
+        cell = prompt.record.get(name)
+        if isinstance(cell, (str, int)) or (isinstance(cell, float) and math.isfinite(cell)):
+            return value_text(cell)
         lacks = "no such column"
         if name in prompt.record:
-            lacks = f"{found!r:.40} in that column, which is no text or number"
+            lacks = f"{cell!r:.40} in that column, which is no text or number"
         columns = ", ".join(["prompt", "answer", *map(str, prompt.record)])
         raise UserError(
             f"{key} has {{{name}}}, and {prompt.prompt_id} has {lacks}; places are {columns}"

@@ -25,7 +25,7 @@ def fingerprint(folder: str | Path) -> str | None:
         return None
     digest = hashlib.sha256()
     patterns = [place + kind for place in ("", "[0-9]*/") for kind in ("*.safetensors", "*.json")]
-    for file in sorted(found for pattern in patterns for found in path.glob(pattern)):
+    for file in sorted(match for pattern in patterns for match in path.glob(pattern)):
         size = file.stat().st_size
         digest.update(f"{file.relative_to(path).as_posix()} {size}\0".encode())
         with file.open("rb") as content:

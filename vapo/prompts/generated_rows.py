@@ -120,10 +120,10 @@ def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[
             raise UserError(f"{place}: a message has content that is no text, which is unsupported")
     has_system = bool(messages) and messages[0]["role"] == "system"
     system = [messages[0]["content"]] if has_system else []
-    said = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]
+    turns = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]
     described = "\n\n".join([*system, *([tools] if tools else [])])
-    begun = [{"role": "system", "content": described}] if described else []
-    return [*begun, *said]
+    opening = [{"role": "system", "content": described}] if described else []
+    return [*opening, *turns]
 
 
 def _digest(data: dict[str, Any]) -> str:
@@ -178,16 +178,16 @@ def _options_of_level(source: GeneratedSource, stage: CurriculumStage, key: str)
             f"{key}.curriculum: reasoning_gym has no levels for {source.task}; give `options`"
         )
     curriculum = gym.factory.create_curriculum(source.task)
-    most = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
-    if level > most:
-        raise UserError(f"{key}.curriculum: {source.task} has levels 0 to {most}, not {level}")
+    max_level = max(len(attribute.levels) for attribute in curriculum.attributes.values()) - 1
+    if level > max_level:
+        raise UserError(f"{key}.curriculum: {source.task} has levels 0 to {max_level}, not {level}")
     curriculum.set_global_level(level)  # an attribute with fewer levels stays at its last
     options = {**source.options, **stage.options}
     try:
-        made = dataclasses.asdict(curriculum.generate_configuration(options))
+        level_options = dataclasses.asdict(curriculum.generate_configuration(options))
     except Exception as error:  # each dataset's configuration in its own way
         raise UserError(
             f"{key}.curriculum: reasoning_gym's {source.task}, level {level}: "
             f"{type(error).__name__}: {error}"
         ) from None
-    return {name: value for name, value in made.items() if name not in ("seed", "size")}
+    return {name: value for name, value in level_options.items() if name not in ("seed", "size")}

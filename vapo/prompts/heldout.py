@@ -25,8 +25,8 @@ def without(
     """
     stages = []
     for stage in source.stages:
-        kept = [prompt for prompt in stage.prompts if prompt.text not in texts]
-        if not kept:
+        remaining = [prompt for prompt in stage.prompts if prompt.text not in texts]
+        if not remaining:
             raise UserError(
                 f"{_key(source)}: all {len(stage.prompts)} training prompts are held out too; "
                 + (
@@ -35,7 +35,7 @@ def without(
                     else "use another source or seed for data.heldout"
                 )
             )
-        stages.append(replace(stage, prompts=kept))
+        stages.append(replace(stage, prompts=remaining))
     return replace(source, stages=tuple(stages))
 
 
@@ -60,13 +60,13 @@ def split_off(
     """Split held-out prompts off the sources, at least one of each source."""
     turns = TrainingSet(tuple(sources)).turns
     settings = sources_of(data, "train").values()
-    kept, held = [], []
+    training_sources, heldout_sets = [], []
     for index, (source, config) in enumerate(zip(sources, settings, strict=True)):
         size = max(turns.count(index, data.heldout_size), 1)
         train, heldout = _split(source, size, config.seed, total=data.heldout_size)
-        kept.append(replace(source, stages=(StagePrompts(train),)))
-        held.append(heldout)
-    return kept, interleaved(held)
+        training_sources.append(replace(source, stages=(StagePrompts(train),)))
+        heldout_sets.append(heldout)
+    return training_sources, interleaved(heldout_sets)
 
 
 def _split(
@@ -82,6 +82,6 @@ def _split(
         )
     order = list(range(len(prompts)))
     Random(f"heldout/{seed}").shuffle(order)
-    held = set(order[:size])
-    train = [prompt for index, prompt in enumerate(prompts) if index not in held]
-    return train, [prompts[index] for index in sorted(held)]
+    heldout_indices = set(order[:size])
+    train = [prompt for index, prompt in enumerate(prompts) if index not in heldout_indices]
+    return train, [prompts[index] for index in sorted(heldout_indices)]

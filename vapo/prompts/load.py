@@ -42,7 +42,7 @@ class PromptReport:
     rows: LeftOut = field(default_factory=LeftOut)
     sources: Mapping[str, int] = field(default_factory=dict)
     num_contradicting: int = 0
-    lost: LostCharacters | None = None
+    lost_characters: LostCharacters | None = None
     special: SpecialTexts | None = None
 
     def describe(self) -> str:
@@ -51,7 +51,7 @@ class PromptReport:
         if self.sources:
             parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
             text += f" (training: {parts})"
-        for number, what in (
+        for number, template in (
             (self.num_too_long, "; left out {} longer than data.max_prompt_tokens"),
             (self.num_overlapping, "; left out {} training prompts that are held out too"),
             (
@@ -63,8 +63,10 @@ class PromptReport:
             (self.rows.by_pass_rate, "; left out {} by their pass rate"),
             (self.num_contradicting, "; {} ask what another one answers differently"),
         ):
-            text += what.format(number) if number else ""
-        notes = [one.describe() for one in (self.lost, self.special) if one is not None]
+            text += template.format(number) if number else ""
+        notes = [
+            note.describe() for note in (self.lost_characters, self.special) if note is not None
+        ]
         return "; ".join([text, *filter(None, notes)])
 
 
@@ -127,8 +129,10 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
         )
     heldout_texts = {prompt.text for prompt in heldout}
     is_split_off = data.heldout is None
-    kept = [without(source, heldout_texts, is_split_off=is_split_off) for source in sources]
-    training = TrainingSet(tuple(kept))
+    training_sources = [
+        without(source, heldout_texts, is_split_off=is_split_off) for source in sources
+    ]
+    training = TrainingSet(tuple(training_sources))
     prompts, num_read = training.prompts, len(TrainingSet(tuple(sources)).prompts)
     first = {prompt.text: prompt.answer for prompt in reversed(prompts)}
     report = PromptReport(
@@ -138,9 +142,9 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
         num_read - len(prompts),
         sum(not p.answer.strip() for p in [*prompts, *heldout] if not p.metadata),
         reading.rows,
-        {s.name: len(TrainingSet((s,)).prompts) for s in kept if s.name},
+        {s.name: len(TrainingSet((s,)).prompts) for s in training_sources if s.name},
         num_contradicting=sum(first[prompt.text] != prompt.answer for prompt in prompts),
-        lost=lost_characters([*prompts, *heldout], tokenizer),
+        lost_characters=lost_characters([*prompts, *heldout], tokenizer),
         special=special,
     )
     return PromptSplit(training, heldout, report)
@@ -155,9 +159,9 @@ def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingS
         )
     stages = []
     for index, stage in enumerate(source.curriculum):
-        made = stage_source(source, index, key=key)
+        stage_settings = stage_source(source, index, key=key)
         try:
-            prompts = _read_prompts(reading, made, key, name)
+            prompts = _read_prompts(reading, stage_settings, key, name)
         except UserError as error:
             raise UserError(f"{key}.curriculum, stage {index}: {error}") from None
         stages.append(StagePrompts(prompts, stage.from_iteration))
@@ -184,8 +188,8 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
         f"{key}: none of {len(rows)} prompts fits data.max_prompt_tokens = "
         f"{data.max_prompt_tokens}; the shortest has"
     )
-    shown = [r for r in zip(rows, texts, marked, strict=True) if len(r[1]) <= max_chars]
-    if not shown:
+    short_rows = [r for r in zip(rows, texts, marked, strict=True) if len(r[1]) <= max_chars]
+    if not short_rows:
         raise UserError(f"{none_fits} {min(map(len, texts))} characters")
     # A chat template writes its own special tokens; else the tokenizer's start token is added,
     # but never its end token, which would end the response at once.
@@ -206,7 +210,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
             record=row.record,
             problem=row.problem,
         )
-        for row, text, marked_text in shown
+        for row, text, marked_text in short_rows
     ]
     fitting = [p for p in prompts if len(p.prompt_ids) <= data.max_prompt_tokens]
     if not fitting:

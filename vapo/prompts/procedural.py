@@ -74,8 +74,10 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
     return value if is_whole else float(value)
 
 
-def nearest(name: str, known: list[str]) -> str:
+def nearest(name: str, known_names: list[str]) -> str:
     """Suggest a fix for a misspelt name: the nearest known one, then all of them."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)  # solution is not question
+    close = difflib.get_close_matches(
+        name, known_names, n=1, cutoff=0.7
+    )  # solution is not question
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}known: {', '.join(known)}"
+    return f"{hint}known: {', '.join(known_names)}"

@@ -43,11 +43,11 @@ def check_steps(min_steps: int, max_steps: int) -> None:
     check_bounds("steps", min_steps, max_steps, low=1, high=MAX_STEPS)
 
 
-def check_bounds(name: str, least: int, most: int, *, low: int, high: int) -> None:
+def check_bounds(name: str, smallest: int, largest: int, *, low: int, high: int) -> None:
     """The options `min_NAME` and `max_NAME`: each in the range, and not the wrong way round."""
-    check_range(f"min_{name}", least, low=low, high=high)
-    check_range(f"max_{name}", most, low=low, high=high)
-    if least > most:
+    check_range(f"min_{name}", smallest, low=low, high=high)
+    check_range(f"max_{name}", largest, low=low, high=high)
+    if smallest > largest:
         raise UserError(
-            f"options.min_{name} is {least}, above options.max_{name}, {most}: swap them"
+            f"options.min_{name} is {smallest}, above options.max_{name}, {largest}: swap them"
         )

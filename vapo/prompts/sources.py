@@ -99,8 +99,8 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> S
     demonstration: Demonstration | None = None
     if (column := source.demonstration_column) is not None:
         columns.append(column)
-        taken = take(record, column, place=place, key=f"{key}.demonstration_column")
-        demonstration = _demonstration(taken, f"{place}: {column!r}")
+        turns = take(record, column, place=place, key=f"{key}.demonstration_column")
+        demonstration = _demonstration(turns, f"{place}: {column!r}")
     answer = _answer(value, f"{place}: {columns[1]!r}")
     if source.answer_pattern is not None:
         answer = match_answer(

@@ -59,11 +59,11 @@ class SpelledText:
         """The text as it was written."""
         texts = list(self._numbers)
 
-        def written(mark: re.Match[str]) -> str:
+        def original_text(mark: re.Match[str]) -> str:
             number = int(mark[1])
             return texts[number] if number < len(texts) else mark[0]
 
-        return _MARK.sub(written, text)
+        return _MARK.sub(original_text, text)
 
     def rendered_ids(self, text: str) -> list[int] | None:
         """The tokens of a rendered text with marks; None: it has none, so it is like any other.
@@ -133,9 +133,11 @@ def _turn_markers(
         with suppress(TemplateRefusal):
             text = render_chat(tokenizer, conversation, **arguments)
             ids = _tokens(text, tokenizer)
-            added = tokenizer.added_tokens_decoder
+            added_tokens = tokenizer.added_tokens_decoder
             return frozenset(
-                id_ for id_ in ids if id_ in added and _IN_BRACKETS.fullmatch(added[id_].content)
+                id_
+                for id_ in ids
+                if id_ in added_tokens and _IN_BRACKETS.fullmatch(added_tokens[id_].content)
             )
     return frozenset()
 
@@ -152,7 +154,7 @@ class SpecialTexts:
     def look_at(self, row: SourceRow, pattern: re.Pattern[str]) -> None:
         """Count the row if it has some."""
         messages = [row.problem] if isinstance(row.problem, str) else row.problem
-        special_texts = [text for one in messages for text in _texts_in(one, pattern)]
+        special_texts = [text for message in messages for text in _texts_in(message, pattern)]
         if special_texts:
             self.num_rows += 1
             self.place = self.place or row.place
@@ -163,19 +165,19 @@ class SpecialTexts:
         if not self.num_rows:
             return ""
         names = ", ".join(map(repr, self.texts))
-        shown = names if len(names) <= _SHOWN else f"{names[:_SHOWN]}..."
-        told = (
+        listed_names = names if len(names) <= _SHOWN else f"{names[:_SHOWN]}..."
+        consequence = (
             "the policy reads them as letters, and as tokens only from data.prompt_template and "
             "data.system_prompt"
             if self.is_spelled
             else "the policy reads them as these tokens, and gets no second start token"
         )
         return (
-            f"{self.num_rows} rows have special tokens written in their problems ({shown}; the "
-            f"first is {self.place}): {told}"
+            f"{self.num_rows} rows have special tokens written in their problems ({listed_names}; "
+            f"the first is {self.place}): {consequence}"
         )
 
 
 def _texts_in(problem: str | Mapping[str, str], pattern: re.Pattern[str]) -> list[str]:
     texts = [problem] if isinstance(problem, str) else problem.values()
-    return [text for one in texts for text in pattern.findall(one)]
+    return [special_text for text in texts for special_text in pattern.findall(text)]

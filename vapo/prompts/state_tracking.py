@@ -135,37 +135,45 @@ def state_tracking_states(problem: str, response: str) -> list[str] | None:
     >>> state_tracking_states("3a31=", "a1;1")
     ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']
     """
-    found = _PROBLEM.search(problem)
-    if found is None:
+    match = _PROBLEM.search(problem)
+    if match is None:
         return None
-    swaps = re.findall(r"[A-Za-z](\d)(\d)", found[2])
-    positions = _positions(found[1], swaps)
+    swaps = re.findall(r"[A-Za-z](\d)(\d)", match[2])
+    positions = _positions(match[1], swaps)
     return [_state(response[:end], positions, swaps) for end in range(len(response) + 1)]
 
 
 def _state(prefix: str, positions: list[str], swaps: list[tuple[str, str]]) -> str:
     steps, semicolon, answer = prefix.partition(";")
-    written = re.findall(r"([^\d])(\d*)", steps)
-    done = written if semicolon else written[:-1]  # the last one may go on
-    labels_fit = all(_label(i) == label for i, (label, _) in enumerate(done))
-    last = done[-1][1][-1:] if done else positions[0]
-    is_on = labels_fit and len(done) < len(positions) and last == positions[len(done)]
-    left = len(swaps) - len(done)
+    parts = re.findall(r"([^\d])(\d*)", steps)
+    finished_parts = parts if semicolon else parts[:-1]  # the last one may go on
+    labels_fit = all(_label(i) == label for i, (label, _) in enumerate(finished_parts))
+    last = finished_parts[-1][1][-1:] if finished_parts else positions[0]
+    is_on = (
+        labels_fit
+        and len(finished_parts) < len(positions)
+        and last == positions[len(finished_parts)]
+    )
+    num_left = len(swaps) - len(finished_parts)
     following = "on" if is_on else "off"
     if answer:
         return "right" if answer == positions[-1] else "wrong"
     if semicolon:
-        return f"end {following} {left} left"
-    if not written:
-        return f"{left} {following}"
-    label, digits = written[-1]
-    step = len(done)
+        return f"end {following} {num_left} left"
+    if not parts:
+        return f"{num_left} {following}"
+    label, digits = parts[-1]
+    step = len(finished_parts)
     if step >= len(swaps):
         return f"beyond {following} {len(digits)}"
     ball, swap = positions[step + 1], swaps[step]
     marks = "+" if label == _label(step) else "-"
     expected = "".join(swap)
-    kept = expected[: len(digits)] == digits[:2]
+    repeats_swap = expected[: len(digits)] == digits[:2]
     is_ball = digits[-1:] == ball
-    shown = f"{min(len(digits), 4)}{'+' if is_ball else '-'}{'' if kept else 'c'}" if digits else ""
-    return f"{left} {following} a{marks}{shown}"
+    digits_text = (
+        f"{min(len(digits), 4)}{'+' if is_ball else '-'}{'' if repeats_swap else 'c'}"
+        if digits
+        else ""
+    )
+    return f"{num_left} {following} a{marks}{digits_text}"

@@ -43,7 +43,7 @@ class Tug:
         self.sign = Random(self._history).choice(ascii_lowercase)
 
     @property
-    def shown(self) -> str:
+    def observation(self) -> str:
         """What the policy reads: the sign, and where the rope is."""
         return f"{self.sign}{PLACES[self.place]}"
 
@@ -97,7 +97,7 @@ def tug_of_war(
     for index in range(num_examples):
         number = f"{Random(f'tug_of_war/number/{seed}/{index}').randrange(10**DIGITS):0{DIGITS}d}"
         game = Tug(number, num_turns)
-        problem, turns = f"{number}:{game.shown}", list[str]()
+        problem, turns = f"{number}:{game.observation}", list[str]()
         rng = Random(f"tug_of_war/demonstration/{seed}/{index}")
         while not game.has_ended:
             is_habit = rng.random() < habit_probability

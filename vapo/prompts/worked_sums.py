@@ -79,10 +79,10 @@ def _draw_problem(rng: Random, num_terms: int, max_term: int, max_total: int) ->
 
 def _read(problem: str) -> tuple[int, list[str]]:
     """The first number and the signed terms of a problem, which may have text around it."""
-    found = _PROBLEM.search(problem)
-    if found is None:
+    match = _PROBLEM.search(problem)
+    if match is None:
         raise ValueError(f"{problem!r} is no problem of worked sums")
-    return int(found[1]), re.findall(r"[+-]\d+", found[2])
+    return int(match[1]), re.findall(r"[+-]\d+", match[2])
 
 
 def _sums(first: int, terms: Sequence[str]) -> list[int]:
@@ -135,21 +135,25 @@ def worked_sums_states(problem: str, response: str) -> list[str] | None:
 
 def _states(steps: list[str], sums: list[int], response: str) -> Iterator[str]:
     worked, _, _ = response.partition(".")
-    done, is_on, start = 0, True, 0
+    num_done, is_on, start = 0, True, 0
     for end in range(len(worked) + 1):
         if end > start and worked[end - 1] == ";":
-            done, is_on, start = done + 1, _ends_right(worked[start : end - 1], sums, done + 1), end
-        yield _within_step(steps, done, is_on=is_on, written=worked[start:end])
-    is_on = _ends_right(worked[start:], sums, done + 1)
-    left = len(steps) - done - 1
+            num_done, is_on, start = (
+                num_done + 1,
+                _ends_right(worked[start : end - 1], sums, num_done + 1),
+                end,
+            )
+        yield _within_step(steps, num_done, is_on=is_on, tail=worked[start:end])
+    is_on = _ends_right(worked[start:], sums, num_done + 1)
+    num_left = len(steps) - num_done - 1
     for end in range(len(worked) + 1, len(response) + 1):
-        written = response[len(worked) + 1 : end]
-        if written == f"{ANSWER}{sums[-1]}":
+        tail = response[len(worked) + 1 : end]
+        if tail == f"{ANSWER}{sums[-1]}":
             yield "right"
-        elif is_on and left == 0 and f"{ANSWER}{sums[-1]}".startswith(written):
+        elif is_on and num_left == 0 and f"{ANSWER}{sums[-1]}".startswith(tail):
             yield "answer on"
         else:
-            yield f"answer off {left}"
+            yield f"answer off {num_left}"
 
 
 def _ends_right(step: str, sums: list[int], number: int) -> bool:
@@ -157,14 +161,14 @@ def _ends_right(step: str, sums: list[int], number: int) -> bool:
     return result is not None and number < len(sums) and result[1] == str(sums[number])
 
 
-def _within_step(steps: list[str], done: int, *, is_on: bool, written: str) -> str:
-    left = len(steps) - done
-    if left <= 0:
+def _within_step(steps: list[str], num_done: int, *, is_on: bool, step_text: str) -> str:
+    num_left = len(steps) - num_done
+    if num_left <= 0:
         return "beyond"
-    if not is_on or not steps[done].startswith(written):
-        return f"{left} off"
-    if written == steps[done]:
-        return f"{left} on done"
-    if "=" in written:
-        return f"{left} on sum{'' if written.endswith('=') else '+'}"
-    return f"{left} on {'term' if re.search('[+-]', written) else 'copy'}"
+    if not is_on or not steps[num_done].startswith(step_text):
+        return f"{num_left} off"
+    if step_text == steps[num_done]:
+        return f"{num_left} on done"
+    if "=" in step_text:
+        return f"{num_left} on sum{'' if step_text.endswith('=') else '+'}"
+    return f"{num_left} on {'term' if re.search('[+-]', step_text) else 'copy'}"

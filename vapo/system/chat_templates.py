@@ -64,10 +64,10 @@ def render_chat(
         "add_generation_prompt": add_generation_prompt,
     }
     try:
-        asked = json.dumps({"variables": variables}, default=str).encode()
+        request = json.dumps({"variables": variables}, default=str).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise TemplateRefusal(f"the conversation is no JSON: {error}") from None
-    return _answer(tokenizer, asked)
+    return _answer(tokenizer, request)
 
 
 def template_arguments(tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -115,7 +115,7 @@ class TemplateProcess:
         self._template: str | None = None  # which the process has
         self._process: subprocess.Popen[bytes] | None = None
 
-    def answer(self, template: str, asked: bytes) -> dict[str, str]:
+    def answer(self, template: str, request: bytes) -> dict[str, str]:
         """What the process says of a frame of variables, which are the template's."""
         with self._lock:
             process = self._process or self._start()
@@ -125,9 +125,9 @@ class TemplateProcess:
                 if template != self._template:
                     write_frame(process.stdin, json.dumps({"template": template}).encode())
                     self._template = template
-                write_frame(process.stdin, asked)
-                most = _BYTES_A_CHARACTER * max_chars(asked) + LENGTH.size
-                frame = read_frame(process.stdout, most)
+                write_frame(process.stdin, request)
+                max_bytes = _BYTES_A_CHARACTER * max_chars(request) + LENGTH.size
+                frame = read_frame(process.stdout, max_bytes)
             except OSError:  # it has ended while it was sent something
                 frame = None
             except BaseException:

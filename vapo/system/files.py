@@ -274,9 +274,9 @@ def read_line(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in members:
             raise ValueError(f"the key {key!r:.80} is there twice")
-        found[key] = value
-    return found
+        members[key] = value
+    return members

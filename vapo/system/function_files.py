@@ -32,35 +32,37 @@ def check_function(path: str, *, key: str, folder: str | None = None) -> None:
     if where == HANDED:
         import_function(path, key=key)
         return
-    what = f"{key}: cannot import {path}"
+    label = f"{key}: cannot import {path}"
     folders = [os.path.abspath(each) for each in (folder, os.getcwd()) if each is not None]
-    file = (_file if where.endswith(".py") else _module_file)(where, folders, what)
+    file = (_file if where.endswith(".py") else _module_file)(where, folders, label)
     if file is None:
         return
-    text = _text(file, what)
+    text = _text(file, label)
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError) as error:
         place = f"{file}:{error.lineno}" if isinstance(error, SyntaxError) else file
         reason = error.msg if isinstance(error, SyntaxError) else error
-        raise UserError(f"{what}: {place} is not Python: {reason}") from None
+        raise UserError(f"{label}: {place} is not Python: {reason}") from None
     names, first = set(_bound(tree)), name.partition(".")[0]
     may_have_others = "*" in names or any(word in text for word in _OPEN)
     if first not in names and not may_have_others:
-        functions = {own: own for own in sorted(names) if not own.startswith("_")}
-        raise UserError(f"{what}: {file} has no {first}{hint(first, functions)}")
+        functions = {name: name for name in sorted(names) if not name.startswith("_")}
+        raise UserError(f"{label}: {file} has no {first}{hint(first, functions)}")
 
 
-def _file(name: str, folders: list[str], what: str) -> Path:
+def _file(name: str, folders: list[str], label: str) -> Path:
     places = [Path(folder, os.path.expanduser(name)) for folder in folders]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    file = next((place for place in places if place.is_file()), None)
+    if file is None:
         looked = ", ".join(map(str, dict.fromkeys(places)))
-        raise UserError(f"{what}: there is no such file; looked for {looked}{_near(name, folders)}")
-    return found
+        raise UserError(
+            f"{label}: there is no such file; looked for {looked}{_near(name, folders)}"
+        )
+    return file
 
 
-def _module_file(module: str, folders: list[str], what: str) -> Path | None:
+def _module_file(module: str, folders: list[str], label: str) -> Path | None:
     """The source of a module, found as an import finds it; None where that takes an import."""
     top, *inner = module.split(".")
     if top == "__main__":
@@ -68,30 +70,30 @@ def _module_file(module: str, folders: list[str], what: str) -> Path | None:
     spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, folders)
     if spec is None:
         raise UserError(
-            f"{what}: there is no module {top}; looked in {', '.join(dict.fromkeys(folders))} and "
+            f"{label}: there is no module {top}; looked in {', '.join(dict.fromkeys(folders))} and "
             f"on Python's path{_near(top, folders)}"
         )
     for name in inner:
         parent, places = spec, spec.submodule_search_locations
         spec = PathFinder.find_spec(f"{parent.name}.{name}", list(places or []))
         if spec is None:
-            _check_no_submodule(parent, name, what)
+            _check_no_submodule(parent, name, label)
             return None
     source = Path(spec.origin or "")
     return source if spec.has_location and source.suffix == ".py" else None
 
 
-def _check_no_submodule(parent: ModuleSpec, name: str, what: str) -> None:
+def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
     """Refuse it, unless the parent's own code may make a module of that name, as `os` does."""
     places = list(parent.submodule_search_locations or [])
     if not places and not parent.has_location:  # built in or frozen
         return
     if parent.has_location and parent.origin is not None:
-        text = _text(Path(parent.origin), what)
+        text = _text(Path(parent.origin), label)
         if "__path__" in text or "sys.modules" in text:
             return
     where = ", ".join(places) or parent.origin
-    raise UserError(f"{what}: {parent.name} ({where}) has no module {name}{_near(name, places)}")
+    raise UserError(f"{label}: {parent.name} ({where}) has no module {name}{_near(name, places)}")
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
@@ -105,13 +107,13 @@ def _bound(tree: ast.AST) -> Iterator[str]:
             yield node.id
 
 
-def _text(file: Path, what: str) -> str:
+def _text(file: Path, label: str) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:  # Python lets a file declare another encoding
         return file.read_text(encoding="latin-1")
     except OSError as error:
-        raise UserError(f"{what}: {file} cannot be read ({error.strerror})") from None
+        raise UserError(f"{label}: {file} cannot be read ({error.strerror})") from None
 
 
 def _near(name: str, folders: list[str]) -> str:

@@ -45,21 +45,21 @@ def function_path(function: Callable[..., Any], *, key: str) -> str:
 
 def _importable_path(function: Callable[..., Any]) -> str | None:
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
-    named: Any = sys.modules.get(str(module))
-    if named is None or not isinstance(name, str):
+    target: Any = sys.modules.get(str(module))
+    if target is None or not isinstance(name, str):
         return None
     for part in name.split("."):
-        named = getattr(named, part, None)
-    is_same = named is function or (isinstance(named, MethodType) and named == function)
+        target = getattr(target, part, None)
+    is_same = target is function or (isinstance(target, MethodType) and target == function)
     return f"{module}:{name}" if is_same else None
 
 
 def _name_in_hand(function: Callable[..., Any], key: str) -> str:
     """Keep it under a name of its own; what is made of the same code and values has the same."""
     description = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
-    sent = _bytes(function, description, key)
+    pickled = _bytes(function, description, key)
     names = (description if n == 1 else f"{description}_{n}" for n in count(1))
-    name = next(n for n in names if n not in handed or _bytes(handed[n], n, key) == sent)
+    name = next(n for n in names if n not in handed or _bytes(handed[n], n, key) == pickled)
     handed[name] = function
     return name
 
@@ -67,8 +67,9 @@ def _name_in_hand(function: Callable[..., Any], key: str) -> str:
 def _described(function: Any) -> str:
     """`score(threshold=0.5)` for a partial, `Judge.score` for a method, `Judge` for an object."""
     if isinstance(function, functools.partial):
-        named = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
-        return f"{_described(function.func)}({','.join([*map(_shown, function.args), *named])})"
+        keyword_texts = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
+        arguments = ",".join([*map(_shown, function.args), *keyword_texts])
+        return f"{_described(function.func)}({arguments})"
     if isinstance(function, MethodType):
         owner = function.__self__
         kind = owner if isinstance(owner, type) else type(owner)
@@ -100,13 +101,13 @@ def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
     import cloudpickle
 
     try:
-        sent: bytes = cloudpickle.dumps(function)
+        pickled: bytes = cloudpickle.dumps(function)
     except Exception as error:  # whatever the function refers to may raise
         raise UserError(
             f"{key} {name} cannot be sent to the worker processes ({type(error).__name__}: "
             f"{error!s:.200}): put it into a file, and name that as folder/file.py:function"
         ) from None
-    return sent
+    return pickled
 
 
 def function_of(

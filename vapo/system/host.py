@@ -219,12 +219,12 @@ def serve(channel: socket.socket, ticket: str, code: UserCode) -> None:
 
 
 if __name__ == "__main__":
-    given, control = map(int, sys.argv[1:])
-    fork_supervised(control, given)
+    channel_descriptor, control = map(int, sys.argv[1:])
+    fork_supervised(control, channel_descriptor)
     adopt_orphans()
-    connection = channel_of(given)
+    connection = channel_of(channel_descriptor)
     with suppress(EOFError, ConnectionError):
         first: tuple[str, UserCode] = connection.recv()
-        own = socket.socket(fileno=os.dup(connection.fileno()))
+        trainer_channel = socket.socket(fileno=os.dup(connection.fileno()))
         connection.close()  # a forked process closes the one that there is
-        serve(own, *first)
+        serve(trainer_channel, *first)

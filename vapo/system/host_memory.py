@@ -32,13 +32,17 @@ def available_memory(groups: Path = _GROUPS) -> int:
 
 
 def _within_limits(groups: Path) -> list[int]:
-    left = []
-    for limit, used, statistics, cached in _FILES:
+    num_free_bytes = []
+    for limit, usage, statistics, cached in _FILES:
         try:
-            most, taken = (int((groups / name).read_text()) for name in (limit, used))
+            num_allowed_bytes, num_used_bytes = (
+                int((groups / name).read_text()) for name in (limit, usage)
+            )
             lines = [line.split() for line in (groups / statistics).read_text().splitlines()]
         except (OSError, ValueError):  # there is no such file, or it says "max"
             continue
-        files = sum(int(line[1]) for line in lines if line[0] == cached)  # which the system drops
-        left.append(max(most - taken + files, 0))
-    return left
+        num_cached_bytes = sum(
+            int(line[1]) for line in lines if line[0] == cached
+        )  # which the system drops
+        num_free_bytes.append(max(num_allowed_bytes - num_used_bytes + num_cached_bytes, 0))
+    return num_free_bytes

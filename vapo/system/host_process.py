@@ -77,7 +77,7 @@ class HostProcess:
         number = secrets.randbits(64)
         try:
             self._send(MESSAGE.pack(Order.PING, number))
-            if self._said(f"{number:x}", _PING_TIMEOUT_S) is None:
+            if self._read_reply(f"{number:x}", _PING_TIMEOUT_S) is None:
                 self._replace()
         except OSError:  # it has ended: `open` starts another one
             return
@@ -96,12 +96,12 @@ class HostProcess:
             self._start()
         while not self._is_ready:
             try:
-                said = self._said(self._ticket, START_TIMEOUT_S)
-                if said is None:
+                reply = self._read_reply(self._ticket, START_TIMEOUT_S)
+                if reply is None:
                     seconds = f"{START_TIMEOUT_S:.0f} s"
                     raise UserError(f"the {self._code.what} is not imported after {seconds}")
-                if "failure" in said:
-                    raise UserError(said["failure"])
+                if "failure" in reply:
+                    raise UserError(reply["failure"])
                 self._is_ready = True
             except OSError:
                 status = self.stop()
@@ -187,7 +187,7 @@ class HostProcess:
     def _send(self, message: bytes, channel: socket.socket | None = None) -> None:
         socket.send_fds(self._channel, [message], [] if channel is None else [channel.fileno()])
 
-    def _said(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
+    def _read_reply(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
         """Its reply with this ticket, of a `failure` or empty; None where none comes in time.
 
         Others belong to earlier questions. Raises: OSError: it has ended.
@@ -199,9 +199,9 @@ class HostProcess:
                 raise ConnectionError
             *lines, received = (received + came)[-_MAX_LINE_BYTES:].split(b"\n")
             for line in lines:
-                said = read_reply(line, ticket, lambda fields: None if fields else fields)
-                if said is not None:
-                    return said
+                reply = read_reply(line, ticket, lambda fields: None if fields else fields)
+                if reply is not None:
+                    return reply
         return None
 
 

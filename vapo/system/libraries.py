@@ -31,13 +31,13 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if trainer.accelerator == "gpu" and not has_gpu:
         raise UserError(
-            f"trainer.accelerator is gpu, but torch sees none: {_cure_of_no_gpu()}; without a GPU "
-            "set it to auto or cpu"
+            f"trainer.accelerator is gpu, but torch sees none: {_advice_without_gpu()}; without a "
+            "GPU set it to auto or cpu"
         )
     if trainer.cpu_offload and not has_gpu:
         raise UserError(
             "trainer.cpu_offload has no effect without a GPU, and torch sees none: "
-            f"{_cure_of_no_gpu()}; without a GPU leave it out"
+            f"{_advice_without_gpu()}; without a GPU leave it out"
         )
     return torch.device("cuda" if has_gpu and trainer.accelerator != "cpu" else "cpu")
 
@@ -53,14 +53,14 @@ def about_gpus() -> str:
     return "a CPU build"
 
 
-def _cure_of_no_gpu() -> str:
+def _advice_without_gpu() -> str:
     """Says which torch this is, and what to do for one that sees the GPU."""
-    says = f"torch {torch.__version__} is {about_gpus()}"
+    problem = f"torch {torch.__version__} is {about_gpus()}"
     if torch.version.cuda is not None or torch.version.hip is not None:
-        return f"{says}; see whether the driver lists one (`nvidia-smi`) and is new enough"
+        return f"{problem}; see whether the driver lists one (`nvidia-smi`) and is new enough"
     number = torch.__version__.partition("+")[0]
     return (
-        f"{says}. On a machine with one: `pip uninstall torch`, then "
+        f"{problem}. On a machine with one: `pip uninstall torch`, then "
         f"`pip install torch=={number}` without an index of CPU wheels"
     )
 

@@ -141,9 +141,9 @@ def checked_batches(
 
     Raises: UserError: rows that hold too much.
     """
-    most = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
-    if _least_bytes(file) > most:
-        raise _too_large(path, most)
+    max_bytes = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
+    if _least_bytes(file) > max_bytes:
+        raise _too_large(path, max_bytes)
     size, num_rows = 0, 0
     for part, part_bytes in _parts_of(file, columns):
         if part.num_rows == 1 and part_bytes > MOST_ROW_BYTES:
@@ -152,8 +152,8 @@ def checked_batches(
                 f"hold {MOST_ROW_BYTES / 2**20:.0f}: leave it out, or the column that is so large"
             )
         size, num_rows = size + part_bytes, num_rows + part.num_rows
-        if size > most:
-            raise _too_large(path, most)
+        if size > max_bytes:
+            raise _too_large(path, max_bytes)
         yield part.cast(_plain_schema(part.schema))
 
 
@@ -170,9 +170,9 @@ def _parts_of(
             yield from _parts(batch)
 
 
-def _too_large(path: Path, most: int) -> UserError:
+def _too_large(path: Path, max_bytes: int) -> UserError:
     return UserError(
-        f"{path}: its rows unpack to more than {most / 2**20:,.0f} MiB from a file of "
+        f"{path}: its rows unpack to more than {max_bytes / 2**20:,.0f} MiB from a file of "
         f"{path.stat().st_size:,} bytes; {MOST_BYTES / 2**20:.0f} MiB, or {MOST_TIMES} times the "
         "file's size, is the most that is read: leave out columns that repeat a long text, or "
         "write the rows as JSON lines"
@@ -182,15 +182,17 @@ def _too_large(path: Path, most: int) -> UserError:
 def _least_bytes(file: parquet.ParquetFile) -> int:
     """What all values take at least, as the file's end says."""
     chunks = _column_chunks(file)
-    return sum(max(one.total_uncompressed_size, _ITEM_BYTES * one.num_values) for one in chunks)
+    return sum(
+        max(chunk.total_uncompressed_size, _ITEM_BYTES * chunk.num_values) for chunk in chunks
+    )
 
 
 def _repeated_bytes(file: parquet.ParquetFile) -> int:
     """What a row may repeat of the texts before it, in a column that only writes differences."""
     return sum(
-        one.total_uncompressed_size
-        for one in _column_chunks(file)
-        if "DELTA_BYTE_ARRAY" in one.encodings
+        chunk.total_uncompressed_size
+        for chunk in _column_chunks(file)
+        if "DELTA_BYTE_ARRAY" in chunk.encodings
     )
 
 
@@ -245,14 +247,16 @@ def _unpacked_bytes(values: pa.Array, each: int = _VALUE_BYTES) -> int:
     import pyarrow as pa
     import pyarrow.compute as compute
 
-    kind, own = values.type, each * len(values)
+    kind, num_own_bytes = values.type, each * len(values)
     if pa.types.is_dictionary(kind):
         if not _has_length(kind.value_type):
-            return own
+            return num_own_bytes
         lengths = compute.binary_length(values.dictionary).cast(pa.int64())
-        return own + (compute.sum(lengths.take(values.indices)).as_py() or 0)
+        return num_own_bytes + (compute.sum(lengths.take(values.indices)).as_py() or 0)
     if _has_length(kind):
-        return own + (compute.sum(compute.binary_length(values).cast(pa.int64())).as_py() or 0)
+        return num_own_bytes + (
+            compute.sum(compute.binary_length(values).cast(pa.int64())).as_py() or 0
+        )
     if pa.types.is_struct(kind):
         inner: list[pa.Array] = values.flatten()
     elif pa.types.is_map(kind):
@@ -260,7 +264,7 @@ def _unpacked_bytes(values: pa.Array, each: int = _VALUE_BYTES) -> int:
         inner = [part.slice(first, end - first) for part in (values.keys, values.items)]
     else:
         inner = [values.flatten()] if pa.types.is_nested(kind) else []
-    return own + sum(_unpacked_bytes(part, _ITEM_BYTES) for part in inner)
+    return num_own_bytes + sum(_unpacked_bytes(part, _ITEM_BYTES) for part in inner)
 
 
 def _has_length(kind: pa.DataType) -> bool:
@@ -316,7 +320,9 @@ def _narrowing(kind: Any) -> Callable[[Any], Any] | None:
         return _narrowing(kind.value_type)
     if pa.types.is_struct(kind):
         fields = narrow_columns(_children(kind)).items()
-        return (lambda x: x and {**x, **{n: own(x[n]) for n, own in fields}}) if fields else None
+        return (
+            (lambda x: x and {**x, **{n: narrow(x[n]) for n, narrow in fields}}) if fields else None
+        )
     if pa.types.is_map(kind) and (item := _narrowing(kind.item_type)) is not None:
         return lambda entries: entries and [(key, item(value)) for key, value in entries]
     if pa.types.is_nested(kind) and hasattr(kind, "value_type"):

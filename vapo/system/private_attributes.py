@@ -76,8 +76,8 @@ def can_change_attention(model: PreTrainedModel) -> bool:
 def has_attention(config: PreTrainedConfig, implementation: str) -> bool:
     """Whether a config's causal language model has this kernel in Transformers; no public flag."""
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
-    found: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    return bool(getattr(found, flags.get(implementation, ""), True))
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return bool(getattr(model_class, flags.get(implementation, ""), True))
 
 
 def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
@@ -107,9 +107,9 @@ def switch_adapters(layer: Any, *, off: bool) -> bool:
     The public `enable_adapters` takes their gradients away, too, which FSDP2 would keep of its
     first pass.
     """
-    before = bool(layer._disable_adapters)
+    were_off = bool(layer._disable_adapters)
     layer._disable_adapters = off
-    return before
+    return were_off
 
 
 def cpu_has_bfloat16_products() -> bool:

@@ -34,7 +34,7 @@ def stop_with_starter() -> None:
 
 def _stop_after(starter: int) -> None:
     try:
-        ended = os.pidfd_open(starter)  # readable once it has ended
+        process_descriptor = os.pidfd_open(starter)  # readable once it has ended
     except ProcessLookupError:
         pass
     except (OSError, AttributeError):  # this system has no such descriptors
@@ -42,7 +42,7 @@ def _stop_after(starter: int) -> None:
         while os.getppid() == parent:
             time.sleep(_POLL_S)
     else:
-        select.select([ended], [], [])
+        select.select([process_descriptor], [], [])
     text = "vapo: the process that started this one has ended; stopping\n"
     with suppress(OSError):  # of the terminal's, which went with it
         os.write(2, text.encode())
@@ -72,15 +72,15 @@ def ending_signals(
     numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
     """A block in which they call this. Outside of the main thread it does nothing."""
-    before: dict[signal.Signals, Any] = {}
+    previous_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
             if not is_under_nohup(number):
-                before[number] = signal.signal(number, call)
+                previous_handlers[number] = signal.signal(number, call)
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 

@@ -102,8 +102,8 @@ def read_reply(
     if not isinstance(reply, dict) or not ticket or reply.pop("ticket", None) != ticket:
         return None
     if set(reply) == {"failure"}:
-        said = reply["failure"]
-        return {"failure": visible(redacted(said))} if isinstance(said, str) else None
+        failure = reply["failure"]
+        return {"failure": visible(redacted(failure))} if isinstance(failure, str) else None
     return checked(reply)
 
 
@@ -176,10 +176,10 @@ def reward_problem(reward: float) -> str | None:
 
 def failure_of(error: BaseException) -> str:
     """`error: ValueError: what it says (file.py:12)`, on what a user's code raised."""
-    said = ""
+    message = ""
     with suppress(BaseException):  # it is the user's code that says it
-        said = beginning(str(error), 200)
-    return visible(f"error: {type(error).__name__}: {said}{_where(error)}", keep="")
+        message = beginning(str(error), 200)
+    return visible(f"error: {type(error).__name__}: {message}{_where(error)}", keep="")
 
 
 def print_error(error: BaseException) -> None:

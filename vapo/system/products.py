@@ -18,9 +18,9 @@ def rounded_inputs() -> Iterator[None]:
     older questions for it (`torch.get_float32_matmul_precision`) raise in the block.
     """
     backend: Any = torch.backends.mkldnn  # the stub does not have `matmul`
-    before = backend.matmul.fp32_precision
+    previous_precision = backend.matmul.fp32_precision
     backend.matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        backend.matmul.fp32_precision = before
+        backend.matmul.fp32_precision = previous_precision

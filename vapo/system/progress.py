@@ -43,31 +43,31 @@ class StageState:
     name: str
     total: float | None
     unit: str
-    started: float
-    done: float = 0
+    start_time: float
+    num_done: float = 0
 
 
 def describe_count(state: StageState) -> str:
-    if state.total is None and state.done == 0:
+    if state.total is None and state.num_done == 0:
         return ""
-    of = f"/{state.total:g}" if state.total is not None else ""
-    return f"{state.done:g}{of} {state.unit}"
+    total = f"/{state.total:g}" if state.total is not None else ""
+    return f"{state.num_done:g}{total} {state.unit}"
 
 
 def describe_speed(state: StageState, now: float) -> str:
     """Mean speed since the stage began, and what is left at that speed."""
-    elapsed = now - state.started
-    if state.done <= 0 or elapsed <= 0:
+    elapsed = now - state.start_time
+    if state.num_done <= 0 or elapsed <= 0:
         return ""
-    speed = state.done / elapsed
+    speed = state.num_done / elapsed
     text = f"{speed:.3g}/s" if speed < 100 else f"{speed:.0f}/s"
-    if state.total is not None and state.done < state.total:
-        text += f", {format_seconds((state.total - state.done) / speed)} left"
+    if state.total is not None and state.num_done < state.total:
+        text += f", {format_seconds((state.total - state.num_done) / speed)} left"
     return text
 
 
 def describe_stage(state: StageState, now: float) -> str:
-    parts = [describe_count(state), f"{now - state.started:.1f} s", describe_speed(state, now)]
+    parts = [describe_count(state), f"{now - state.start_time:.1f} s", describe_speed(state, now)]
     return f"{state.name}: " + ", ".join(part for part in parts if part)
 
 
@@ -79,7 +79,7 @@ def stage_bars(stages: Sequence[StageState], now: float) -> Table:
     grid.add_column(no_wrap=True)
     grid.add_column(no_wrap=True, style="cyan")
     for depth, state in enumerate(stages):
-        bar = ProgressBar(total=state.total, completed=state.done, pulse=state.total is None)
+        bar = ProgressBar(total=state.total, completed=state.num_done, pulse=state.total is None)
         name = "  " * depth + state.name
         grid.add_row(name, bar, describe_count(state), describe_speed(state, now))
     return grid
@@ -96,17 +96,17 @@ class Display:
     def start(self) -> None:
         if self._render is None:
             return
-        own = self._console.file in (sys.stdout, sys.__stdout__)
+        owns_stdout = self._console.file in (sys.stdout, sys.__stdout__)
         originals = (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
         live = Live(
             console=self._console,
             get_renderable=self._render,
             refresh_per_second=4,
-            redirect_stdout=own,
-            redirect_stderr=own,
+            redirect_stdout=owns_stdout,
+            redirect_stderr=owns_stdout,
         )
         self._until_stopped.enter_context(live)
-        if not own:
+        if not owns_stdout:
             return
         loggers = [logging.getLogger(name) for name in list(logging.Logger.manager.loggerDict)]
         for handler in [h for logger in (logging.getLogger(), *loggers) for h in logger.handlers]:
@@ -171,14 +171,14 @@ class Progress:
         self._iteration_seconds: dict[str, float] = {}
         self._line_seconds: dict[str, float] = {}
         self._clock = clock
-        self._started = clock()
+        self._start_time = clock()
         self._stages: list[StageState] = []
         self._position = ""  # as `iteration 3/7 (policy optimization)`
         self._metrics: dict[str, float] = {}
         self._iteration_open = False
-        self._iteration_started: float | None = None
+        self._iteration_start_time: float | None = None
         self._evaluation_s = 0.0  # the latest evaluation, which few iterations have
-        self._evaluated_s = 0.0  # of the running iteration
+        self._iteration_evaluation_s = 0.0  # of the running iteration
         self._phase = ""
         self._durations: dict[str, deque[float]] = {}  # of each phase's latest iterations
         self._expected_end: float | None = None
@@ -188,7 +188,7 @@ class Progress:
         self._display = Display(stream, self._render if live else None) if enabled else None
 
     def __enter__(self) -> Progress:
-        self._started = self._clock()
+        self._start_time = self._clock()
         if self._display:
             self._display.start()
         return self
@@ -216,16 +216,16 @@ class Progress:
         """
         self._close_iteration()
         now = self._clock()
-        if self._iteration_started is not None:
+        if self._iteration_start_time is not None:
             recent = self._durations.setdefault(self._phase, deque(maxlen=_RECENT_ITERATIONS))
-            recent.append(now - self._iteration_started - self._evaluated_s)
+            recent.append(now - self._iteration_start_time - self._iteration_evaluation_s)
         self._phase, self._num_later, self._expected_end = str(phase), num_later, None
-        if own := self._durations.get(self._phase):
-            left_s = sum(own) / len(own) * (total - num_later - index + 1)
+        if recent_seconds := self._durations.get(self._phase):
+            left_s = sum(recent_seconds) / len(recent_seconds) * (total - num_later - index + 1)
             evaluations_s = 0.0 if num_later else self._evaluation_s * num_evaluations
             self._expected_end = now + left_s + evaluations_s
-        self._evaluated_s = 0.0
-        self._iteration_started = now
+        self._iteration_evaluation_s = 0.0
+        self._iteration_start_time = now
         self._iteration_open = True
         self._is_last = index >= total
         self._position = f"iteration {index}/{total} ({str(phase).replace('_', ' ')})"
@@ -246,12 +246,12 @@ class Progress:
     ) -> Iterator[Advance]:
         """A stage with a count; `total` None when it is not known beforehand."""
         reported_at = self._clock()
-        state = StageState(name, total, unit, started=reported_at)
+        state = StageState(name, total, unit, start_time=reported_at)
         self._stages.append(state)
 
         def advance(n: float) -> None:
             nonlocal reported_at
-            state.done += n
+            state.num_done += n
             now = self._clock()
             if self._is_plain and now - reported_at >= self._line_interval_s:
                 reported_at = now
@@ -285,11 +285,11 @@ class Progress:
     def _record(self, state: StageState, completed: bool) -> None:
         now = self._clock()
         for record in (self.stage_seconds, self._iteration_seconds, self._line_seconds):
-            record[state.name] = record.get(state.name, 0.0) + now - state.started
+            record[state.name] = record.get(state.name, 0.0) + now - state.start_time
         if state.name == "evaluation" and completed:
-            self._evaluation_s = now - state.started
-            self._evaluated_s += self._evaluation_s
-        is_long = bool(state.done) or now - state.started >= _SHORT_S
+            self._evaluation_s = now - state.start_time
+            self._iteration_evaluation_s += self._evaluation_s
+        is_long = bool(state.num_done) or now - state.start_time >= _SHORT_S
         if completed and is_long and not self._iteration_open and self._is_plain:
             self.note(describe_stage(state, now))
             self._line_seconds.clear()
@@ -317,7 +317,7 @@ class Progress:
         now = self._clock()
         rows: list[RenderableType] = []
         if self._position:
-            times = [f"  {format_seconds(now - self._started)} elapsed", self._left()]
+            times = [f"  {format_seconds(now - self._start_time)} elapsed", self._left()]
             text = Text(self._position, style="bold")
             rows.append(text.append(", ".join(filter(None, times)), style="dim"))
         if self._stages:

@@ -82,7 +82,9 @@ def describe_metrics(metrics: Mapping[str, float]) -> str:
 
     A figure that an iteration does not have, as the explained variance of equal returns, is n/a.
     """
-    known = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
-    shown = known or metrics
-    figures = {n: "n/a" if math.isnan(value) else f"{value:.4g}" for n, value in shown.items()}
+    known_metrics = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
+    shown_metrics = known_metrics or metrics
+    figures = {
+        n: "n/a" if math.isnan(value) else f"{value:.4g}" for n, value in shown_metrics.items()
+    }
     return "  ".join(f"{name} {figure}" for name, figure in figures.items())

@@ -33,10 +33,10 @@ def fork_supervised(control: int, channel: int) -> None:
         control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
         channel: of the child alone, so that the trainer's end of it ends with the child.
     """
-    woken, wake = os.pipe()
-    os.set_blocking(wake, False)
+    wake_reader, wake_writer = os.pipe()
+    os.set_blocking(wake_writer, False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
-    signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
     adopt_orphans()
     trainer: list[int] = []  # readable once it has ended, also while a fork of it lives on that
     with suppress(OSError, AttributeError):  # holds a copy of the control pipe; on Linux
@@ -44,10 +44,10 @@ def fork_supervised(control: int, channel: int) -> None:
     supervisor, child = os.getpid(), os.fork()
     if child:
         os.close(channel)
-        _supervise(child, [control, *trainer], woken)
+        _supervise(child, [control, *trainer], wake_reader)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor in (control, woken, wake, *trainer):
+    for descriptor in (control, wake_reader, wake_writer, *trainer):
         os.close(descriptor)
     die_with_parent(supervisor)
 
@@ -73,15 +73,15 @@ def kill_with_group(process: int) -> None:
         os.kill(process, signal.SIGKILL)
 
 
-def _supervise(child: int, ending: list[int], woken: int) -> None:
+def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
     """Wait, kill, and exit with the child's status (128 + the signal that ended it)."""
-    status = _reaped(child)
+    status = _reap(child)
     while status is None:
-        readable, _, _ = select.select([*ending, woken], [], [])
+        readable, _, _ = select.select([*ending, wake_reader], [], [])
         if set(ending) & set(readable):
             break
-        os.read(woken, 4096)
-        status = _reaped(child)
+        os.read(wake_reader, 4096)
+        status = _reap(child)
     _kill_descendants(child)
     code = 0 if status is None else os.waitstatus_to_exitcode(status)
     if sys.platform != "linux":
@@ -89,14 +89,14 @@ def _supervise(child: int, ending: list[int], woken: int) -> None:
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _reaped(child: int) -> int | None:
+def _reap(child: int) -> int | None:
     """The child's wait status once it has ended; adopted processes that ended are reaped too."""
-    found = None
+    status = None
     with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            if ended[0] == child:
-                found = ended[1]
-    return found
+        while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+            if waited[0] == child:
+                status = waited[1]
+    return status
 
 
 def _kill_descendants(child: int) -> None:

@@ -23,11 +23,11 @@ def write_frame(stream: IO[bytes], frame: bytes) -> None:
     stream.flush()
 
 
-def read_frame(stream: IO[bytes], most: int = 2**62) -> bytes | None:
+def read_frame(stream: IO[bytes], max_length: int = 2**62) -> bytes | None:
     """The next frame; None where the other side has ended, or announces more than it may send."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None
     (length,) = LENGTH.unpack(head)
-    frame = stream.read(length) if length <= most else b""
+    frame = stream.read(length) if length <= max_length else b""
     return frame if len(frame) == length else None

@@ -21,47 +21,51 @@ def names_from_outside(template: nodes.Template) -> set[str]:
     return reads & meta.find_undeclared_variables(template)
 
 
-def _read_all(all_nodes: Iterable[nodes.Node], known: set[str], reads: set[str]) -> None:
+def _read_all(all_nodes: Iterable[nodes.Node], defined: set[str], reads: set[str]) -> None:
     for node in all_nodes:
-        _read(node, known, reads)
+        _read(node, defined, reads)
 
 
-def _read(node: nodes.Node, known: set[str], reads: set[str]) -> None:
+def _read(node: nodes.Node, defined: set[str], reads: set[str]) -> None:
     """Add what the node reads to `reads`, and what it certainly sets to `known`."""
     if isinstance(node, nodes.Name):
-        if node.ctx == "load" and node.name not in known:
+        if node.ctx == "load" and node.name not in defined:
             reads.add(node.name)
         elif node.ctx != "load":
-            known.add(node.name)
+            defined.add(node.name)
     elif isinstance(node, nodes.Assign):
-        _read_all((node.node, node.target), known, reads)  # the value first
+        _read_all((node.node, node.target), defined, reads)  # the value first
     elif isinstance(node, nodes.If):
-        _read(node.test, known, reads)
-        branches = [node.body, *([one.test, *one.body] for one in node.elif_), node.else_]
-        after = []
+        _read(node.test, defined, reads)
+        branches = [
+            node.body,
+            *([elif_node.test, *elif_node.body] for elif_node in node.elif_),
+            node.else_,
+        ]
+        names_after_branches = []
         for branch in branches:  # without an else there is an empty one
-            after.append(set(known))
-            _read_all(branch, after[-1], reads)
-        known |= set.intersection(*after)
+            names_after_branches.append(set(defined))
+            _read_all(branch, names_after_branches[-1], reads)
+        defined |= set.intersection(*names_after_branches)
     elif isinstance(node, nodes.For):
-        _read(node.iter, known, reads)
-        inside = {*known, "loop"}
+        _read(node.iter, defined, reads)
+        inside = {*defined, "loop"}
         _read_all((node.target, *filter(None, [node.test]), *node.body), inside, reads)
-        _read_all(node.else_, set(known), reads)
+        _read_all(node.else_, set(defined), reads)
     elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
         if isinstance(node, nodes.CallBlock):
-            _read(node.call, known, reads)
+            _read(node.call, defined, reads)
         else:
-            known.add(node.name)
-        _read_all(node.defaults, known, reads)
-        _read_all((*node.args, *node.body), {*known, *_OF_MACROS}, reads)
+            defined.add(node.name)
+        _read_all(node.defaults, defined, reads)
+        _read_all((*node.args, *node.body), {*defined, *_OF_MACROS}, reads)
     elif isinstance(node, nodes.With):
-        _read_all(node.values, known, reads)
-        _read_all((*node.targets, *node.body), set(known), reads)
+        _read_all(node.values, defined, reads)
+        _read_all((*node.targets, *node.body), set(defined), reads)
     elif isinstance(node, nodes.AssignBlock):
-        _read_all((*filter(None, [node.filter]), *node.body), set(known), reads)
-        _read(node.target, known, reads)
+        _read_all((*filter(None, [node.filter]), *node.body), set(defined), reads)
+        _read(node.target, defined, reads)
     elif isinstance(node, (nodes.FilterBlock, nodes.Block, nodes.Scope)):
-        _read_all(node.iter_child_nodes(), set(known), reads)
+        _read_all(node.iter_child_nodes(), set(defined), reads)
     else:
-        _read_all(node.iter_child_nodes(), known, reads)
+        _read_all(node.iter_child_nodes(), defined, reads)

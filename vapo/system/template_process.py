@@ -107,20 +107,20 @@ class Renderer:
 
     def answer(self, frame: bytes) -> dict[str, str] | None:
         try:
-            asked = json.loads(frame)
-            if "template" in asked:
-                self._source, self._template = asked["template"], None
+            request = json.loads(frame)
+            if "template" in request:
+                self._source, self._template = request["template"], None
                 return None
-            text = self._answered(asked.get("variables"))
+            text = self._answer_text(request.get("variables"))
         except MemoryError:
             return {"excess": f"{MEMORY_BYTES >> 20} MiB of memory"}
         except Exception as error:  # templates raise what their authors chose
             return {"refusal": str(error)[:2000] or type(error).__name__}
-        if len(text) > (most := max_chars(frame)):
-            return {"excess": f"{most} characters of text"}
+        if len(text) > (max_length := max_chars(frame)):
+            return {"excess": f"{max_length} characters of text"}
         return {"text": text}
 
-    def _answered(self, variables: dict[str, Any] | None) -> str:
+    def _answer_text(self, variables: dict[str, Any] | None) -> str:
         signal.setitimer(signal.ITIMER_PROF, self._seconds)
         try:
             if variables is None:
@@ -129,8 +129,8 @@ class Renderer:
                 self._template = template_environment().from_string(self._source)
             return self._template.render(variables)  # as one argument: a name may be `self`
         finally:
-            left, _ = signal.setitimer(signal.ITIMER_PROF, 0)
-            self._seconds = min(SECONDS, left + _SECONDS_EARNED)
+            remaining_s, _ = signal.setitimer(signal.ITIMER_PROF, 0)
+            self._seconds = min(SECONDS, remaining_s + _SECONDS_EARNED)
 
 
 def answer_frames() -> None:

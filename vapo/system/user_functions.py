@@ -31,7 +31,7 @@ handed: dict[str, Callable[..., Any]] = {}
 """What this process was handed, by name (`vapo.system.handed_functions.function_path`)."""
 
 _MAX_LISTED = 20
-_added: list[str] = []
+_appended_folders: list[str] = []
 """Folders that were put at the end of `sys.path` here, so that they are not Python's own."""
 
 
@@ -52,18 +52,18 @@ def import_function(path: str | None, *, key: str, folder: str | None = None) ->
         )
     if where == HANDED:
         return _handed_function(name, key)
-    what = f"{key}: cannot import {path}"
+    label = f"{key}: cannot import {path}"
     is_file = where.endswith(".py")
-    module = (_import_file if is_file else _import_module)(where, what, _folders(folder))
+    module = (_import_file if is_file else _import_module)(where, label, _folders(folder))
     function: Any = module
     for part in name.split("."):
         if not hasattr(function, part):
-            raise UserError(f"{what}: {_has_no(function, part, module)}")
+            raise UserError(f"{label}: {_has_no(function, part, module)}")
         function = getattr(function, part)
     if not callable(function):
         raise UserError(f"{key}: {path} is {type(function).__name__}, not a function")
-    called: Callable[..., Any] = function
-    return called
+    user_function: Callable[..., Any] = function
+    return user_function
 
 
 def _handed_function(name: str, key: str) -> Callable[..., Any]:
@@ -77,65 +77,65 @@ def _handed_function(name: str, key: str) -> Callable[..., Any]:
 
 def python_path() -> list[str]:
     """The folders of `sys.path`, without those that a search for a function has added."""
-    return [place or os.getcwd() for place in sys.path if place not in _added]
+    return [place or os.getcwd() for place in sys.path if place not in _appended_folders]
 
 
 def _folders(folder: str | None) -> list[str]:
     """The config file's folder and the current one, each once; the later imports find them too."""
     folders = [os.path.abspath(f) for f in (folder, os.getcwd()) if f is not None]
-    for each in folders:
-        if each not in sys.path:
-            sys.path.append(each)
-            _added.append(each)
+    for path in folders:
+        if path not in sys.path:
+            sys.path.append(path)
+            _appended_folders.append(path)
     return list(dict.fromkeys(folders))
 
 
-def _import_module(name: str, what: str, folders: Sequence[str]) -> ModuleType:
+def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
     top = name.partition(".")[0]
     if name == MAIN:
         return sys.modules[MAIN]
     spec, loaded = _find(top, folders), sys.modules.get(top)
     if spec is None and loaded is None:
-        raise UserError(f"{what}: {_not_found(top, folders)}")
+        raise UserError(f"{label}: {_not_found(top, folders)}")
     if loaded is not None and spec is not None:
-        _check_same(loaded, spec, what)
+        _check_same(loaded, spec, label)
     try:
         if loaded is None and spec is not None:
             _load(spec)
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise UserError(f"{what}: {_raised_at(error)}") from None
+            raise UserError(f"{label}: {_raised_at(error)}") from None
         parent = sys.modules[error.name.rpartition(".")[0]]
         folder = ", ".join(getattr(parent, "__path__", [])) or _file_of(parent)
         raise UserError(
-            f"{what}: {parent.__name__} ({folder}) has no module {error.name.rpartition('.')[2]}"
+            f"{label}: {parent.__name__} ({folder}) has no module {error.name.rpartition('.')[2]}"
         ) from None
     except (Exception, SystemExit) as error:  # a user's module may raise anything
-        raise UserError(f"{what}: {_raised_at(error)}") from None
+        raise UserError(f"{label}: {_raised_at(error)}") from None
 
 
 def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
     """Where a module is; a folder without `__init__.py` only where no file has the name."""
-    own, found = python_path(), list[ModuleSpec]()
+    python_folders, specs = python_path(), list[ModuleSpec]()
     for finder in sys.meta_path:
         if finder is PathFinder:
-            spec = PathFinder.find_spec(top, own)
+            spec = PathFinder.find_spec(top, python_folders)
         else:  # built in, frozen, or of an editable install
             spec = finder.find_spec(top, None, None) if hasattr(finder, "find_spec") else None
-        found += [] if spec is None else [spec]
-    found += [spec for f in folders if (spec := PathFinder.find_spec(top, [f])) is not None]
-    return next((spec for spec in found if spec.loader is not None), next(iter(found), None))
+        specs += [] if spec is None else [spec]
+    specs += [spec for f in folders if (spec := PathFinder.find_spec(top, [f])) is not None]
+    return next((spec for spec in specs if spec.loader is not None), next(iter(specs), None))
 
 
-def _check_same(loaded: ModuleType, spec: ModuleSpec, what: str) -> None:
+def _check_same(loaded: ModuleType, spec: ModuleSpec, label: str) -> None:
     """Python has one module of a name; another file of that name must not be taken for it."""
     theirs = getattr(getattr(loaded, "__spec__", None), "origin", None)
     if theirs is None or spec.origin is None:
         return
     if os.path.realpath(theirs) != os.path.realpath(spec.origin):
         raise UserError(
-            f"{what}: {spec.name} is {spec.origin}, but this process has already imported another "
+            f"{label}: {spec.name} is {spec.origin}, but this process has already imported another "
             f"module of that name, {theirs}: name the file, as {spec.origin}:function"
         )
 
@@ -152,35 +152,35 @@ def _load(spec: ModuleSpec) -> ModuleType:
     return module
 
 
-def _import_file(name: str, what: str, folders: Sequence[str]) -> ModuleType:
+def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
     """A file under a name of its own, so that it is never taken for another module."""
     places = list(dict.fromkeys(os.path.join(f, os.path.expanduser(name)) for f in folders))
-    found = next((Path(place) for place in places if os.path.isfile(place)), None)
-    if found is None:
+    matching_path = next((Path(place) for place in places if os.path.isfile(place)), None)
+    if matching_path is None:
         near = _near(Path(places[0]).stem, [str(Path(place).parent) for place in places])
-        raise UserError(f"{what}: there is no such file; looked for {', '.join(places)}{near}")
-    file = found.resolve()
+        raise UserError(f"{label}: there is no such file; looked for {', '.join(places)}{near}")
+    file = matching_path.resolve()
     digest = hashlib.sha256(os.fsencode(file)).hexdigest()[:12]
     module_name = f"{file.stem}_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
     if str(file.parent) not in sys.path:  # what lies beside it can be imported
         sys.path.append(str(file.parent))
-        _added.append(str(file.parent))
+        _appended_folders.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(module_name, file)
     assert spec is not None
     try:
         return _load(spec)
     except (Exception, SystemExit) as error:  # a user's file may raise anything
-        raise UserError(f"{what}: {_raised_at(error)}") from None
+        raise UserError(f"{label}: {_raised_at(error)}") from None
 
 
 def _not_found(top: str, folders: Sequence[str]) -> str:
-    own = filter(os.path.isdir, python_path())
+    python_folders = filter(os.path.isdir, python_path())
     config = f"the config file's folder ({folders[0]}), " if len(folders) > 1 else ""
     return (
         f"there is no module {top}; looked in {config}the current folder ({folders[-1]}) and on "
-        f"Python's path ({', '.join(dict.fromkeys(own))}){_near(top, folders)}"
+        f"Python's path ({', '.join(dict.fromkeys(python_folders))}){_near(top, folders)}"
     )
 
 
@@ -190,10 +190,10 @@ def _near(name: str, folders: Sequence[str]) -> str:
     return hint(name, files)
 
 
-def hint(name: str, known: Mapping[str, str]) -> str:
+def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
     """What is most like a name among those that there are: its own text."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {known[close[0]]}?" if close else ""
+    close = difflib.get_close_matches(name, texts_by_name, n=1)
+    return f"; did you mean {texts_by_name[close[0]]}?" if close else ""
 
 
 def _has_no(owner: Any, name: str, module: ModuleType) -> str:
@@ -218,17 +218,19 @@ def _file_of(module: ModuleType) -> str:
 
 def _raised_at(error: BaseException) -> str:
     """An import's error, with the last line of the user's that it came through."""
-    said = f"{type(error).__name__}: {error}"
+    message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError):  # says its file and line itself
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     installed = tuple(sysconfig.get_paths().values())
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not f.filename.startswith((*installed, "<frozen ", __file__))]
-    last = (own or frames)[-1]
-    return f"{said} ({last.filename}:{last.lineno})"
+    user_frames = [
+        f for f in frames if not f.filename.startswith((*installed, "<frozen ", __file__))
+    ]
+    last = (user_frames or frames)[-1]
+    return f"{message} ({last.filename}:{last.lineno})"
 
 
-def check_arguments(function: Callable[..., Any], what: str, /, *args: str, **kwargs: Any) -> None:
+def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **kwargs: Any) -> None:
     """Ask whether a function takes such arguments, without a call.
 
     Args:
@@ -243,7 +245,7 @@ def check_arguments(function: Callable[..., Any], what: str, /, *args: str, **kw
         return
     except TypeError as error:
         names = ", ".join([*args, *(f"{name}=..." for name in kwargs)])
-        raise UserError(f"{what} cannot be called with ({names}): {error}") from None
+        raise UserError(f"{label} cannot be called with ({names}): {error}") from None
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:

@@ -63,7 +63,7 @@ class _Process:
     host: HostProcess
     channel: Connection
     max_waiting_bytes: int
-    asked: deque[_Question] = field(default_factory=deque)
+    questions: deque[_Question] = field(default_factory=deque)
     """The open questions, the first of which it works on."""
     deadline: float = math.inf
     received: bytearray = field(default_factory=bytearray)
@@ -120,9 +120,11 @@ class UserProcesses:
         limit_sending(ours)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_WAITING_BYTES)
         room = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # the system may give less
-        most = min(MAX_WAITING_BYTES, room // 3)
+        max_waiting_bytes = min(MAX_WAITING_BYTES, room // 3)
         host = self.hosts[0 if len(self.hosts) == 1 else key]
-        process = _Process(key, next(self._numbers), host, Connection(ours.detach()), most)
+        process = _Process(
+            key, next(self._numbers), host, Connection(ours.detach()), max_waiting_bytes
+        )
         with theirs:
             host.open(process.number, theirs)
         self._processes[key] = process
@@ -137,19 +139,23 @@ class UserProcesses:
         process = self._processes[key]
         ticket = secrets.token_hex(8)
         message = ForkingPickler.dumps((ticket, question))
-        waiting = sum(asked.num_bytes for asked in process.asked) + len(message)
-        is_busy = len(process.asked) >= self._code.num_calls  # else it reads the question at once
+        waiting = sum(question_waiting.num_bytes for question_waiting in process.questions) + len(
+            message
+        )
+        is_busy = (
+            len(process.questions) >= self._code.num_calls
+        )  # else it reads the question at once
         if is_busy and waiting > process.max_waiting_bytes:
             return False
         process.channel.send_bytes(message)
-        if not process.asked:
+        if not process.questions:
             process.has_begun, process.deadline = False, time.monotonic() + self._timeout_s
-        process.asked.append(_Question(ticket, question, len(message)))
+        process.questions.append(_Question(ticket, question, len(message)))
         return True
 
     def num_asked(self, key: Any) -> int:
         """How many questions of a process are open."""
-        return len(self._processes[key].asked)
+        return len(self._processes[key].questions)
 
     def is_sound(self, key: Any) -> bool:
         """Whether nothing has come of a process that was not asked for, its own end included."""
@@ -171,16 +177,16 @@ class UserProcesses:
         At once if no question is open. A process whose answer does not come in time, that dies, or
         whose channel has something else in it, is killed, and its question has the `failure`.
         """
-        until = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s
         answers: list[Answer] = []
-        while asked := {p.channel: p for p in self._processes.values() if p.asked}:
-            first = min(until, *(process.deadline for process in asked.values()))
+        while busy_processes := {p.channel: p for p in self._processes.values() if p.questions}:
+            first = min(deadline, *(process.deadline for process in busy_processes.values()))
             wait_s = 0.0 if answers else max(0.0, first - time.monotonic())
-            ready = set(wait(list(asked), timeout=wait_s))
-            for channel, process in asked.items():
-                found = self._received(process) if channel in ready else []
-                answers += found or self._overdue(process)
-            if answers or time.monotonic() >= until:
+            ready = set(wait(list(busy_processes), timeout=wait_s))
+            for channel, process in busy_processes.items():
+                process_answers = self._received(process) if channel in ready else []
+                answers += process_answers or self._overdue(process)
+            if answers or time.monotonic() >= deadline:
                 break
         return answers
 
@@ -198,19 +204,19 @@ class UserProcesses:
             return [self._failed(process, "crash")]
         process.received += received
         answers: list[Answer] = []
-        while process.asked:
+        while process.questions:
             line, end, rest = process.received.partition(b"\n")
             if len(line) > self._code.max_answer_bytes:
                 return [*answers, self._failed(process, GARBLED)]
             if not end:
                 break
-            asked = process.asked[0]
-            checked = partial(self._code.checked, asked.question)
-            fields = read_reply(bytes(line), asked.ticket, checked)
+            question = process.questions[0]
+            checked = partial(self._code.checked, question.question)
+            fields = read_reply(bytes(line), question.ticket, checked)
             if fields is None:
                 return [*answers, self._failed(process, GARBLED)]
             process.received = rest
-            process.asked.popleft()
+            process.questions.popleft()
             process.has_begun, process.has_answered = False, True
             process.deadline = time.monotonic() + self._timeout_s
             answers.append(Answer(process.key, fields))
