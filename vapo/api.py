@@ -1,6 +1,6 @@
-"""The Python interface: what the commands do, as functions that return what they found.
+"""The Python interface: the commands as functions, which return their results.
 
-`import vapo` gives all of it; torch is loaded once the first of them is used.
+`import vapo` gives all of them; torch is loaded when the first one is used.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ PathLike = str | Path
 
 
 def load_config(*files: PathLike, overrides: Overrides = ()) -> FitConfig:
-    """A checked config from YAML files and overrides; the last wins.
+    """Load and check a config from YAML files and overrides. Later ones win.
 
     Args:
-        files: as `--config`; a file may extend others.
+        files: the files, as for `--config`; a file may extend others.
         overrides: `["seed=3", "actor.optimizer.lr=1e-6"]`, or a mapping of dotted keys to values.
-            A text of a mapping is the value as it is; one of a list is read as in the shell. The
+            In a mapping a text is the value itself; in a list it is read as in the shell. The
             value of a key that names a function, as `rewards.function`, may be the function.
 
     Raises:
-        UserError: whatever is wrong with them, in one message that names the key and its place.
+        UserError: something in them is wrong; names the key and its place.
     """
     return loading.load_config(FitConfig, [Path(file) for file in files], as_overrides(overrides))
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, and what it holds.
+    """A run, read from its folder.
 
     Attributes:
         folder: config, checkpoints, the pretrained critic and `summary.json`.
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def score_before(self) -> float | None:
-        """The held-out score of the policy that the run began with."""
+        """The held-out score (avg@k) of the policy that the run began with."""
         return self.summary["score_before"]
 
     @property
@@ -97,7 +97,11 @@ class Run:
 
 
 def open_run(folder: PathLike) -> Run:
-    """A finished run by its folder. Raises: UserError when it has no summary."""
+    """Open a finished run by its folder.
+
+    Raises:
+        UserError: the folder has no summary.
+    """
     path = Path(folder) / "summary.json"
     if not path.is_file():
         raise UserError(f"{path}: no such file; a run writes it when it ends")
@@ -119,27 +123,27 @@ def fit(
 ) -> Run:
     """Train as `vapo fit` does: evaluation, checkpoints, value pages and MLflow included.
 
-    Either with a config, or with a model, a dataset and a reward, for which a base is chosen
-    (docs/python.md).
+    Give either a config, or a model, a dataset and a reward. For the latter a suitable config is
+    chosen (docs/python.md).
 
     Args:
-        config: of `load_config`.
+        config: the result of `load_config`.
         model: a Hugging Face folder or hub id.
         dataset: a file, a folder or hub id of `datasets`; or a `datasets` object, a DataFrame, or
             rows as mappings.
         reward: the name of a verifier, or a function: `f(response_text, answer, metadata)`, or one
             that was written for TRL or verl.
-        heldout: as `dataset`; None: part of the dataset is held out.
-        overrides: beside a model, as for `load_config`.
+        heldout: held-out prompts, like `dataset`; if None, part of the dataset is held out.
+        overrides: changes of the chosen config, as for `load_config`; only with a model.
         ckpt_path: `last`, `best` or a path: the checkpoint to resume from.
         callbacks: Lightning callbacks of your own; their hooks run after ours and before the
             checkpoint of the iteration is written, which keeps their state.
-        loggers: Lightning loggers that get the metrics beside MLflow.
+        loggers: Lightning loggers that get the metrics in addition to MLflow.
         quiet: print nothing but warnings.
 
     Raises:
-        UserError: config, data or machine do not fit, before anything is trained.
-        StoppedRun: the run ended itself, once its summary was written.
+        UserError: config, data or machine do not fit; nothing has been trained then.
+        StoppedRun: the run ended itself; its summary has been written.
     """
     if config is None:
         if model is None or dataset is None or reward is None:
@@ -174,11 +178,12 @@ def validate(
     value_page: PathLike | None = None,
     value_truth: int | None = None,
 ) -> dict[str, float]:
-    """Score a policy on held-out prompts, as `vapo validate` does; the metrics by name.
+    """Score a policy on held-out prompts, as `vapo validate` does; return the metrics by name.
 
     Args:
         value_page: where to write a page that shows the critic's values.
-        value_truth: continuations of each measured prefix; the truth's figures are in the result.
+        value_truth: how many continuations to sample of each measured prefix; their figures are in
+            the result.
 
     Raises:
         UserError: config, data or machine do not fit.
@@ -199,17 +204,17 @@ def run_sweep(
     overrides: Overrides = (),
     jobs: int = 1,
 ) -> Path:
-    """Run a grid of configs with every seed, as `vapo sweep` does; returns the report's folder.
+    """Run a grid of configs with every seed, as `vapo sweep` does; return the report's folder.
 
-    Each run is a process of its own. Called again, it runs what has not been run. The folder has
+    Each run is a process of its own. A second call runs only what is missing. The folder has
     `table.md`, `table.csv`, `report.html` and the figures.
 
     Args:
-        files: as `--config`, the base of every row.
-        jobs: runs at a time.
+        files: the config files that every row begins with, as for `--config`.
+        jobs: the number of runs at a time.
 
     Raises:
-        UserError: the grid or a row is wrong, or, at the end, a run failed.
+        UserError: the grid or a row is wrong; or a run failed, which is raised at the end.
     """
     from vapo.commands import sweep as command
 
@@ -233,18 +238,20 @@ def report(
     tracking_uri: str | None = None,
     output_dir: PathLike | None = None,
 ) -> Path:
-    """Write table and figures of recorded runs, as `vapo report` does; returns the folder.
+    """Write table and figures of recorded runs, as `vapo report` does; return the folder.
 
     Args:
-        sweep: a sweep's id. Exactly one of this and the next three is given.
+        sweep: a sweep's id. Exactly one of this and the next three must be given.
         runs: MLflow run ids.
         experiment: the name of an experiment.
         sweep_dir: a sweep's folder.
-        tracking_uri: None: of a sweep's folder, where its runs were recorded; else mlruns.
-        output_dir: None: of a sweep's folder, its own folder `report`; else runs/report.
+        tracking_uri: the MLflow store. None means the store of the sweep's folder, or mlruns
+            without `sweep_dir`.
+        output_dir: where to write. None means the folder `report` in the sweep's folder, or
+            runs/report without `sweep_dir`.
 
     Raises:
-        UserError: no such folder, run, experiment or store, or not exactly one of them given.
+        UserError: there is no such folder, run, experiment or store, or not exactly one is given.
     """
     from vapo.commands import report as command
 
@@ -273,25 +280,26 @@ def inspect(
     output: PathLike | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """What a critic knows, by the rollouts of whatever framework, as `vapo inspect` does.
+    """Measure what a critic knows from rollouts of any framework, as `vapo inspect` does.
 
     Args:
-        rollouts: a path, several, a DataFrame, a `datasets` object, or rows as mappings
+        rollouts: a path, several paths, a DataFrame, a `datasets` object, or rows as mappings
             (docs/inspect.md).
-        policy: the model that sampled them; its tokenizer reads the texts.
+        policy: the model that sampled the rollouts; its tokenizer reads the texts.
         critic: the folder of a critic, whose values are computed.
-        value_truth: continuations of each measured prefix; needs the policy.
-        verifier: what judges continuations.
+        value_truth: how many continuations to sample of each measured prefix; needs the policy.
+        verifier: the verifier that judges continuations.
         rewards: the columns whose sum is the reward.
         gamma: the discount with which the critic was trained.
-        sampling: a config's keys for continuations, as `rollouts.temperature=0.7`.
+        sampling: overrides of a config for continuations, as `rollouts.temperature=0.7`.
         output: where to write the page (.html), the figures (.json), or the rollouts for `vapo
             critics` (.parquet).
         chat_template_kwargs: variables that the policy's chat template had when messages were
             prompts, as `{"enable_thinking": False}`.
 
     Raises:
-        UserError: no such file or folder, no known form, or options that do not fit together.
+        UserError: there is no such file or folder, its form is unknown, or options do not fit
+            together.
     """
     from vapo.commands.inspecting import inspect_rollouts, write_inspection
 
@@ -317,9 +325,9 @@ def inspect(
 
 @contextmanager
 def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
-    """The module, data and callbacks of a config, for a Lightning Trainer of your own.
+    """Make the module, data and callbacks of a config, for a Lightning Trainer of your own.
 
-    Nothing is recorded, evaluated or checkpointed but by what you add. Use as
+    Nothing is recorded, evaluated or checkpointed unless you add it. Use it as
 
         with vapo.training_parts(config) as parts:
             trainer = L.Trainer(**parts.trainer_options, callbacks=[*parts.callbacks, MyOwn()])

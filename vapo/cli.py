@@ -1,4 +1,4 @@
-"""The `vapo` command. Light to import: commands load torch only once the config is valid."""
+"""The `vapo` command. It is light to import: torch is loaded only once the config is valid."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vapo.system.shown_text import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code. Only errors that are not the user's have tracebacks."""
+    """Run a command; return the exit code. Only errors that are not the user's have tracebacks."""
     hide_environment()
     overwrite_secrets()
     if argv is None:  # this process is the command's own
@@ -145,7 +145,11 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
 
 
 def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) -> list[str]:
-    """The overrides with those of `--model`, `--data` and `--reward`, whose base becomes --config.
+    """Replace `--model`, `--data` and `--reward` by the config and overrides that they stand for.
+
+    The config's files become the option `config`. Without any of the three nothing changes.
+
+    Returns: all overrides.
 
     Raises: UserError: one of the three is missing, or --config is given as well.
     """
@@ -178,9 +182,10 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
 def _run_configured(
     name: str, command: Command, schema: Any, options: dict[str, Any], overrides: list[str]
 ) -> None:
-    """Compose the config, and check what the command will read and write, before torch is loaded.
+    """Compose the config, check what the command will read and write, then run the command.
 
-    A command for a grid of configs gets their files and overrides themselves.
+    The checks come before torch is loaded. A command for a grid of configs gets the files and
+    overrides instead of a config.
     """
     from vapo.commands.early_checks import check_early, checked
     from vapo.config.chosen_systems import check_one_system
@@ -213,7 +218,7 @@ def _run_configured(
 def _load_command(
     name: str, command: Command, about: str = "", *, quiet: bool = False
 ) -> Callable[..., object]:
-    """A command's function; before each library that takes seconds, say so on stderr.
+    """Load a command's function. Libraries that take seconds are announced on stderr.
 
     Args:
         about: what the command is about to do, for the first line.

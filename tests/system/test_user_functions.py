@@ -38,7 +38,7 @@ HERE, THERE = "def score(*_):\n    return True\n", "def score(*_):\n    return F
 @pytest.fixture(autouse=True)
 def nothing_stays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(user_functions, "_added", [])
+    monkeypatch.setattr(user_functions, "_appended_folders", [])
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:

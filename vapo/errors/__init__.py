@@ -1,6 +1,6 @@
-"""The errors that the command line prints without a traceback, and what it exits with.
+"""The errors that the command line prints without a traceback, and their exit codes.
 
-`secret_rule.py` beside it says what is a secret, and `redactor.py` how a text is shown without it.
+`secret_rule.py` decides what is a secret, and `redactor.py` removes secrets from texts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from typing import ClassVar
 
 
 class UserError(Exception):
-    """Bad config, data, model folder or environment: names the key, file or row, and the fix."""
+    """The user's config, data, model folder or environment is wrong.
+
+    The message names the key, file or row, and the fix.
+    """
 
     exit_code: ClassVar[int] = 2
 
 
 @contextmanager
 def about(subject: str) -> Iterator[None]:
-    """Let the `UserError`s of a block begin with what they are about: a key, a row of a grid."""
+    """Let the messages of a block's `UserError`s begin with `subject`, as a key or a grid's row."""
     try:
         yield
     except UserError as error:
@@ -29,10 +32,12 @@ def about(subject: str) -> Iterator[None]:
 def check_utf8(text: str, subject: str) -> None:
     """Check that a name or another text can be written as UTF-8, as all records are.
 
-    A name whose bytes are none comes from the system with lone surrogates in it. Of the text only
-    the first character at fault is shown.
+    If the bytes of a file's name are not UTF-8, the system's name has lone surrogates in it.
 
-    Raises: UserError
+    Args:
+        subject: what the text is, for the message.
+
+    Raises: UserError: it cannot; the message shows only the first wrong character.
     """
     try:
         text.encode()
@@ -44,7 +49,7 @@ def check_utf8(text: str, subject: str) -> None:
 
 
 class InterruptedRunError(UserError):
-    """The run cannot continue, for a reason outside of it: a full disk, a process that was lost.
+    """The run cannot continue for a reason outside of it, as a full disk or a lost process.
 
     The same command may succeed later (EX_TEMPFAIL of sysexits.h).
     """
@@ -53,16 +58,17 @@ class InterruptedRunError(UserError):
 
 
 class StoppedRun(Exception):
-    """The run ended itself: too many bad updates, or a watcher's limit. Says which and what next.
+    """The run ended itself: too many bad updates, or a watcher's limit.
 
-    Raised on all ranks alike.
+    The message says which of these it was, and what to do next. All ranks raise it.
     """
 
     exit_code: ClassVar[int] = 3
 
 
 class StopRequested(BaseException):
-    """A signal asked the run to stop, and it has reached a point where it can; no error."""
+    """A signal asked the run to stop, and the run has reached a point where it can. It is not an
+    error."""
 
     def __init__(self, signum: int) -> None:
         self.signum = signum
@@ -71,5 +77,5 @@ class StopRequested(BaseException):
 
     @property
     def exit_code(self) -> int:
-        """As shells and schedulers count: 129 SIGHUP, 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
+        """The exit code that shells expect: 129 SIGHUP, 130 SIGINT, 138 SIGUSR1, 143 SIGTERM."""
         return 128 + self.signum

@@ -1,9 +1,9 @@
-r"""The one redactor: texts without the secrets of this process, in whichever spelling they stand.
+r"""Removes the secrets of this process from texts, in whichever spelling they stand there.
 
 A library quotes a secret as it has it: in an address, a header, JSON, HTML, a representation of
-Python's. So each secret is searched for as it is, with any of its characters written as `%2F`,
-`&#x2F;`, `\u002f` or escaped; in hexadecimal; and in Base64, alone or as a part of more, as the
-`user:password` of a header is.
+Python's. So each secret is searched for as it is; with any of its characters written as `%2F`,
+`&#x2F;`, `\u002f` or escaped; in hexadecimal; and in Base64, alone or as a part of a longer text,
+as in the `user:password` of a header.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from vapo.errors.secret_rule import (
 )
 
 MIN_CHARS = 4
-"""A shorter text is found in words that have nothing to do with it."""
+"""Shorter texts are not searched for, since they occur in unrelated words."""
 
 _STRONG_CHARS = 8
 _ESCAPING = re.compile(r"[%&\\+]")
@@ -43,18 +43,18 @@ _SCHEME = re.compile(
     re.IGNORECASE,
 )
 _SHOWN = re.compile(r"\\{0,8}['\"]?(?:\*\*\*|\$\{[^}]*\}|<redacted>)\\{0,8}['\"]?")
-"""What stands in the place of a secret, or names the variable that has it."""
+"""Matches what is shown in place of a secret, or the name of the variable that has it."""
 
 
 class Redactor:
-    """Takes texts out of others: each is replaced by what is shown in its place."""
+    """Replaces the given texts in other texts, each by what is to be shown in its place."""
 
     def __init__(self, texts: Iterable[tuple[str, str]] = ()) -> None:
         replacements: dict[str, str] = {}
         for text, in_its_place in texts:
             if len(text) >= MIN_CHARS:
                 replacements.setdefault(text, in_its_place)
-        # a part of another one comes after it
+        # longer texts come first, as they may contain shorter ones
         longest_first = sorted(replacements.items(), key=lambda item: -len(item[0]))
         self._secrets = [_Secret(text, in_its_place) for text, in_its_place in longest_first]
 
@@ -66,19 +66,19 @@ class Redactor:
 
 
 class _Secret:
-    """One secret, and the regular expressions of its spellings, made when they are needed."""
+    """One secret, with the regular expressions of its spellings, which are made when needed."""
 
     def __init__(self, text: str, replacement: str) -> None:
-        self.text, self.shown = text, replacement
+        self.text, self.replacement = text, replacement
         kinds = {"lower": str.islower, "upper": str.isupper, "digit": str.isdigit}
         kinds_of = {next((k for k, is_one in kinds.items() if is_one(c)), "") for c in text}
         self.is_strong = len(text) >= _STRONG_CHARS and len(kinds_of) > 1
 
     def removed_from(self, text: str, *, may_escape: bool) -> str:
         if may_escape:
-            text = self.shown.join(self._escaped.split(text))
+            text = self.replacement.join(self._escaped.split(text))
         elif self.text in text:
-            text = self.shown.join(self._plain.split(text))
+            text = self.replacement.join(self._plain.split(text))
         pieces, place = list[str](), 0
         for match in self._encoded.finditer(text):
             start, end = match.span()
@@ -89,7 +89,7 @@ class _Secret:
                     start -= 1
                 while end < len(text) and (text[end] in _BASE64_CHARS or text[end] == "="):
                     end += 1
-            pieces += [text[place:start], self.shown]
+            pieces += [text[place:start], self.replacement]
             place = end
         return "".join([*pieces, text[place:]])
 
@@ -115,14 +115,14 @@ class _Secret:
         return re.compile(rf"(?i:{digits})|(?P<base64>{cores})")
 
     def _alone(self, pattern: str) -> re.Pattern[str]:
-        """A short secret, or one that is a word, is not taken out of the midst of another word."""
+        """Restrict the pattern of a short secret, or of one that is a word, to whole words."""
         if self.is_strong:
             return re.compile(pattern)
         return re.compile(rf"{_NOTHING_BEFORE}{pattern}(?![A-Za-z0-9])")
 
 
 def _bytes_of(text: str) -> list[bytes]:
-    """As UTF-8, and as headers have a text: `requests` writes user and password in Latin-1."""
+    """Encode a text as UTF-8, and as Latin-1, in which `requests` writes user and password."""
     content = text.encode("utf-8", "surrogatepass")
     try:
         return list(dict.fromkeys([content, text.encode("latin-1")]))
@@ -131,7 +131,7 @@ def _bytes_of(text: str) -> list[bytes]:
 
 
 def _spellings(char: str) -> str:
-    """A regular expression of one character: plain, escaped, of an address, of JSON or HTML."""
+    """Return a regular expression for a character: plain, escaped, or as in URLs, JSON or HTML."""
     code = ord(char)
     names = [f"{_HASH}0{{0,6}}{code}", f"{_HASH}[xX]0{{0,6}}(?i:{code:x})"]
     if (name := {**codepoint2name, ord("'"): "apos"}.get(code)) is not None:
@@ -160,10 +160,10 @@ def _spellings(char: str) -> str:
 
 
 def _base64_core(content: bytes, num_bytes_before: int) -> str:
-    """A regular expression of the characters that a secret decides alone.
+    """Return a regular expression for the Base64 characters that depend on the secret alone.
 
     Args:
-        before: how many bytes stand before it in the triple in which it begins.
+        num_bytes_before: how many bytes stand before the secret in its first group of three bytes.
     """
     encoded = base64.b64encode(b"\0" * num_bytes_before + content).decode()
     core = encoded[-(-8 * num_bytes_before // 6) : 8 * (num_bytes_before + len(content)) // 6]
@@ -172,22 +172,23 @@ def _base64_core(content: bytes, num_bytes_before: int) -> str:
     return line_end.join(special.get(char, char) for char in core)
 
 
-_of_lines = Redactor()
-_of_errors = Redactor()
+_line_redactor = Redactor()
+_error_redactor = Redactor()
 
 
 def hide(texts: Iterable[tuple[str, str]], *, in_errors: Iterable[tuple[str, str]] = ()) -> None:
-    """From now on these texts are not shown: each is replaced by what is given with it.
+    """Hide these texts from now on. Each pair has a text and what is shown in its place.
 
-    What was given before is forgotten: a process hides what its own config and environment hold.
+    Texts of earlier calls are no longer hidden: a process hides the secrets of its own config and
+    environment.
 
     Args:
-        in_errors: further ones, which are no secrets by their names; a line of ours may have them,
-            as the folder that a variable names.
+        in_errors: further texts that only `redacted` hides. They are not secrets by their names,
+            and vapo's own lines may show them, as the folder that a variable names.
     """
-    global _of_lines, _of_errors
+    global _line_redactor, _error_redactor
     secrets = list(texts)
-    _of_lines, _of_errors = Redactor(secrets), Redactor([*secrets, *in_errors])
+    _line_redactor, _error_redactor = Redactor(secrets), Redactor([*secrets, *in_errors])
 
 
 def hide_environment(environ: Mapping[str, str] = os.environ) -> None:
@@ -196,7 +197,7 @@ def hide_environment(environ: Mapping[str, str] = os.environ) -> None:
 
 
 def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The texts that must not be shown, with what is shown in their place."""
+    """Map the texts of the environment that must not be shown to what is shown in their place."""
     texts: dict[str, str] = {}
     for name, value in environ.items():
         for text, replacement in texts_to_hide(name, value).items():
@@ -206,18 +207,19 @@ def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def without_hidden(text: str) -> str:
-    """A text of ours, or of a model, without what is hidden; nothing else of it is changed."""
-    return _of_lines(text)
+    """Remove the hidden texts from a text of vapo's or a model's. Nothing else is changed."""
+    return _line_redactor(text)
 
 
 def redacted(text: str) -> str:
-    """A text that another program wrote, without what is hidden, and without what has the form
-    of a secret: users and passwords of addresses, secret parameters, headers, known tokens.
+    """Remove from another program's text what is hidden and what has the form of a secret.
+
+    These forms are users and passwords of addresses, secret parameters, headers and known tokens.
 
     >>> redacted("no answer from http://me:pa55word@host:80/x?sig=abc")
     'no answer from http://***@host:80/x?sig=***'
     """
-    text = ENCODED_USER_PART.sub("***", USER_PART.sub("***@", _of_errors(text)))
+    text = ENCODED_USER_PART.sub("***", USER_PART.sub("***@", _error_redactor(text)))
     for match in reversed(list(secret_parameters(text))):
         if not _SHOWN.fullmatch(match["value"]):
             text = f"{text[: match.start('value')]}***{text[match.end() :]}"
@@ -240,7 +242,7 @@ def _hide_value_if(is_secret: Callable[[re.Match[str]], bool]) -> Callable[[re.M
 
 
 def _has_credentials(match: re.Match[str]) -> bool:
-    """Whether what follows the name of a header's scheme is no word of a sentence."""
+    """Whether the text after the name of a header's scheme is a credential, not a plain word."""
     value = match["value"].rstrip(".")
     if match["scheme"].lower() != "basic":
         return len(value) >= 20 or re.search(r"[\d._~+/=%-]", value) is not None

@@ -1,7 +1,7 @@
-"""The one rule for what is a secret: by the name of a variable or parameter, and by a value.
+"""Decides what is a secret, by the name of a variable or parameter and by a value.
 
-Variables that are secret are withheld from the processes that run a user's code, their values are
-not shown, and a run's identity does not have them.
+Secret variables are withheld from the processes that run a user's code. Their values are not shown
+and are not part of a run's identity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ TRACKING_USER = "MLFLOW_TRACKING_USERNAME"
 TRACKING_PASSWORD = "MLFLOW_TRACKING_PASSWORD"
 
 _WITHHELD_ONLY = (TRACKING_URI, TRACKING_USER, "DATABASE_URL")
-"""Whoever has these comes nearer to a store. A page's address and a name may be shown."""
+"""Variables that are withheld, since they help to reach a store. Their values may be shown, without
+the secrets within them."""
 
 _WORDS = {"TOKEN", "SECRET", "CREDENTIAL", "CRED", "KEY", "PAT", "SIG", "SIGNATURE", "WEBHOOK"}
 _WORDS |= {"PASSWORD", "PASSWD", "PASSPHRASE", "PASSCODE", "PASS", "PW", "PWD", "PSWD"}
@@ -32,19 +33,20 @@ _OTHER_WORDS = {"LESSKEY", "OLDPWD", "COMPASS", "BYPASS", "HOTKEY", "HOTKEYS"}
 _OTHER_WORDS |= {"MONKEY", "TURKEY", "DONKEY", "HOCKEY", "JOCKEY", "WHISKEY"}
 _PASSWORDS = re.compile(r"PASS|PWD|PW|PSWD")
 _PLAIN_VALUE = re.compile(r"[+-]?[\d.]{0,7}|true|false|yes|no|on|off|none|null", re.IGNORECASE)
-"""What a switch or a number holds, as in MAX_TOKENS=4096. A password may be such a text, too."""
+"""Matches the value of a switch or a number, as in MAX_TOKENS=4096. A password may match, too."""
 
 _PARAMETERS = ("user", "username", "uid", "odbc_connect")
-"""Names that are secret within an address, beside those that are it everywhere."""
+"""Names that are secret as parameters of an address, besides those that are secret everywhere."""
 
 _KEY_FILE = re.compile(r"ssl[_-]?key(?:[_-]?(?:file|path))?")
-"""Within a database's address: where a key lies. The connection is another one without it."""
+"""Matches the parameters of a database's address that name a key's file. They are not secret, and
+the connection needs them."""
 
 USER_PART = re.compile(
     r"(?<=://)(?:[^\s/?#@:]*:(?!//)(?:(?!://)[^\s@])*|[^\s/?#@:]*)@(?:[^\s/?#@]*@)*"
 )
 ENCODED_USER_PART = re.compile(r"(?<=%3A%2F%2F)(?:(?!%40|%2F)[^\s&;#'\"<>])+(?=%40)", re.IGNORECASE)
-_PORT = re.compile(r"\d*(?:[/?#].*)?")  # and no password, although an @ comes after it
+_PORT = re.compile(r"\d*(?:[/?#].*)?")  # it is not a password, although an @ follows
 _PARAMETER = re.compile(
     r"(?:(?P<plain>[?&;#])|%3F|%26)(?P<name>[\w.~-]+)(?:=|%3D)"
     r"(?P<value>(?:(?(plain)|(?!%26|%23))[^\s&;#'\"<>])+)",
@@ -106,7 +108,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def is_secret_parameter(name: str) -> bool:
-    """The same within an address, in the part behind its question mark."""
+    """Whether a parameter of this name, after the question mark of an address, is secret."""
     name = unquote(name).lower()
     if _KEY_FILE.fullmatch(name):
         return False
@@ -127,12 +129,12 @@ def is_secret_variable(name: str, value: str) -> bool:
 
 
 def secret_variables(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables that hold a secret, or a part of one."""
+    """Return the environment variables that are withheld from a user's code, with their values."""
     return {name: value for name, value in environ.items() if is_secret_variable(name, value)}
 
 
 def secrets_within(value: str) -> Iterator[str]:
-    """The parts of a value that are secret by their form: passwords of addresses, known tokens."""
+    """Yield the parts of a value with the form of a secret: passwords of addresses, tokens."""
     for match in USER_PART.finditer(value):
         user, _, password = match[0][:-1].partition(":")
         names = [user] if _TOKEN_LIKE.fullmatch(user) else []
@@ -158,7 +160,7 @@ def secrets_within(value: str) -> Iterator[str]:
 
 
 def secret_parameters(text: str) -> Iterator[re.Match[str]]:
-    """The secret parameters of the addresses in a text, and of addresses that are a parameter."""
+    """Yield the secret parameters of addresses in a text, and of addresses inside parameters."""
     start = 0
     while (match := _PARAMETER.search(text, start)) is not None:
         is_secret = is_secret_parameter(match["name"])
@@ -168,7 +170,7 @@ def secret_parameters(text: str) -> Iterator[re.Match[str]]:
 
 
 def is_surely_secret(name: str, value: str) -> bool:
-    """Whether what a text assigns to a name is a secret; `eos_token=...` may be anything."""
+    """Whether a value that a text assigns to a name is surely a secret; `eos_token=...` is not."""
     if _PLAIN_VALUE.fullmatch(value):
         return False
     upper = name.upper().replace("-", "_")
@@ -177,9 +179,9 @@ def is_surely_secret(name: str, value: str) -> bool:
 
 
 def texts_to_hide(name: str, value: str) -> dict[str, str]:
-    """What of a variable must not be shown, and what is shown in its place.
+    """Map the parts of a variable that must not be shown to what is shown in their place.
 
-    A path that exists is no secret itself, and stands in many texts.
+    A path that exists is not a secret, and stands in many texts.
     """
     texts = dict.fromkeys(secrets_within(value), "***")
     is_whole = is_secret_name(name) and name.upper() not in _WITHHELD_ONLY

@@ -1,4 +1,4 @@
-"""Find characters that a tokenizer drops: the policy would read another text than was written."""
+"""Finds characters that a tokenizer drops, so that the policy would read another text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class LostCharacters:
-    """`characters` in the order of their code points; `place` is of the first prompt with one."""
+    """The characters that a tokenizer drops, in the order of their code points, and the number of
+    prompts with one; `place` is the first such prompt's."""
 
     characters: str
     num_prompts: int
@@ -36,10 +37,10 @@ def lost_characters(
 ) -> LostCharacters | None:
     """Find the characters that the tokenizer drops; None if it keeps all.
 
-    A normalized character, as an ellipsis that becomes three dots, is not lost; spaces may be. A
-    special token that a chat template writes is one token, whatever its characters.
+    A normalized character is not dropped, as an ellipsis that becomes three dots. Spaces may be
+    dropped. A special token that a chat template writes is one token, whatever its characters.
 
-    Raises: UserError: characters are lost of every prompt.
+    Raises: UserError: every prompt has a dropped character.
     """
     characters = {character for prompt in prompts for character in prompt.text}
     dropped = dropped_characters(characters, tokenizer)
@@ -62,12 +63,12 @@ def lost_characters(
 
 
 def dropped_characters(characters: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Those of `used` that the tokenizer has no token for; spaces may go."""
+    """Return the characters, spaces excepted, for which the tokenizer has no token."""
     return {c for c in characters if not c.isspace() and not _round_trip(c, tokenizer).strip()}
 
 
 def listed_characters(characters: str) -> str:
-    """The first of them, quoted, and how many more there are."""
+    """List the first characters, quoted, and the number of the others."""
     more = f" and {len(characters) - _SHOWN} more" if characters[_SHOWN:] else ""
     return ", ".join(map(repr, characters[:_SHOWN])) + more
 

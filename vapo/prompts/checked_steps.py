@@ -1,9 +1,9 @@
-"""Steps that are checked as they are written, and what an oracle knows of them.
+"""A task whose steps are checked as they are written, and the states for its oracle.
 
-A problem names a start position and the keys to press; what a key does from a position is known
-from demonstrations alone, and of some keys, the hard ones, they have misconceptions. After each
-step a check says whether the position is the right one, in every case or with misses: a mistake
-can be read as soon as it is made, and one step is to blame.
+A problem names a start position and the keys to press. Only demonstrations show what a key does
+from a position, and for some keys, the hard ones, they have misconceptions. After each step a check
+says whether the position is the right one; it may miss some mistakes. So a mistake can be read as
+soon as it is made, and one step is to blame.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _PROBLEM = re.compile(rf"([{POSITIONS}])((?:[a-z][{KEYS}])+)=")
 
 @cache
 def moves() -> Mapping[tuple[str, str], str]:
-    """Where each key leads from each position: it swaps two positions, always the same two."""
+    """Map (key, position) to the next position. Each key swaps two positions, always the same."""
     pairs = list(combinations(POSITIONS, 2))
     Random("checked_steps/moves/5").shuffle(pairs)
     table: dict[tuple[str, str], str] = {}
@@ -44,7 +44,7 @@ def moves() -> Mapping[tuple[str, str], str]:
 
 @cache
 def misconceptions() -> Mapping[tuple[str, str], str]:
-    """Where a hard key leads by mistake from each position."""
+    """Map (hard key, position) to the wrong position to which the misconception leads."""
     rng = Random("checked_steps/misconceptions")
     return {
         (key, position): rng.choice(POSITIONS.replace(moves()[key, position], ""))
@@ -71,7 +71,7 @@ def checked_steps(
     and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer.
     Labels run from a to z and start over. The keys A to C are hard; their share of a problem's
     keys is drawn for each problem, uniform from 0 to 1, so that some problems are much harder.
-    With `num_free_tokens` a step has so many tokens that mean nothing before its position.
+    With `num_free_tokens` a step has this many tokens without a meaning before its position.
 
     Demonstrations can be made imperfect. With `wrong_step_probability`, drawn for each step, the
     position is wrong (uniform over the others), and the demonstration continues from there; with
@@ -106,7 +106,7 @@ def checked_steps(
 
 
 def _draw_problem(rng: Random, min_steps: int, max_steps: int) -> tuple[str, list[str]]:
-    """The start position and the keys to press."""
+    """Draw the start position and the keys to press."""
     start, hard_share = rng.choice(POSITIONS), rng.random()
     num_steps = rng.randint(min_steps, max_steps)
     return start, [
@@ -115,7 +115,7 @@ def _draw_problem(rng: Random, min_steps: int, max_steps: int) -> tuple[str, lis
 
 
 def _positions(start: str, keys: Sequence[str]) -> list[str]:
-    """The right positions: the start, then the one after each key."""
+    """Return the right positions: the start, then the position after each key."""
     positions = [start]
     for key in keys:
         positions.append(moves()[key, positions[-1]])
@@ -153,12 +153,13 @@ def _demonstrate(
 
 
 def checked_steps_states(problem: str, response: str) -> list[str] | None:
-    """The states of `checked_steps`; None where the text is no problem of it.
+    """Return an oracle's state for each prefix of a response to a problem of `checked_steps`.
 
-    While everything is right: what was written last, and how many steps are left, those
-    with hard keys first (`check on 2 of 5`). Once a label, a key or a position is wrong: `off`,
-    until a position is right again by chance. After the semicolon whether the position before it
-    is the answer, and how many steps were left out; then whether the answer is right.
+    It is None if the text is not such a problem. While everything is right, a state is the last
+    part that was written, the number of steps left with hard keys, and the number of all steps left
+    (`check on 2 of 5`). From a wrong label, key or position on it is `off`, until a position is
+    right again by chance. After the semicolon it says whether the position before it is the answer
+    and how many steps were left out; after the answer, whether that is right.
 
     >>> checked_steps_states("1aC=", "aC5+;5")[:2]
     ['start on 1 of 1', 'label on 1 of 1']
@@ -171,7 +172,7 @@ def checked_steps_states(problem: str, response: str) -> list[str] | None:
 
 
 def own_check(response: str) -> bool | None:
-    """Whether the response calls the step that ends it wrong; None where it ends with no check.
+    """Whether the check that ends the response says `wrong`; None if no check ends it.
 
     >>> own_check("aC5+bF2-"), own_check("aC5+"), own_check("aC5+b")
     (True, False, None)

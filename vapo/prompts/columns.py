@@ -1,4 +1,4 @@
-"""Values of a row by column: nested ones by a dotted name, answers by a pattern."""
+"""Takes values from a row by column: nested ones by a dotted name, answers by a pattern."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
 
     A column whose own name has the dots takes precedence.
 
-    Raises: UserError: there is none; names the row, the config key and the columns there are.
+    Raises: UserError: there is no such column; names the row, the config key and all columns.
 
     >>> take({"prompt": [{"content": "1+1="}]}, "prompt.0.content", place="f:1", key="k")
     '1+1='
@@ -58,7 +58,7 @@ def _available(value: Any, name: str, parent_names: list[str]) -> str:
 
 
 def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
-    """Take the first group of the pattern's last match, stripped, as the verifier `regex` does.
+    """Return the first group of the pattern's last match, stripped, as the verifier `regex` does.
 
     Raises: UserError: the text does not match, or the group is empty; names the row.
     """
@@ -75,9 +75,9 @@ def match_answer(text: str, pattern: str, *, place: str, key: str) -> str:
 
 
 def pass_rate(record: Mapping[str, Any], *, place: str, key: str) -> float:
-    """Take the pass rate from the column that `vapo filter` writes.
+    """Return the pass rate from the column that `vapo filter` writes.
 
-    Raises: UserError: there is none, or it is no share.
+    Raises: UserError: there is none, or it is not between 0 and 1.
     """
     if PASS_RATE not in record:
         raise UserError(

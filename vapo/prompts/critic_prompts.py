@@ -1,8 +1,7 @@
-"""What the critic alone reads before a response: a text with more in it than the policy's prompt.
+"""Makes the critic's own prompts, which have more in them than the policy's.
 
-Rendered and tokenized once for each prompt. The ids stand beside the policy's own in `Prompt`, and
-only the critic's inputs are made of them, or those of the pass in which OPPO's policy is told the
-answer.
+They are rendered and tokenized once for each prompt. Their ids are in `Prompt` beside the policy's.
+Only the critic's inputs are made from them, or those of OPPO's pass with the answer in the prompt.
 """
 
 from __future__ import annotations
@@ -33,8 +32,9 @@ _PLACE = re.compile(r"\{([A-Za-z_]\w*)\}")
 def with_critic_prompts(
     split: PromptSplit, config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptSplit:
-    """Add the critic's own prompts to both sets, or OPPO's with the answer; unchanged where there
-    are none.
+    """Add the critic's own prompts, or OPPO's with the answer, to both sets of prompts.
+
+    A config with neither leaves the sets unchanged.
 
     Raises: UserError: a row lacks a column of the template, or its prompt and a response of full
         length do not fit the network's positions.
@@ -62,10 +62,11 @@ def with_critic_prompts(
 def critic_prompt_adder(
     config: FitConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Callable[[Sequence[Prompt], int], list[Prompt]] | None:
-    """What adds the critic's own prompts to prompts, with room behind them for responses of so
-    many tokens; None where the critic reads the policy's. OPPO's are added alike.
+    """Return a function that adds the critic's own prompts, or OPPO's, to prompts.
 
-    It raises what `with_critic_prompts` does.
+    It is None if the critic reads the policy's prompts. The function's arguments are the prompts
+    and the tokens of the longest response, for which there must be room. It raises as
+    `with_critic_prompts` does.
     """
     critic_prompt, algorithm = config.critic.prompt, config.algorithm
     if isinstance(algorithm, OppoOptions):
@@ -93,12 +94,12 @@ def critic_prompt_adder(
 
 
 def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
-    """Put the prompt's text, its answer and columns of its row in their places, as they are.
+    """Fill a template's places with the prompt's text, its answer and columns of its row.
 
-    {prompt} is the policy's whole input text, a chat template's marks included. What is put in is
-    not searched for places again.
+    {prompt} is the policy's whole input text, a chat template's marks included. The inserted texts
+    are not searched for places.
 
-    Raises: UserError: the row has no such column, or no text or number in it.
+    Raises: UserError: the row lacks such a column, or the column has neither text nor number.
 
     >>> render("{prompt} Answer: {answer}", Prompt("file:1", "1+1={x}", (3,), "2"))
     '1+1={x} Answer: 2'
@@ -125,7 +126,10 @@ def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
 
 
 def _check_answer(template: str, prompt: Prompt) -> None:
-    """Without one the two prompts differ by nothing that could tell of success."""
+    """Check that OPPO's prompt has an answer to show: without one it equals the policy's prompt.
+
+    Raises: UserError: the template shows the answer, and the prompt's answer is empty.
+    """
     if "{answer}" in template and not prompt.answer:
         raise UserError(
             f"algorithm.oppo.template has {{answer}}, and {prompt.prompt_id} has none: leave the "
@@ -136,7 +140,11 @@ def _check_answer(template: str, prompt: Prompt) -> None:
 def _check_lengths(
     prompts: list[Prompt], max_response_tokens: int, positions: int | None, key: str
 ) -> None:
-    """It is never truncated: the answer is at its end."""
+    """Check that the prompts fit the network's positions. They are never truncated, because the
+    answer is at their end.
+
+    Raises: UserError: one does not fit.
+    """
     if positions is None:
         return
     for prompt in prompts:

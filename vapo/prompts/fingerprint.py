@@ -1,4 +1,4 @@
-"""A short digest of a model folder, cheap at any size: it changes when the folder is rewritten."""
+"""Short digests of model folders, which are cheap at any size, and of prompts."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _END_BYTES = 1 << 20
 
 
 def fingerprint(folder: str | Path) -> str | None:
-    """12 hex digits of a folder's configs and weights; None where there is no such folder.
+    """Return 12 hex digits for a folder's configs and weights; None if there is no such folder.
 
-    Of each file: its name, size, first and last MiB. Training moves every weight, so the ends
-    of a file change with it. A folder of several critics has a folder of each.
+    Each file counts by its name, its size and its first and last MiB. Training moves every weight,
+    so the ends of a file change with it. In a folder of several critics each has its own folder.
     """
     path = Path(folder)
     if not path.is_dir():
@@ -37,7 +37,7 @@ def fingerprint(folder: str | Path) -> str | None:
 
 
 def prompts_digest(prompts: Sequence[Prompt]) -> str:
-    """12 hex digits: equal exactly when texts and answers are, in the same order."""
+    """Return 12 hex digits for prompts, which depend on their texts and answers in this order."""
     digest = hashlib.sha256()
     for prompt in prompts:
         digest.update(json.dumps([prompt.text, prompt.answer]).encode() + b"\n")

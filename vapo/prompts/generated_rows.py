@@ -1,5 +1,7 @@
-"""Rows of generators, with a curriculum's stages: the procedural tasks, reasoning_gym, and tasks of
-an environment of the package verifiers. The packages are imported only by sources that need them.
+"""Rows of generators, with a curriculum's stages.
+
+The generators are the procedural tasks, reasoning_gym, and environments of the package verifiers.
+The packages are imported only by sources that need them.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ from vapo.prompts.rows import Message, SourceRow
 from vapo.system.installation import install_command
 
 OPENING = "Begin task {digest}."
-"""The user's message of a task that has none: there the environment says more as it begins.
+"""The user's message for a task without one, whose environment says more at its beginning.
 
-The digest is of the task's data: prompts that are equal count as one problem.
+The digest of the task's data is in it, because equal prompts count as one problem.
 """
 
 
@@ -78,11 +80,12 @@ def _row(
 
 
 def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """The environment's tasks, shuffled with the source's seed.
+    """Return the environment's tasks, shuffled with the source's seed.
 
-    Of endless ones the first are taken. A task's tools are described in the system message.
+    If the tasks are endless, the first ones are taken. A task's tools are described in the system
+    message.
 
-    Raises: UserError: the environment cannot be loaded, or a task has what is no text.
+    Raises: UserError: the environment cannot be loaded, or a task has content that is not text.
     """
     environment = load_environment(source.task, source.options, key=f"{key}.task")
     taskset = environment.taskset
@@ -132,7 +135,10 @@ def _digest(data: dict[str, Any]) -> str:
 
 
 def check_reasoning_gym(key: str) -> None:
-    """Raises: UserError: reasoning_gym is not installed. It is not imported."""
+    """Check that reasoning_gym is installed, without importing it.
+
+    Raises: UserError: it is not.
+    """
     if importlib.util.find_spec("reasoning_gym") is None:
         raise _not_installed(key)
 
@@ -170,7 +176,8 @@ def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedS
 
 
 def _options_of_level(source: GeneratedSource, stage: CurriculumStage, key: str) -> dict[str, Any]:
-    """The options of a level in reasoning_gym's curriculum; the source may add others."""
+    """Return the dataset options of a level in reasoning_gym's curriculum, with the options of the
+    source and the stage."""
     gym, level = _reasoning_gym(source, key), stage.level
     assert level is not None
     if not gym.factory.has_curriculum(source.task):

@@ -19,9 +19,9 @@ def without(
     """Remove the prompts that have one of these texts from a source.
 
     Args:
-        is_split_off: whether the held-out prompts are the source's own.
+        is_split_off: whether the held-out prompts were split off the training sources.
 
-    Raises: UserError: none is left.
+    Raises: UserError: a stage has no prompt left.
     """
     stages = []
     for stage in source.stages:
@@ -45,7 +45,7 @@ def _key(source: TrainingSource) -> str:
 
 
 def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
-    """Order all prompts so that any first part has each set's share."""
+    """Merge the sets in an order in which any beginning has about each set's share."""
     placed = [
         ((2 * index + 1) / len(prompts), number, prompt)
         for number, prompts in enumerate(sets)

@@ -1,7 +1,7 @@
-"""Prompts: rows of a source -> templated, tokenized `Prompt`s, split into training and held-out.
+"""Loads prompts: rows of sources -> tokenized `Prompt`s, split into training and held-out.
 
-`load_prompts` reads, templates, drops prompts that are too long, and keeps the two sets disjoint.
-`group_sampling` chooses the prompts that an iteration trains on.
+`load_prompts` reads rows, applies the template, drops prompts that are too long, and keeps the two
+sets disjoint. `vapo.prompts.training_set` chooses the prompts that an iteration trains on.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class PromptReport:
     special: SpecialTexts | None = None
 
     def describe(self) -> str:
-        """One line for the console."""
+        """Describe the counts in one line for the console."""
         text = f"{self.num_train} training prompts, {self.num_heldout} held out"
         if self.sources:
             parts = ", ".join(f"{name} {number}" for name, number in self.sources.items())
@@ -86,7 +86,7 @@ class PromptSplit:
 
 @dataclass
 class _Reading:
-    """The tokenizer, and counts of what was left out so far."""
+    """What loading needs for every source, and the counts of what was left out so far."""
 
     data: DataConfig
     tokenizer: PreTrainedTokenizerBase
@@ -97,11 +97,11 @@ class _Reading:
 
 
 def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSplit:
-    """Load both sets; a training prompt whose text is held out is left out and counted.
+    """Load both sets. Training prompts whose texts are held out are left out and counted.
 
     If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
-    the seed `data.train.seed`, so every run on this data holds out the same ones; of a mixture,
-    from each source with its own seed, in proportion to its weight.
+    the seed `data.train.seed`, so every run on this data holds out the same ones. In a mixture they
+    are drawn from each source with its own seed, in proportion to its weight.
 
     Raises:
         UserError: a source or row is unusable, a set is empty, or the tokenizer loses characters
@@ -151,7 +151,7 @@ def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Prompt
 
 
 def _read_stages(reading: _Reading, key: str, source: PromptSource) -> TrainingSource:
-    """Load one training source; the prompts of all its stages are made and checked now."""
+    """Load one training source, with the prompts of all its stages."""
     name, weight = source_name(key), getattr(source, "weight", 1)
     if not isinstance(source, GeneratedSource) or not source.curriculum:
         return TrainingSource(
@@ -181,7 +181,7 @@ def _read_prompts(reading: _Reading, source: PromptSource, key: str, name: str) 
     texts = list(map(spelled.unmarked, marked))
     for row in rows:
         reading.special.look_at(row, spelled.pattern)
-    # a text of so many characters has more tokens than fit: tokenizing it could take hours
+    # a longer text has more tokens than fit, and tokenizing it could take hours
     longest_token = max(map(len, tokenizer.get_vocab()), default=1)
     max_chars = data.max_prompt_tokens * longest_token
     none_fits = (
@@ -228,11 +228,11 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
 
 
 def _render(row: SourceRow, template: str, reading: _Reading) -> str:
-    """Make the policy's input text. The template is for plain text, not for messages.
+    """Make the policy's input text. The `template` is for plain text, not for messages.
 
-    In a chat template what the row has of special tokens is marked. Plain text may have been
-    rendered before, with special tokens of its own. The config's system prompt stands before
-    messages that have none of their own.
+    In a chat template, special tokens' texts in the row are marked. They are not marked in plain
+    text, which may have been rendered before with special tokens of its own. Messages without a
+    system prompt get the config's.
     """
     data, spelled = reading.data, reading.spelled
     if isinstance(row.problem, str):
@@ -267,7 +267,14 @@ def _render(row: SourceRow, template: str, reading: _Reading) -> str:
 def token_ids(
     text: str, tokenizer: PreTrainedTokenizerBase, place: str, what: str = ""
 ) -> list[int]:
-    """The ids of a text, without special tokens; `place` and `what` it is are for errors."""
+    """Tokenize a text without adding special tokens.
+
+    Args:
+        place: where the text comes from, for errors.
+        what: what the text is, with a space behind it, for errors.
+
+    Raises: UserError: the tokenizer cannot write the text, or makes no token of it.
+    """
     try:
         # verbose: prompts above the tokenizer's own limit are counted, not warned about
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]

@@ -1,14 +1,14 @@
 """Seeded generators of problems: row i depends only on (seed, i) and the options.
 
-A generator is a function `(num_examples, *, seed, **options)` that gives a list of
+A generator is a function `(num_examples, *, seed, **options)` that returns a list of
 `ProceduralRow`, or of `EpisodeRow` for an environment; `PROCEDURAL_TASKS` lists them by name.
-Problems and demonstrations draw from separate random streams, so the problems are the same whatever
-the noise in the demonstrations.
+Problems and demonstrations draw from separate random streams, so the problems do not depend on the
+noise in the demonstrations.
 
-What the maker of a problem knows of an unfinished response is for an oracle of its value. A
-function `(problem, response) -> states` of the task's name gives one text for each prefix of the
-response, the empty one first. The value of a prefix depends on it as far as the task goes, so the
-mean return of equal states is what a critic could know at best.
+A task may have an oracle of the value of unfinished responses: a function
+`(problem, response) -> states` that returns one text for each prefix of the response, the empty one
+first. As far as the task goes, a prefix's value depends only on its state. So the mean return of
+equal states is the best that a critic could know.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ HIDDEN_STATES: Mapping[str, Callable[[str, str], list[str] | None]] = {
     "worked_sums": worked_sums_states,
 }
 OWN_CHECKS: Mapping[str, Callable[[str], bool | None]] = {"checked_steps": own_check}
-"""Of tasks whose responses judge their own steps: response so far -> whether it calls the step that
-ends there wrong; None where no such judgement ends there."""
+"""For tasks whose responses judge their own steps: a function of the response so far, which says
+whether the judgement that ends it is `wrong`; None if no judgement ends it."""
 
 
 def generate(
@@ -75,7 +75,7 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
 
 
 def nearest(name: str, known_names: list[str]) -> str:
-    """Suggest a fix for a misspelt name: the nearest known one, then all of them."""
+    """Suggest a fix for a misspelt name: the nearest known name, then all known names."""
     close = difflib.get_close_matches(
         name, known_names, n=1, cutoff=0.7
     )  # solution is not question

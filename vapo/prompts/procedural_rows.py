@@ -44,7 +44,10 @@ def check_steps(min_steps: int, max_steps: int) -> None:
 
 
 def check_bounds(name: str, smallest: int, largest: int, *, low: int, high: int) -> None:
-    """The options `min_NAME` and `max_NAME`: each in the range, and not the wrong way round."""
+    """Check that the options `min_NAME` and `max_NAME` are in the range and in this order.
+
+    Raises: UserError: they are not.
+    """
     check_range(f"min_{name}", smallest, low=low, high=high)
     check_range(f"max_{name}", largest, low=low, high=high)
     if smallest > largest:

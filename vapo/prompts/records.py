@@ -1,6 +1,6 @@
-"""The records of files and Hugging Face datasets as they are, each with its place for messages.
+"""Reads the records of files and Hugging Face datasets, each with its place for messages.
 
-`datasets` and pyarrow are imported only where a source needs them.
+`datasets` and pyarrow are imported only if a source needs them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from vapo.system.hub import read_cache_if_unreachable
 from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
 
 _MOST_ARRAY_BYTES = 64 * 2**20
-"""A larger file of one JSON array is not read: it would have to be in memory as a whole."""
+"""A larger file of one JSON array is refused, since it would have to be in memory as a whole."""
 _JSON_STARTS = (b"{", b"[")  # of a row, or of an array of rows
 
 Records = Iterator[tuple[str, Any]]
 
 
 def read_records(source: FileSource, *, key: str) -> Records:
-    """A source's records as they are, each with its place.
+    """Yield a source's records unchanged, each with its place.
 
     Args:
-        key: the source's place in the config, for messages.
+        key: the source's key in the config, for messages.
 
     Raises: UserError: there is no such file or dataset, or it cannot be read; names the place.
     """
@@ -38,12 +38,12 @@ def read_records(source: FileSource, *, key: str) -> Records:
 
 
 def is_on_a_hub(source: FileSource) -> bool:
-    """Whether `datasets` loads the source: a hub's id or a folder, and no file."""
+    """Whether `datasets` loads the source, because it is a hub's id or a folder and not a file."""
     return _reader(source) is _huggingface_records
 
 
 def _reader(source: FileSource) -> Callable[[Any, str], Records]:
-    """Choose by the kind; a dataset's id may be replaced by a file, whose suffix decides."""
+    """Choose the reader by the source's kind. If a dataset's path is a file, its suffix decides."""
     file = Path(source.path)
     suffix = file.suffix if isinstance(source, HuggingfaceSource) and not file.is_dir() else ""
     if isinstance(source, JsonlSource) or suffix in (".jsonl", ".json"):
@@ -90,7 +90,7 @@ def _json_records(source: FileSource, key: str) -> Records:
 
 
 def _first_byte(file: Path) -> bytes:
-    """The first byte near the start that is no space and no mark of UTF-8, if there is one."""
+    """Return the first byte near the start that is neither space nor UTF-8's mark, if any."""
     with file.open("rb") as opened:
         return opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
 
@@ -105,9 +105,9 @@ def _value_of(line: bytes, place: str) -> Any:
 
 
 def _array_records(file: Path) -> Records:
-    """The objects of a file that is one array.
+    """Yield the objects of a file that is one JSON array.
 
-    Raises: UserError: it is too large to be in memory as a whole, or no JSON.
+    Raises: UserError: the file is too large to be in memory as a whole, or not JSON.
     """
     if file.stat().st_size > _MOST_ARRAY_BYTES:
         raise UserError(
@@ -124,7 +124,7 @@ def _array_records(file: Path) -> Records:
 
 
 def _reason(error: Exception) -> str:
-    """The parser's reason, without its line number, which is not the file's."""
+    """Return the parser's reason without its line number, which is not that of the file."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.colno}"
     return str(error)
@@ -179,7 +179,10 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Records:
 
 
 def check_dataset_path(path: str, key: str) -> None:
-    """A path that is not here is a hub's. Raises: UserError: it is a file of another kind."""
+    """Check a dataset's path. One that does not exist here is a hub's id.
+
+    Raises: UserError: it is a file of another kind.
+    """
     if not Path(path).exists():
         read_cache_if_unreachable()
     elif not Path(path).is_dir():
@@ -228,10 +231,10 @@ def _load_dataset(source: HuggingfaceSource, key: str) -> Any:
 
 
 def plain_dataset(rows: Any) -> Iterator[dict[str, Any]]:
-    """The rows of a `datasets` object in Python's types, also where its format is tensors.
+    """Yield the rows of a `datasets` object in Python's types, even if its format is tensors.
 
-    Tensors would have lost digits: torch's format makes all floats float32. A transform of the
-    user's own stays.
+    Tensors would lose digits: torch's format makes all floats float32. A transform of the user's
+    own still applies.
     """
     from vapo.system.parquet_rows import narrow_columns
 

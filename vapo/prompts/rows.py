@@ -1,4 +1,4 @@
-"""A problem as its source gives it, and which rows of a source are left out."""
+"""The rows of a source, and the counts of rows that are left out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class SourceRow:
-    """One problem before the template; `place` names it in errors and as the prompt's id."""
+    """A problem before the template. `place` names it in errors and is the prompt's id."""
 
     place: str
     problem: str | list[Message]
@@ -38,7 +38,7 @@ class LeftOut:
     """How many rows of a source were left out, and why."""
 
     duplicates: int = 0
-    contradictions: int = 0  # of the duplicates, those with another answer
+    contradictions: int = 0  # the duplicates with another answer than the first row's
     by_pass_rate: int = 0
 
 

@@ -1,6 +1,6 @@
-"""Where prompts come from: files, Hugging Face datasets and generators -> `SourceRow`s.
+"""Reads the sources of prompts: files, Hugging Face datasets and generators -> `SourceRow`s.
 
-Rows are checked here, so that a malformed one is named by file and line before any model
+Rows are checked here, so that an error names a malformed row's file and line before any model
 loads. `vapo.prompts.records` reads the files.
 """
 
@@ -39,7 +39,7 @@ from vapo.system.row_values import RefusedValue, check_carried, number_text
 def read_rows(
     source: PromptSource, *, key: str, left_out: LeftOut | None = None
 ) -> list[SourceRow]:
-    """Read all rows of one source; `key` is the source's place in the config, for error messages.
+    """Read all rows of one source. `key` is the source's key in the config, for error messages.
 
     Raises: UserError: the source is missing or a row is malformed; names file and line.
     """
@@ -64,9 +64,9 @@ def _generator(source: GeneratedSource) -> Callable[[Any, str], list[SourceRow]]
 
 
 def check_source(source: PromptSource, *, key: str) -> None:
-    """Check that a source is there and that its first row has the columns, without reading on.
+    """Check that a source exists and that its first row has the columns. Other rows are not read.
 
-    A hub's dataset is left to `read_rows`, which may have to load it over the network; a
+    A hub's dataset is not checked here, since it may have to be loaded over the network. A
     generator's options are tried on one row.
 
     Raises: UserError: as `read_rows` does.
@@ -118,9 +118,9 @@ def _row_from_record(record: Any, place: str, source: FileSource, key: str) -> S
 
 
 def _carried(row: SourceRow) -> SourceRow:
-    """The row, if processes, files and pages can have it.
+    """Return the row if it can be sent to processes and written to files and pages.
 
-    Raises: UserError: they cannot; names the row and the column.
+    Raises: UserError: it cannot; names the row and the column.
     """
     for column, value in row.record.items():
         try:
@@ -133,7 +133,7 @@ def _carried(row: SourceRow) -> SourceRow:
 
 
 def _demonstration(value: Any, where: str) -> Demonstration | None:
-    """A worked response, or the policy's turns of an episode as a list of texts."""
+    """Check a demonstration: a worked response, or the policy's turns of an episode as texts."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):

@@ -1,9 +1,9 @@
-"""Prompts in a chat template in which a special token's text, written by a user, stays text.
+"""Keeps a special token's text in a problem as text when the prompt is in a chat template.
 
-Turn markers are special tokens. A problem in which one stands would end the user's turn, or open
-the policy's. So what rows have of such texts is replaced by marks before the template is rendered,
-and is spelled in letters where the marks are then. A row without one is rendered and tokenized as
-ever, to the same tokens.
+Turn markers are special tokens. A problem with the text of one would end the user's turn, or open
+the policy's. So such texts in rows are replaced by marks before the template is rendered, and
+spelled in letters where the marks then stand. A row without such a text gets the same tokens as
+without this module.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _SHOWN = 60
 class SpelledText:
     """Finds, marks and spells the texts of one tokenizer's special tokens.
 
-    They are its special tokens and, of a chat, the turn markers of its template, which not all
-    tokenizers mark as special. Ordinary texts are left out: some models pad with `!`, or end with a
-    line end, and that is what their tokenizers make of these texts anyway.
+    In a chat the turn markers of its template count as special tokens, too, since not all
+    tokenizers mark them as special. Special tokens with ordinary texts are left out: some models
+    pad with `!` or end with a line end, and problems may have these.
 
     Args:
-        chat: the variables of a chat template that prompts are in; None: they are plain text.
+        chat: the variables of the chat template that prompts are in; None for plain text.
 
     Attributes:
         pattern: matches each of the texts.
@@ -52,11 +52,11 @@ class SpelledText:
         self._numbers: dict[str, int] = {}
 
     def marked(self, text: str) -> str:
-        """The text with a mark in the place of each special token's text."""
+        """Replace each special token's text by a mark."""
         return self.pattern.sub(self._mark, text)
 
     def unmarked(self, text: str) -> str:
-        """The text as it was written."""
+        """Put the special tokens' texts back in place of their marks."""
         texts = list(self._numbers)
 
         def original_text(mark: re.Match[str]) -> str:
@@ -66,9 +66,10 @@ class SpelledText:
         return _MARK.sub(original_text, text)
 
     def rendered_ids(self, text: str) -> list[int] | None:
-        """The tokens of a rendered text with marks; None: it has none, so it is like any other.
+        """Return the tokens of a rendered text with marks; None for a text without marks.
 
-        Where a mark stands between two special tokens of the template, all between them is spelled.
+        If a mark stands between two special tokens of the template, all text between these is
+        spelled.
         """
         if not _MARK.search(text):
             return None
@@ -86,10 +87,10 @@ class SpelledText:
         return ids + _tokens(plain, self._tokenizer)
 
     def letters(self, text: str) -> list[int]:
-        """The tokens of a text in which no special token stands: their texts are spelled.
+        """Return the tokens of a text without special tokens: the texts of these are spelled.
 
-        A few tokenizers make such a token of its letters anyway. It is given to them one character
-        at a time, and what is then still a special token, as of an unknown character, is left out.
+        A few tokenizers make a special token of its letters anyway. They get the text one character
+        at a time. What is still a special token then, as for an unknown character, is left out.
         """
         ids = self._split(text)
         if self._controls.isdisjoint(ids):
@@ -123,10 +124,10 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, **options: bool) -> l
 def _turn_markers(
     tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
 ) -> frozenset[int]:
-    """The added tokens in brackets that the chat template writes around messages.
+    """Return the added tokens in brackets that the chat template writes around messages.
 
-    Others may be ordinary text, as Gemma's runs of line ends. A template may refuse some
-    conversations; what it says of the prompts is found out with them.
+    Added tokens without brackets may be ordinary text, as Gemma's runs of line ends. A template may
+    refuse the conversations that are tried here; if it refuses the prompts, their rendering fails.
     """
     messages = [{"role": role, "content": "x"} for role in ("user", "assistant", "user")]
     for conversation in (messages, messages[:1]):
@@ -144,7 +145,7 @@ def _turn_markers(
 
 @dataclass
 class SpecialTexts:
-    """How many rows have special tokens' texts in their problems, and whether these stay text."""
+    """Counts rows with special tokens' texts in their problems; knows whether these stay text."""
 
     is_spelled: bool
     num_rows: int = 0
@@ -152,7 +153,7 @@ class SpecialTexts:
     texts: dict[str, None] = field(default_factory=dict)
 
     def look_at(self, row: SourceRow, pattern: re.Pattern[str]) -> None:
-        """Count the row if it has some."""
+        """Count the row if it has such a text."""
         messages = [row.problem] if isinstance(row.problem, str) else row.problem
         special_texts = [text for message in messages for text in _texts_in(message, pattern)]
         if special_texts:
@@ -161,7 +162,7 @@ class SpecialTexts:
             self.texts.update(dict.fromkeys(special_texts))
 
     def describe(self) -> str:
-        """One sentence; empty where there is no such row."""
+        """Describe the counts in one sentence; empty if there is no such row."""
         if not self.num_rows:
             return ""
         names = ", ".join(map(repr, self.texts))

@@ -1,4 +1,4 @@
-"""A ball followed through swaps of positions, and what an oracle knows of it."""
+"""A task in which a ball is followed through swaps of positions, and the states for its oracle."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _after(position: _Position, swap: tuple[_Position, ...]) -> _Position:
 
 
 def _positions(start: _Position, swaps: Sequence[tuple[_Position, ...]]) -> list[_Position]:
-    """The ball's positions: the start, then the one after each swap."""
+    """Return the ball's positions: the start, then the position after each swap."""
     positions = [start]
     for swap in swaps:
         positions.append(_after(positions[-1], swap))
@@ -124,13 +124,13 @@ def _positions(start: _Position, swaps: Sequence[tuple[_Position, ...]]) -> list
 
 
 def state_tracking_states(problem: str, response: str) -> list[str] | None:
-    """The states of `state_tracking`; None where the text is no problem of it.
+    """Return an oracle's state for each prefix of a response to a problem of `state_tracking`.
 
-    In a step: how many swaps are left, whether the last position was the ball's, whether every
-    label was the right one; after the label (`a+` the right one, `a-` not) how many digits there
-    are, `+` where the last is the ball's position after the swap, `c` where they do not begin to
-    repeat the swap. After the semicolon: whether the ball was followed to the end, and whether the
-    answer is right.
+    It is None if the text is not such a problem. Within a step a state has the number of swaps that
+    are left, and `on` if all labels and the last position were right, else `off`. After the label
+    (`a+` if it is right, else `a-`) come the number of digits, `+` if the last one is the ball's
+    position after the swap, and `c` if they do not repeat the swap. After the semicolon a state
+    says whether the ball was followed to the end; after the answer, whether that is right.
 
     >>> state_tracking_states("3a31=", "a1;1")
     ['1 on', '1 on a+', '1 on a+1+c', 'end on 0 left', 'right']

@@ -18,7 +18,7 @@ from vapo.types import Prompt
 
 @dataclass(frozen=True)
 class StagePrompts:
-    """The prompts of a source from one iteration on; without a curriculum there is one."""
+    """The prompts of a source from an iteration on. Without a curriculum a source has one stage."""
 
     prompts: Sequence[Prompt]
     from_iteration: int = 0
@@ -26,7 +26,7 @@ class StagePrompts:
 
 @dataclass(frozen=True)
 class TrainingSource:
-    """One source of a mixture, or, under the empty name, the only one."""
+    """A source of training prompts. Its name is empty unless it belongs to a mixture."""
 
     stages: tuple[StagePrompts, ...]
     name: str = ""
@@ -58,14 +58,14 @@ class TrainingSet:
 
     @cached_property
     def _permutation(self) -> Callable[[int, int, int], tuple[int, ...]]:
-        """`_permutation`, of which each source's last two are kept: an iteration may need both."""
+        """`_permutation` with a cache of two per source, as an iteration may need both."""
         return lru_cache(maxsize=2 * len(self.sources))(_permutation)
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """The prompt at a position of the sequence; iteration i begins at i * num_prompts.
+        """Return the prompt at a position of the sequence; iteration i begins at i * num_prompts.
 
         A source goes through seeded permutations of its stage, one after the other, from the
-        position where the stage begins: none of its prompts is repeated before all were used.
+        position where the stage begins. So no prompt is repeated before all were used.
         """
         index = self.turns.source(place)
         source = self.sources[index]
@@ -101,11 +101,11 @@ class Turns:
             self._places[source].append(place)
 
     def source(self, place: int) -> int:
-        """The source whose turn it is."""
+        """Return the index of the source whose turn is at this position."""
         return self.order[place % self.period]
 
     def count(self, source: int, place: int) -> int:
-        """How many turns the source has before a position."""
+        """Return how many turns the source has before a position."""
         cycle, rest = divmod(place, self.period)
         return cycle * self.weights[source] + bisect_left(self._places[source], rest)
 
@@ -145,7 +145,7 @@ def group_sampling(
     Iterations go through seeded permutations of the whole set, one after the other: iteration i
     takes positions [i * num_prompts, (i + 1) * num_prompts) of this sequence, so no prompt is
     repeated before all were used. In a mixture the sources take turns by their weights, and each
-    source has a sequence of its own. Rank r has the r-th of `world_size` equal slices. The sampler
+    source has a sequence of its own. Rank r gets the r-th of `world_size` equal slices. The sampler
     makes each prompt's group of G responses.
 
     Source: VAPO section 4.3 (fewer prompts, each sampled G times); off is N * G prompts, G = 1.

@@ -1,4 +1,4 @@
-"""Pulls at a rope with luck in them, in an environment, with demonstrations of many turns."""
+"""A game of many turns in an environment: pulls at a rope, whose outcome depends on luck, too."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_TURNS = 1000
 
 @cache
 def right_keys() -> Mapping[str, str]:
-    """Which key is right for each sign."""
+    """Map each sign to its right key."""
     rng = Random("tug_of_war/keys")
     return {sign: rng.choice(KEYS) for sign in ascii_lowercase}
 
 
 @cache
 def habits() -> Mapping[str, str]:
-    """The keys that habit presses: for half of the signs, n to z, one that is wrong."""
+    """Map each sign to the keys that habit may press: all for a to m, one wrong key for n to z."""
     rng = Random("tug_of_war/habits")
     return {
         sign: rng.choice(KEYS.replace(key, "")) if sign >= "n" else KEYS
@@ -35,7 +35,7 @@ def habits() -> Mapping[str, str]:
 
 
 class Tug:
-    """One game: the rope and the sign of the turn; what comes depends on all keys so far."""
+    """A game: the rope and the sign of the turn. What comes next depends on all keys so far."""
 
     def __init__(self, number: str, num_turns: int) -> None:
         self._history, self._num_turns = f"tug_of_war/game/{number}/", num_turns
@@ -44,7 +44,7 @@ class Tug:
 
     @property
     def observation(self) -> str:
-        """What the policy reads: the sign, and where the rope is."""
+        """The text that the policy reads: the sign, and the position of the rope."""
         return f"{self.sign}{PLACES[self.place]}"
 
     @property
@@ -56,7 +56,7 @@ class Tug:
         return self.place > MIDDLE
 
     def press(self, key: str) -> None:
-        """Play a turn. What is no key is a wrong one."""
+        """Play a turn. A text that is not a key counts as a wrong key."""
         self._history += key if key in set(KEYS) else "-"
         rng = Random(self._history)
         share = LUCK if key == right_keys()[self.sign] else 1 - LUCK

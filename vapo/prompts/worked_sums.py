@@ -1,8 +1,8 @@
-"""Sums that are worked out one term at a time, and what an oracle knows of them.
+"""A task of sums that are worked out one term at a time, and the states for its oracle.
 
-A problem is for a pretrained language model: numbers, signs and no words. A response writes each
-partial sum before it goes on, and nothing in it says whether that sum is right: a value model sees
-a mistake only if it adds up itself.
+Problems are for a pretrained language model: numbers and signs without words. A response writes
+each partial sum before it goes on, and nothing in it says whether that sum is right. A value model
+sees a mistake only if it adds up itself.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def worked_sums(
     `max_total`. There are no spaces and no signs of numbers: they would be tokens of their own, or
     one token with the sign before them, for a tokenizer that has a token for each digit.
 
-    With a `slip_rate` a demonstration's sum is wrong at so many of its steps, by 1 to 9 in either
-    direction, and it goes on from there: a policy that is taught such steps slips now and then
-    itself, and knows better. Problems and answers stay the same.
+    `slip_rate` is the probability that a demonstration's step has a sum that is wrong by 1 to 9 in
+    either direction; the next step goes on from the wrong sum. A policy that is taught such steps
+    slips now and then itself, although it can add. Problems and answers stay the same.
 
     Raises: UserError: an option is out of range.
 
@@ -78,7 +78,7 @@ def _draw_problem(rng: Random, num_terms: int, max_term: int, max_total: int) ->
 
 
 def _read(problem: str) -> tuple[int, list[str]]:
-    """The first number and the signed terms of a problem, which may have text around it."""
+    """Return the first number and the signed terms of a problem, which may have text around it."""
     match = _PROBLEM.search(problem)
     if match is None:
         raise ValueError(f"{problem!r} is no problem of worked sums")
@@ -86,7 +86,7 @@ def _read(problem: str) -> tuple[int, list[str]]:
 
 
 def _sums(first: int, terms: Sequence[str]) -> list[int]:
-    """The right partial sums: the first number, then the one after each term."""
+    """Return the right partial sums: the first number, then the sum after each term."""
     sums = [first]
     for term in terms:
         sums.append(sums[-1] + int(term))
@@ -96,7 +96,7 @@ def _sums(first: int, terms: Sequence[str]) -> list[int]:
 def _slipped_sums(
     first: int, terms: Sequence[str], max_total: int, rng: Random, rate: float
 ) -> list[int]:
-    """The partial sums of one who now and then gets a sum wrong by 1 to 9."""
+    """Return partial sums, each of which is wrong by 1 to 9 with probability `rate` at most."""
     sums = [first]
     for index, term in enumerate(terms):
         total = sums[-1] + int(term)
@@ -115,13 +115,14 @@ def _steps(sums: Sequence[int], terms: Sequence[str]) -> list[str]:
 
 
 def worked_sums_states(problem: str, response: str) -> list[str] | None:
-    """The states of `worked_sums`; None where the text is no problem of it.
+    """Return an oracle's state for each prefix of a response to a problem of `worked_sums`.
 
-    In a step: how many steps are left, this one included, and how much of it is written, as long
-    as everything is right: its first number (`copy`), its term (`term`), its sum (`sum`, `sum+`
-    with a digit, `done`). `off` once the step is not the right one; at its end, whether its sum is
-    the right one decides, so that a mistake may be made good by chance. After the full stop whether
-    the last sum is the answer, how many steps were left out, and then whether the answer is right.
+    It is None if the text is not such a problem. Within a step a state has the number of steps
+    left, this one included. While everything is right it also has the part that is being written:
+    the first number (`copy`), the term (`term`), the sum (`sum`, `sum+` with a digit, `done`). It
+    is `off` from a mistake on. At the end of a step its sum alone decides whether the next step is
+    `on`, so that a mistake may be corrected by chance. After the full stop a state says whether the
+    last sum is the answer or how many steps were left out; after the answer, whether it is right.
 
     >>> worked_sums_states("4+3=", "4+5")
     ['1 on copy', '1 on copy', '1 on term', '1 off']
@@ -143,7 +144,7 @@ def _states(steps: list[str], sums: list[int], response: str) -> Iterator[str]:
                 _ends_right(worked[start : end - 1], sums, num_done + 1),
                 end,
             )
-        yield _within_step(steps, num_done, is_on=is_on, tail=worked[start:end])
+        yield _within_step(steps, num_done, is_on=is_on, step_text=worked[start:end])
     is_on = _ends_right(worked[start:], sums, num_done + 1)
     num_left = len(steps) - num_done - 1
     for end in range(len(worked) + 1, len(response) + 1):

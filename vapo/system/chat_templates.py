@@ -1,4 +1,4 @@
-"""A model's chat template, rendered in a process of its own, with bounds on memory and time."""
+"""Renders a model's chat template in a process of its own, with bounds on memory and time."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def render_chat(
     add_generation_prompt: bool = False,
     **arguments: Any,
 ) -> str:
-    """The text that `tokenizer.apply_chat_template(messages, tokenize=False, ...)` gives.
+    """Return the text of `tokenizer.apply_chat_template(messages, tokenize=False, ...)`.
 
     Args:
         arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises:
-        TemplateRefusal: the template raises an error for this conversation; or there is none.
-        UserError: it takes more time or memory than any template needs; names its file.
+        TemplateRefusal: the template raises an error for this conversation, or there is none.
+        UserError: the template takes more time or memory than any template needs.
     """
     if not messages:
         raise TemplateRefusal("a conversation without messages")
@@ -108,15 +108,15 @@ def _template_file(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class TemplateProcess:
-    """The process, which is started for the first conversation and again after it was killed."""
+    """The template process. It starts with the first conversation, and again if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._template: str | None = None  # which the process has
+        self._template: str | None = None  # the one that was sent to the process
         self._process: subprocess.Popen[bytes] | None = None
 
     def answer(self, template: str, request: bytes) -> dict[str, str]:
-        """What the process says of a frame of variables, which are the template's."""
+        """Send a template, if the process does not have it, and a request; return the answer."""
         with self._lock:
             process = self._process or self._start()
             assert process.stdin is not None
@@ -155,7 +155,7 @@ class TemplateProcess:
         return process
 
     def _stop(self) -> int | None:
-        """End it; returns its exit status, if it had ended before."""
+        """End the process; return its exit status if it had already ended."""
         process, self._process = self._process, None
         self._finalizer()
         return None if process is None else process.returncode
@@ -175,5 +175,8 @@ _processes: dict[int, TemplateProcess] = {}
 
 
 def _process() -> TemplateProcess:
-    """The one of this process: one that was forked has its own, and not its parent's pipes."""
+    """Return the template process of the current process.
+
+    A forked process starts its own, so that it does not use its parent's pipes.
+    """
     return _processes.setdefault(os.getpid(), TemplateProcess())

@@ -1,4 +1,5 @@
-"""The credentials in this process's environment: whom they are withheld from, how they are hidden.
+"""The credentials in this process's environment: which processes do not get them, and how they are
+hidden.
 
 Processes that run a user's code, verifiers and environments, get no variable that holds a secret
 (`vapo.errors.secret_rule`), unless the config names it for them.
@@ -16,21 +17,24 @@ from vapo.errors.redactor import texts_of_environment
 from vapo.errors.secret_rule import secret_variables, secrets_within
 
 Hidden = tuple[tuple[str, str], ...]
-"""Texts and what is shown in their place: `vapo.errors.redactor.hide`."""
+"""Pairs of a text and what is shown in its place; see `vapo.errors.redactor.hide`."""
 
 
 def variables_without_credentials(passed: Sequence[str] = ()) -> dict[str, str]:
-    """This process's environment variables for one that runs a user's code.
+    """Return the environment variables for a process that runs a user's code: without credentials.
 
     Args:
-        passed: those that it gets although they hold credentials.
+        passed: the names of variables that the process gets although they hold credentials.
     """
     withheld = secret_variables().keys() - set(passed)
     return {name: value for name, value in os.environ.items() if name not in withheld}
 
 
 def check_passed(names: Sequence[str], *, key: str) -> None:
-    """Raises: UserError: a variable that the config passes on is not set; names its key."""
+    """Check that the variables which the config's `key` passes on are set.
+
+    Raises: UserError: one of them is not.
+    """
     missing = [name for name in names if name not in os.environ]
     if missing:
         raise UserError(
@@ -40,7 +44,8 @@ def check_passed(names: Sequence[str], *, key: str) -> None:
 
 
 def secret_texts(values: Any = None) -> Hidden:
-    """What this process must not show: secrets of its variables, and those in a config's values."""
+    """Return the texts that this process must not show: the secrets of its environment variables,
+    and those in a config's values."""
     texts = texts_of_environment()
     for text in _texts_in(values):
         for secret in secrets_within(text):
@@ -51,14 +56,14 @@ def secret_texts(values: Any = None) -> Hidden:
 def secret_texts_of_code(
     passed: Sequence[str], args: Any = None, given: FromEnvironment | None = None
 ) -> Hidden:
-    """What the failures of a user's code must not show, of what the code is given.
+    """Return the secrets that a user's code is given and that its failures must not show.
 
-    What is withheld from it is not here: it could read the list.
+    Secrets that are withheld from the code are not among them, because it could read the list.
 
     Args:
-        passed: the variables that it gets.
-        args: what it is called with.
-        given: which of the arguments the environment gives.
+        passed: the names of the variables with credentials that the code gets.
+        args: the arguments that the code is called with.
+        given: the arguments that come from environment variables.
     """
     texts = dict(texts_of_variables(passed))
     texts |= {} if given is None else dict(given.texts)

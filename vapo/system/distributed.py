@@ -1,4 +1,4 @@
-"""The processes of a run: who started them, sums over them, networks sharded over them."""
+"""The processes of a run: checks of their launcher, sums over ranks, and sharded networks."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ from vapo.system.process import is_main_process
 
 
 def check_launch(trainer: TrainerConfig) -> None:
-    """Under torchrun or srun, the config must say how many processes they started.
+    """Check that the config has the number of processes that torchrun or srun started.
 
-    Without them only MASTER_PORT is checked: Lightning starts `trainer.devices` itself.
+    Without these launchers only MASTER_PORT is checked: Lightning starts `trainer.devices`
+    processes itself.
 
-    Raises: UserError naming the keys and their values.
+    Raises: UserError: the numbers differ; names the keys and their values.
     """
-    # three seconds, which a command that starts no processes does without
+    # this import takes three seconds, which commands with a single process do not need
     from lightning.fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 
     if TorchElasticEnvironment.detect():
@@ -88,7 +89,7 @@ def _all_reduce(tensor: Tensor, op: dist.ReduceOp.RedOpType) -> Tensor:
 
 
 def sum_over_ranks(tensor: Tensor) -> Tensor:
-    """The tensor summed over all ranks, on the tensor's own device."""
+    """Sum a tensor over all ranks. The result is on the tensor's own device."""
     return _all_reduce(tensor, dist.ReduceOp.SUM)
 
 
@@ -102,23 +103,23 @@ def all_ranks(is_true: bool) -> bool:
 
 
 def leave_together(group: dist.ProcessGroup | None = None) -> None:
-    """Before a process ends: the others go only when the first needs nothing more of them.
+    """Wait before a process ends, until the first rank needs nothing more from the others.
 
-    A process that is gone takes with it what it has sent and nobody has read yet.
+    What an ended process has sent and no other has read yet would be lost.
     """
     if world_size() > 1:
         dist.broadcast(torch.zeros(1, device=_device(group)), src=0, group=group)
 
 
 def gather_over_ranks(tensor: Tensor) -> Tensor:
-    """Rows of all ranks, concatenated along the first dimension; ranks may differ in length."""
+    """Concatenate the rows of all ranks. Ranks may have different numbers of rows."""
     if world_size() == 1:
         return tensor
     return torch.cat(gather_objects(tensor.cpu())).to(tensor.device)
 
 
 def gather_objects(value: T, group: dist.ProcessGroup | None = None) -> list[T]:
-    """The value of every rank, in their order; it is pickled on the way."""
+    """Return the values of all ranks in the order of ranks. They are pickled on the way."""
     values = [value] * world_size()
     if world_size() > 1:
         dist.all_gather_object(values, value, group=group)
@@ -134,8 +135,8 @@ def shard(
 ) -> None:
     """Shard each decoder layer, then the rest of the network. Reductions stay in float32.
 
-    The layers `in_float32` are gathered so in any precision. What the network is called with keeps
-    its dtype: sums of log-probs that are rounded first would be wrong.
+    The layers `in_float32` are gathered in float32 in any precision. The network's inputs keep
+    their dtype, since sums of log-probs would be wrong if these were rounded first.
     """
     policy = MixedPrecisionPolicy()
     if trainer.precision == "bf16-mixed":
@@ -158,10 +159,10 @@ def fill_from_first_rank(
 ) -> None:
     """Give a sharded network on the meta device the weights that rank 0 loads.
 
-    Only rank 0 ever holds a whole network, in host memory; tensor by tensor the others get
-    their shards, which stay in host memory if the network `offloads` them. Buffers that are not
-    saved (rotary frequencies) come along, for an empty one would be wrong without a sign; they are
-    on the mesh's device in either case.
+    Only rank 0 ever holds a whole network, in host memory. The others get their shards tensor by
+    tensor; these stay in host memory if the network `offloads` them. Buffers that are not saved
+    (rotary frequencies) are sent, too, because an empty one would be wrong without any error. They
+    are always on the mesh's device.
     """
     network.to_empty(device="cpu" if offloads else mesh.device_type)
     source = load() if dist.get_rank() == 0 else None
@@ -178,14 +179,17 @@ def fill_from_first_rank(
 
 
 def move_buffers(module: nn.Module, device: torch.device | str) -> None:
-    """Buffers to the device, parameters left where they are."""
+    """Move a module's buffers to a device. Parameters stay where they are."""
     for part in module.modules():
         for name, buffer in part.named_buffers(recurse=False):
             setattr(part, name, buffer.to(device))
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
-    """Reduce gradients over ranks in the last micro-batch's backward only."""
+    """Turn the reduction of gradients over ranks on or off.
+
+    Only the backward pass of a minibatch's last micro-batch needs it.
+    """
     if isinstance(network, FSDPModule):
         network.set_requires_gradient_sync(enabled)
 
@@ -210,13 +214,16 @@ def gathered(network: nn.Module) -> Iterator[None]:
 
 
 def reshard(network: nn.Module) -> None:
-    """After a forward without backward, the root's own parameters stay whole until this."""
+    """Shard the root's own parameters again.
+
+    After a forward pass without a backward pass they would stay gathered.
+    """
     if isinstance(network, FSDPModule):
         network.reshard()
 
 
 def full_state(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The full tensors of a network's state dict, one by one; every rank must walk it."""
+    """Yield the full tensors of a network's state dict, one by one. All ranks must iterate."""
     reshard(network)
     for name, tensor in network.state_dict().items():
         yield name, (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()

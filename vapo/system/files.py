@@ -1,4 +1,4 @@
-"""Files that are whole or not there, locks, and what can be read or written."""
+"""Writes files so that they are complete or missing; locks; checks what can be read or written."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """`write` a file aside, then put it in the place of `path`."""
+    """Let `write` make a file beside `path`, then rename it to `path`."""
     aside = path.with_name(f".{path.name}.new")
     if aside.is_symlink():  # it would be written where the link leads
         aside.unlink()
@@ -50,7 +50,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def point_link(link: Path, target: str) -> None:
-    """Make `link` a symbolic link to `target`, in one step also if it is one already."""
+    """Make `link` a symbolic link to `target`. An old link is replaced in one step."""
     aside = link.with_name(f".{link.name}.new")
     aside.unlink(missing_ok=True)
     aside.symlink_to(target)
@@ -59,7 +59,7 @@ def point_link(link: Path, target: str) -> None:
 
 
 def replace_folder(aside: Path, final: Path) -> None:
-    """Put a folder in its place; one that is there already is removed afterwards."""
+    """Rename the folder `aside` to `final`; a folder that was there is removed afterwards."""
     old = final.with_name(f".{final.name}.old")
     if final.exists():
         final.rename(old)
@@ -70,7 +70,7 @@ def replace_folder(aside: Path, final: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all that is in it, or a file; of a link the link alone.
+    """Remove a file, or a folder with all that is in it. Of a link only the link is removed.
 
     Raises: OSError.
     """
@@ -81,7 +81,7 @@ def remove(path: Path) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename what lies in a place that is needed to the first free name, as `NAME.other`."""
+    """Rename a file or folder to the first free name, as `NAME.other`; return the new path."""
     names = (f"{path.name}.other{'' if number == 1 else number}" for number in count(1))
     return path.rename(next(x for x in map(path.with_name, names) if not os.path.lexists(x)))
 
@@ -92,11 +92,11 @@ def sha256(path: Path) -> str:
 
 
 def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
-    """Lock an open file until it is closed; whether that was possible.
+    """Lock an open file until it is closed; return whether that was possible.
 
     Args:
-        with_children: processes that inherit the open file hold the lock too, also after its
-            owner was killed. Otherwise it is the process's own: nothing that the process started
+        with_children: whether processes that inherit the open file hold the lock too, also after
+            its owner was killed. Otherwise this process alone holds it: no process that it started
             keeps the file locked, and a second lock by the same process succeeds.
 
     Raises: UserError when the file lies on a disk without locks.
@@ -114,9 +114,9 @@ def try_lock(file: IO[Any], *, with_children: bool = False) -> bool:
 
 
 def why_disk_is_full(error: BaseException | None) -> str | None:
-    """What an error says of a full disk, or a quota that is used up; None where it is another one.
+    """Return the reason if an error comes from a full disk or an exhausted quota, else None.
 
-    safetensors has an error of its own, whose text alone has the system's number.
+    safetensors has an error of its own, which has the system's number only in its text.
     """
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
@@ -128,8 +128,9 @@ def why_disk_is_full(error: BaseException | None) -> str | None:
 
 
 def check_regular_file(path: Path) -> None:
-    """Refuse what is there and no file: opening a pipe waits for who writes into it, and a device
-    may have no end.
+    """Check that a path is a regular file or does not exist.
+
+    To open a pipe would wait for a writer, and a device may have no end.
 
     Raises: UserError: it is a folder, a named pipe, a device or a socket, also behind a link.
     """
@@ -151,9 +152,9 @@ _FLAGS = {
 
 
 def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file that lies in a folder, or in a folder of it: what lies behind a link does not.
+    """Open a file inside a folder or a folder of it, without following a link inside.
 
-    Raises: OSError, also where something else than a file has the name; a FIFO is not waited for.
+    Raises: OSError, also if the name is not a regular file's. It does not wait for a FIFO.
     """
     inside = _open_folder(folder, name)
     try:
@@ -168,7 +169,7 @@ def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> I
 
 
 def read_bounded(path: Path, max_bytes: int) -> bytes | None:
-    """The content of a file; None where it is larger, and then no more than that is read.
+    """Return a file's content; None if it has more than `max_bytes`, which is then not all read.
 
     Raises: OSError.
     """
@@ -178,9 +179,9 @@ def read_bounded(path: Path, max_bytes: int) -> bytes | None:
 
 
 def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
-    """The content of a file of a folder; None where there is none, or a larger one.
+    """Return the content of a file in a folder; None if it is missing or has more than `max_bytes`.
 
-    Raises: OSError if it is there, and cannot be read now.
+    Raises: OSError: it is there, but cannot be read now.
     """
     try:
         with open_inside(folder, name, "rb") as file:
@@ -194,7 +195,10 @@ def read_inside(folder: Path, name: str, max_bytes: int) -> bytes | None:
 
 
 def remove_inside(folder: Path, name: str) -> None:
-    """Remove a file of a folder if it is there; of a link the link alone. Raises: OSError."""
+    """Remove a file in a folder if it is there. Of a link only the link is removed.
+
+    Raises: OSError.
+    """
     with suppress(FileNotFoundError):
         inside = _open_folder(folder, name)
         try:
@@ -204,7 +208,7 @@ def remove_inside(folder: Path, name: str) -> None:
 
 
 def _open_folder(folder: Path, name: str) -> int:
-    """The folder, which may itself be named by a link, or the one in it that has the file."""
+    """Open the folder that has the file: `folder`, which may be a link, or a folder inside it."""
     subfolder, _, _ = name.rpartition("/")
     no_link = os.O_NOFOLLOW if subfolder else 0
     return os.open(folder / subfolder, os.O_RDONLY | os.O_DIRECTORY | no_link)
@@ -212,11 +216,11 @@ def _open_folder(folder: Path, name: str) -> int:
 
 @contextmanager
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
-    """Keep every other process out of this block, for this folder, while short work is done in it.
+    """Let only one process at a time run such a block for this folder. The work must be short.
 
-    A network disk may lock files alone: there the lock is a file `.lock` in the folder.
+    A network disk may lock files but no folders: there a file `.lock` in the folder is locked.
 
-    Raises: UserError: another process has not left it in time; OSError: neither can be locked.
+    Raises: UserError: another process holds the lock for too long. OSError: neither can be locked.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
@@ -253,9 +257,9 @@ def _is_locked(descriptor: int) -> bool:
 
 
 def why_not_writable(folder: Path) -> str | None:
-    """Why neither the folder can be written nor made; None where nothing speaks against it.
+    """Say why a folder cannot be written or made; None if nothing speaks against it.
 
-    Nothing is made. A disk that is full, or that refuses what its permissions allow, is not seen.
+    Nothing is made. So a full disk is not noticed, nor one that refuses what its permissions allow.
     """
     around = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     if not around.is_dir():
@@ -266,9 +270,9 @@ def why_not_writable(folder: Path) -> str | None:
 
 
 def read_line(text: str) -> Any:
-    """The value of one line; a key that an object has twice is an error, not a silent choice.
+    """Parse a line of JSON. An object with the same key twice is an error.
 
-    Raises: ValueError: it is not JSON, or has such a key; RecursionError: nested too deep.
+    Raises: ValueError: it is not JSON, or has such a key. RecursionError: it is nested too deep.
     """
     return json.loads(text, object_pairs_hook=_object)
 

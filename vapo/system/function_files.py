@@ -1,7 +1,7 @@
-"""Is a user's function there? Its file is read as text; none of the user's code is run.
+"""Checks that a user's function is there. Its file is read as text; no code of the user's is run.
 
 `user_functions.import_function` imports it later, where it is needed: a verifier only in the
-processes that judge. What cannot be told from the text is left to it.
+processes that judge. It also finds what the text alone does not show.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 
 
 def check_function(path: str, *, key: str, folder: str | None = None) -> None:
-    """Look for the function that the config's `key` names, as `package.module:function`.
+    """Check that the function which the config's `key` names is there.
 
     Args:
-        folder: looked into beside Python's own path and the current folder.
+        path: `package.module:function` or `folder/file.py:function`.
+        folder: a folder that is searched besides Python's own path and the current folder.
 
-    Raises: UserError: no such module or file, or no such name in it; names what is most alike.
+    Raises: UserError: there is no such module or file, or no such name in it. The message suggests
+        the most similar name.
     """
     where, _, name = path.rpartition(":")
     if where == HANDED:
@@ -63,7 +65,7 @@ def _file(name: str, folders: list[str], label: str) -> Path:
 
 
 def _module_file(module: str, folders: list[str], label: str) -> Path | None:
-    """The source of a module, found as an import finds it; None where that takes an import."""
+    """Find a module's source file as an import does; None if only an import can find it."""
     top, *inner = module.split(".")
     if top == "__main__":
         return None
@@ -84,7 +86,12 @@ def _module_file(module: str, folders: list[str], label: str) -> Path | None:
 
 
 def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
-    """Refuse it, unless the parent's own code may make a module of that name, as `os` does."""
+    """Refuse a submodule that has no file.
+
+    It is accepted if the parent's own code may make a module of that name, as `os` does.
+
+    Raises: UserError: there is no such submodule.
+    """
     places = list(parent.submodule_search_locations or [])
     if not places and not parent.has_location:  # built in or frozen
         return
@@ -97,7 +104,7 @@ def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Names bound in a block, and in the blocks inside it; too many rather than too few."""
+    """Yield names that a block binds, with the blocks inside it: rather too many than too few."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name

@@ -1,10 +1,9 @@
-"""A function of a Python program, on its way to the processes that the program starts.
+"""Hands functions of a Python program to the processes that the program starts.
 
 A worker is a new Python process (not a fork), so it cannot import what only exists in the program
 that started it: a function of its `__main__`, a lambda, a partial, an object that can be called.
-cloudpickle takes these apart by value: their code, and what they use of that program. The bytes go
-through the private socket that the process has with its own child and are read nowhere else;
-nothing is loaded that came from outside.
+cloudpickle serializes these by value: their code, and what they use of that program. The bytes go
+only through the private socket between a process and its own child. Nothing from outside is loaded.
 """
 
 from __future__ import annotations
@@ -26,14 +25,15 @@ _MAX_NAME = 80
 
 
 def function_path(function: Callable[..., Any], *, key: str) -> str:
-    """The text by which a config's `key` names what a Python program has in hand.
+    """Return the text that stands for a function object as the value of a config's `key`.
 
-    What a module has under its name becomes `module:name`, of the notebook or script itself
-    `__main__:name`. Anything else is kept here, as `__handed__:` and a name that says what it is.
+    It is `module:name` if the module has the function under its name, with `__main__` for the
+    notebook or script itself. Any other function is kept in this process, under `__handed__:` and a
+    name that describes it.
 
     Raises:
-        UserError: it cannot be sent to another process, or it is a class where a function is
-            asked for.
+        UserError: the function cannot be sent to another process, or it is a class although
+            `rewards.function` needs a function.
     """
     if isinstance(function, type) and key.endswith(_REWARD):
         raise UserError(
@@ -55,7 +55,7 @@ def _importable_path(function: Callable[..., Any]) -> str | None:
 
 
 def _name_in_hand(function: Callable[..., Any], key: str) -> str:
-    """Keep it under a name of its own; what is made of the same code and values has the same."""
+    """Keep a function under a name of its own. Functions with the same code and values share it."""
     description = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
     pickled = _bytes(function, description, key)
     names = (description if n == 1 else f"{description}_{n}" for n in count(1))
@@ -65,7 +65,8 @@ def _name_in_hand(function: Callable[..., Any], key: str) -> str:
 
 
 def _described(function: Any) -> str:
-    """`score(threshold=0.5)` for a partial, `Judge.score` for a method, `Judge` for an object."""
+    """Describe a function: `score(threshold=0.5)` is a partial, `Judge.score` a method, `Judge` an
+    object."""
     if isinstance(function, functools.partial):
         keyword_texts = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
         arguments = ",".join([*map(_shown, function.args), *keyword_texts])
@@ -85,8 +86,9 @@ def _shown(value: Any) -> str:
 
 
 def bytes_of(path: str | None, *, key: str) -> bytes | None:
-    """The function at `__main__:name` or `__handed__:name` for a child process; None where the
-    child can import the path.
+    """Serialize the function at `__main__:name` or `__handed__:name` for a child process.
+
+    It is None for other paths, which the child can import.
 
     Raises:
         UserError: there is no such function, or it uses something that cannot leave this process,
@@ -111,21 +113,21 @@ def _bytes(function: Callable[..., Any], name: str, key: str) -> bytes:
 
 
 def function_of(
-    path: str | None, sent: bytes | None, *, key: str, folder: str | None
+    path: str | None, function_bytes: bytes | None, *, key: str, folder: str | None
 ) -> Callable[..., Any]:
-    """In the child: the function that its parent sent, else the one at the path.
+    """Return the function that the parent process sent, or else import the one at the path.
 
     Args:
-        sent: where the parent has it in its own program.
+        function_bytes: the result of `bytes_of` in the parent.
 
-    Raises: UserError: as `import_function`; or something that it uses cannot be imported here.
+    Raises: UserError: as `import_function`, or something that the function uses cannot be imported.
     """
-    if sent is None:
+    if function_bytes is None:
         return import_function(path, key=key, folder=folder)
     import cloudpickle
 
     try:
-        function: Callable[..., Any] = cloudpickle.loads(sent)
+        function: Callable[..., Any] = cloudpickle.loads(function_bytes)
     except Exception as error:  # imports the user's modules
         raise UserError(
             f"{key} {path} cannot be made in a worker process: {type(error).__name__}: {error}"

@@ -1,9 +1,9 @@
 """The host of the processes that run a user's code: `python -m vapo.system.host CHANNEL CONTROL`.
 
-It imports the user's module once and forks a process for each that is asked for, so that a process
-costs milliseconds, and one that hangs, crashes or fills its memory harms no other. The trainer
-keeps a socket to each process and never waits for the host (`user_processes`). What a process
-started goes with it, and all when the trainer is gone (`supervision`).
+It imports the user's module once and forks each process from there. So a process costs
+milliseconds, and one that hangs, crashes or fills its memory harms no other. The trainer keeps a
+socket to each process and never waits for the host (`user_processes`). Everything that a process
+started ends with it, and everything ends when the trainer is gone (`supervision`).
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from vapo.system.supervision import (
 )
 
 SEARCH_EVERY_S = 0.2
-"""What ended processes left behind is looked for at most so often."""
+"""The search for what ended processes left behind is made at most this often, in seconds."""
 
 
 class Host:
-    """The open processes, each with all that it has started.
+    """Starts and ends the processes, each with everything that it has started.
 
-    Each is the leader of a process group, so that one signal reaches all of it that has not left
-    the group; and on Linux what it started and left behind becomes its own child, or the host's
-    once it has ended. So a child of the host that is no open process is left over from one that
-    has ended, and is killed.
+    Each process leads a process group, so that one signal reaches all of it that has not left the
+    group. On Linux, orphans of what it started become its own children, or the host's once it has
+    ended. So a child of the host that is not an open process is left over from an ended one, and is
+    killed.
     """
 
     def __init__(
@@ -65,44 +65,47 @@ class Host:
         self._channel, self._code, self._make = channel, code, make
         self._host = os.getpid()
         self._pids: dict[int, int] = {}
-        self._killed_at: dict[int, float] = {}  # those that have a moment left to close
-        self._others = self._children()  # what the import of the user's module has started
+        self._kill_times: dict[int, float] = {}  # when to kill a process that was told to end
+        self._import_pids = self._children()  # started by the import of the user's module
         self._next_search = 0.0
         self._has_orphans = False  # something that an ended process left behind may still run
-        self._woken, self._wake = os.pipe()
-        os.set_blocking(self._woken, False)
-        os.set_blocking(self._wake, False)
+        self._wake_reader, self._wake_writer = os.pipe()
+        os.set_blocking(self._wake_reader, False)
+        os.set_blocking(self._wake_writer, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that it wakes
-        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake_writer, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Start and end processes as the trainer says, until it hangs up; then end them all."""
-        while self._turn(self._channel, self._woken):
+        """Obey the trainer's orders until it closes the channel; then end all processes."""
+        while self._handle_next(self._channel, self._wake_reader):
             pass
         for number in self._pids:
-            self._killed_at.setdefault(number, time.monotonic() + CLOSE_TIMEOUT_S)
+            self._kill_times.setdefault(number, time.monotonic() + CLOSE_TIMEOUT_S)
         while self._pids:
-            self._turn(self._woken)
+            self._handle_next(self._wake_reader)
 
-    def _turn(self, *watched: Any) -> bool:
-        """Wait for something and do it; False once the trainer has hung up."""
-        ends = list(self._killed_at.values())
+    def _handle_next(self, *watched: Any) -> bool:
+        """Wait for an order or the end of a process, and handle it.
+
+        Returns: False once the trainer has closed the channel.
+        """
+        ends = list(self._kill_times.values())
         if self._has_orphans:
             ends.append(time.monotonic() + SEARCH_EVERY_S)
         ready = wait(watched, max(0.0, min(ends) - time.monotonic()) if ends else None)
-        if self._woken in ready:
+        if self._wake_reader in ready:
             with suppress(BlockingIOError):
-                os.read(self._woken, 4096)
-        goes_on = self._channel not in ready or self._obey()
-        for number, at in list(self._killed_at.items()):
-            if time.monotonic() >= at:
+                os.read(self._wake_reader, 4096)
+        is_open = self._channel not in ready or self._handle_order()
+        for number, kill_time in list(self._kill_times.items()):
+            if time.monotonic() >= kill_time:
                 _kill_with_own_group(self._pids[number])
-                self._killed_at[number] = time.monotonic() + SEARCH_EVERY_S
+                self._kill_times[number] = time.monotonic() + SEARCH_EVERY_S
         self._reap()
-        return goes_on
+        return is_open
 
-    def _obey(self) -> bool:
-        """Take one order; False at the end of the channel."""
+    def _handle_order(self) -> bool:
+        """Read one order and carry it out; return False at the end of the channel."""
         message, descriptors, _, _ = socket.recv_fds(self._channel, MESSAGE.size, 1)
         if len(message) != MESSAGE.size:
             return False
@@ -113,12 +116,12 @@ class Host:
             write_reply(self._channel.fileno(), f"{number:x}", {})
         elif number in self._pids:
             grace = CLOSE_TIMEOUT_S if order == Order.END else 0.0
-            self._killed_at.setdefault(number, time.monotonic() + grace)
+            self._kill_times.setdefault(number, time.monotonic() + grace)
         return True
 
     def _open(self, number: int, descriptor: int) -> None:
         pid = os.fork()
-        with suppress(OSError):  # both do it: whoever comes first
+        with suppress(OSError):  # parent and child both do it, as either may run first
             os.setpgid(pid, pid)
         if pid:
             self._pids[number] = pid
@@ -130,8 +133,8 @@ class Host:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._channel.close()
-            os.close(self._woken)
-            os.close(self._wake)
+            os.close(self._wake_reader)
+            os.close(self._wake_writer)
             answer(self._make(), channel_of(descriptor), self._code)
             sys.stdout.flush()
             sys.stderr.flush()
@@ -145,13 +148,13 @@ class Host:
             while pid := os.waitpid(-1, os.WNOHANG)[0]:
                 if (number := numbers.get(pid)) is None:
                     continue
-                _kill_group(pid)  # so long nobody else has its number
+                _kill_group(pid)  # until now its number has not been given to another process
                 del self._pids[number]
-                self._killed_at.pop(number, None)
+                self._kill_times.pop(number, None)
                 self._has_orphans = True
         if self._has_orphans and time.monotonic() >= self._next_search:
             start = time.monotonic()
-            orphans = self._children() - self._others - set(self._pids.values())
+            orphans = self._children() - self._import_pids - set(self._pids.values())
             for pid in orphans:
                 kill_with_group(pid)
             self._has_orphans = bool(orphans)
@@ -163,7 +166,10 @@ class Host:
 
 
 def _kill_with_own_group(pid: int) -> None:
-    """And not the group that the user's code may have put it in, which may be a neighbour's."""
+    """Kill a process and the group that it leads.
+
+    A group that the user's code has put it in is not killed, since another process may lead it.
+    """
     _kill_group(pid)
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
@@ -175,8 +181,11 @@ def _kill_group(pid: int) -> None:
 
 
 def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
-    """In a process of its own: answer each `(ticket, question)` until the trainer hangs up."""
-    # beside those that answer there may be as many threads whose time is over
+    """Answer each `(ticket, question)` until the trainer closes the channel.
+
+    This is what a process does after the host has forked it.
+    """
+    # besides the threads that answer there may be as many whose time is over
     stacks = 2 * code.num_calls * THREAD_BYTES if code.num_calls > 1 else 0
     limit_memory(MEMORY_HEADROOM_BYTES + stacks)
 
@@ -198,13 +207,13 @@ def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
                 write(ticket, reply(question))
     try:
         getattr(answering, "close", bool)()
-    except BaseException as error:  # which can change no reward any more
+    except BaseException as error:  # it cannot change any reward now
         if code.shows_errors:
             print_error(error)
 
 
 def serve(channel: socket.socket, ticket: str, code: UserCode) -> None:
-    """Import the code, say whether that went well, and be its host."""
+    """Import the code, report success or failure to the trainer, and run the host."""
     hide(code.hidden)
     try:
         make = code.imported()

@@ -21,12 +21,12 @@ _FILES = (
 
 
 def available_memory(groups: Path = _GROUPS) -> int:
-    """Bytes that a process may still take: of the host, and of the container that it runs in.
+    """Return the bytes that this process may still take, by the host and by its container.
 
-    The host's own figures say nothing of a container's limit, over which processes are killed.
+    The host's own figures do not show a container's limit, above which processes are killed.
 
     Args:
-        groups: where the system has the container's limit, as the container sees it.
+        groups: the folder in which the system shows a container its limits.
     """
     return min([psutil.virtual_memory().available, *_within_limits(groups)])
 

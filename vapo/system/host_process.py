@@ -1,4 +1,4 @@
-"""The trainer's side of its host: starts it, tells it to open and end processes."""
+"""The trainer's side of a host: starts the host, and tells it to open and end processes."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ _PING_TIMEOUT_S = 5.0
 
 
 class HostProcess:
-    """One host, which is started again when something has killed or frozen it.
+    """A host, which is started again when something has killed or frozen it.
 
-    It has no variables that hold credentials but those that its code is passed, and no accelerator.
-    It begins to start at once; `open` waits until it is ready.
+    It gets no environment variables with credentials except `code.passed`, and no accelerator. The
+    constructor does not wait for it to start; `open` waits until it is ready.
 
     Args:
-        output: file descriptor to which it and its processes print; None: that is discarded.
+        output: the file descriptor to which the host and its processes print; if None, what they
+            print is discarded.
     """
 
     def __init__(self, code: UserCode, output: int | None = None) -> None:
@@ -52,9 +53,9 @@ class HostProcess:
         self._start()
 
     def open(self, number: int, channel: socket.socket) -> None:
-        """Have a process begin, with its end of the channel.
+        """Start a process, which gets its end of the channel.
 
-        Raises: UserError as `wait_until_ready`.
+        Raises: UserError: as `wait_until_ready`.
         """
         self.wait_until_ready()
         message = MESSAGE.pack(Order.OPEN, number)
@@ -70,9 +71,9 @@ class HostProcess:
                 self._replace()
 
     def replace_if_frozen(self) -> None:
-        """Ask it for a sign of life; where none comes, start another one, which has no processes.
+        """Ping the host. If it does not answer, start another one, which has no processes.
 
-        Raises: UserError: the new one does not start.
+        Raises: UserError: the new host does not start.
         """
         number = secrets.randbits(64)
         try:
@@ -87,9 +88,9 @@ class HostProcess:
             self._send(MESSAGE.pack(order, number))
 
     def wait_until_ready(self) -> None:
-        """Until it has imported the code.
+        """Wait until the host has imported the code.
 
-        Raises: UserError: the code cannot be imported or used; or its import kills the process.
+        Raises: UserError: the code cannot be imported or used, or its import kills the process.
         """
         num_failures = 0
         if self._status is not None:
@@ -117,7 +118,7 @@ class HostProcess:
                 raise
 
     def close(self, *, waits: bool) -> None:
-        """End it; `waits` gives the open processes the time to close that ended ones have."""
+        """End the host. With `waits` its open processes get `CLOSE_TIMEOUT_S` to close before."""
         self._channel.close()
         if waits:
             with suppress(subprocess.TimeoutExpired):
@@ -188,9 +189,12 @@ class HostProcess:
         socket.send_fds(self._channel, [message], [] if channel is None else [channel.fileno()])
 
     def _read_reply(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
-        """Its reply with this ticket, of a `failure` or empty; None where none comes in time.
+        """Wait for the host's reply with this ticket: empty, or a `failure`.
 
-        Others belong to earlier questions. Raises: OSError: it has ended.
+        It is None if none comes in time. Replies with other tickets, to earlier questions, are
+        ignored.
+
+        Raises: OSError: the host has ended.
         """
         deadline, received = time.monotonic() + timeout_s, b""
         while wait([self._channel], timeout=max(0.0, deadline - time.monotonic())):
@@ -206,5 +210,6 @@ class HostProcess:
 
 
 def limit_sending(channel: socket.socket) -> None:
-    """A process that does not read its channel must not stop the trainer."""
+    """Limit the time to send on a channel, so that a process which does not read its channel does
+    not stop the trainer."""
     channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))

@@ -1,4 +1,4 @@
-"""The Hugging Face hub where there is no network: its cache is read at once, or nothing is."""
+"""Takes the libraries of the Hugging Face hub offline if there is no network."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _TIMEOUT_S = 5.0
 def read_cache_if_unreachable() -> None:
     """Take the hub's libraries offline, with a line that says so, if its host does not answer.
 
-    They would ask five times, half a minute for each file, and then read their cache or say that
-    there is nothing in it. Nothing is tried where a proxy is between, or `HF_HUB_OFFLINE` is set.
+    Otherwise they would try five times, half a minute for each file, before they read their cache.
+    With a proxy, or if `HF_HUB_OFFLINE` is set, this does nothing.
     """
     proxies = getproxies()
     if "HF_HUB_OFFLINE" in os.environ or "https" in proxies or "all" in proxies:

@@ -1,6 +1,6 @@
-"""What is installed: the version, what to type for more, the files that a new folder begins with.
+"""The installed version, the commands that install extras, and the files of `vapo init`'s folder.
 
-`setup.py` runs this file before the package is installed, so it imports nothing of it.
+`setup.py` runs this file before the package is installed, so it imports nothing from it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ __version__ = "0.2.0"
 
 
 def install_command(extra: str) -> str:
-    """`pip install ...` of an extra's packages, by their own names.
+    """Return the command `pip install ...` for the packages of an extra.
 
-    Not an extra of `vapo`: the package is on no registry, where that name could be somebody else's.
+    It names the packages and not `vapo[extra]`: vapo is not on a registry, where that name could
+    belong to another package.
 
     >>> install_command("lora")
     "pip install 'peft<0.22,>=0.21'"
@@ -34,7 +35,7 @@ def install_command(extra: str) -> str:
 
 
 FOLDER = "starting_files"
-"""Where a wheel has them, inside the package."""
+"""The folder of these files inside the package, in a wheel."""
 PARTS = (
     "conf/vapo.yaml",
     "conf/algorithm",
@@ -47,20 +48,21 @@ PARTS = (
     "models/checked_steps",
     "models/shapes",
 )
-"""The default task and the ablation's, with their models; overlays, recipes, grids."""
+"""The starting files: the default task and the ablation's with their models, overlays, recipes and
+grids."""
 
 
 def root() -> Path:
-    """The folder that has `PARTS`."""
+    """Return the folder that has `PARTS`."""
     package = Path(__file__).parents[1]
     installed = package / FOLDER
     return installed if installed.is_dir() else package.parent
 
 
 def file_names(folder: Path) -> list[str]:
-    """The files below `folder` that belong to `PARTS`, relative to it.
+    """Return the files below `folder` that belong to `PARTS`, relative to `folder`.
 
-    Raises: FileNotFoundError when a part is missing.
+    Raises: FileNotFoundError: a part is missing.
     """
     names = []
     for part in PARTS:

@@ -1,4 +1,4 @@
-"""What is set up in other libraries: where torch computes, what may be printed."""
+"""Sets up other libraries: torch's threads and device, and what they may print."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from vapo.errors import UserError
 
 
 def set_threads(trainer: TrainerConfig) -> None:
-    """`trainer.num_threads`, or the cores that this process may use, shared among processes.
+    """Set torch's threads to `trainer.num_threads`, or to this process's share of the cores.
 
-    Set deliberately: spinning threads of several processes on few cores slow each other down
+    With torch's default, spinning threads of several processes on few cores slow each other down
     tenfold.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -24,9 +24,9 @@ def set_threads(trainer: TrainerConfig) -> None:
 
 
 def pick_device(trainer: TrainerConfig) -> torch.device:
-    """The device of `trainer.accelerator`, for commands without a Trainer.
+    """Return the device of `trainer.accelerator`, for commands without a Trainer.
 
-    Raises: UserError when a GPU is asked for, or needed, and there is none.
+    Raises: UserError: the config asks for a GPU or needs one, and there is none.
     """
     has_gpu = torch.cuda.is_available()
     if trainer.accelerator == "gpu" and not has_gpu:
@@ -43,7 +43,7 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
 
 
 def about_gpus() -> str:
-    """The GPUs that torch can use here; where there is none, which build of torch this is."""
+    """Describe the GPUs that torch can use; if there are none, which build of torch this is."""
     if torch.cuda.is_available():
         return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
     if torch.version.cuda is not None:
@@ -54,7 +54,7 @@ def about_gpus() -> str:
 
 
 def _advice_without_gpu() -> str:
-    """Says which torch this is, and what to do for one that sees the GPU."""
+    """Say which torch is installed, and how to get one that sees the GPU."""
     problem = f"torch {torch.__version__} is {about_gpus()}"
     if torch.version.cuda is not None or torch.version.hip is not None:
         return f"{problem}; see whether the driver lists one (`nvidia-smi`) and is new enough"
@@ -66,7 +66,7 @@ def _advice_without_gpu() -> str:
 
 
 def quiet_libraries() -> None:
-    """Leave the terminal to `Progress`."""
+    """Silence warnings and progress bars of libraries: the terminal belongs to `Progress`."""
     for name in ("lightning.pytorch", "lightning.fabric", "pytorch_lightning"):
         logging.getLogger(name).setLevel(logging.WARNING)
     logging.getLogger("lightning.pytorch.utilities.rank_zero").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""A file's lines, none of which fills the memory."""
+"""Reads a file's lines with a limit on the length of each, so that none fills the memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from io import BufferedIOBase
 
 MOST_ROW_BYTES = 32 * 2**20
-"""One row of a file, of whatever kind, may hold so much."""
+"""The most bytes of one row of a file, of whatever kind."""
 
 
 def lines_of(file: BufferedIOBase) -> Iterator[bytes | None]:
-    """The lines, each with its end; None in the place of one of more than `MOST_ROW_BYTES`."""
+    """Yield the lines, each with its line end; None in place of one above `MOST_ROW_BYTES`."""
     while line := file.readline(MOST_ROW_BYTES + 1):
         is_whole = len(line) <= MOST_ROW_BYTES
         yield line if is_whole else None

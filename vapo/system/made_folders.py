@@ -1,4 +1,4 @@
-"""Folders that a command makes before it works: a refused start leaves none behind."""
+"""Makes the folders of a command, and removes them again if its start is refused."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from vapo.errors import UserError
 
 
 def missing_folders(folder: Path) -> list[Path]:
-    """The folder and those above it that are not there, innermost first."""
+    """Return those of the folder and its parents that do not exist, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]
 
 
 def make_folders(folder: Path) -> list[Path]:
-    """Make a folder, and what is missing above it; those that were made, innermost first."""
+    """Make a folder with its missing parents; return those that were made, innermost first."""
     missing = missing_folders(folder)
     folder.mkdir(parents=True, exist_ok=True)
     return missing
@@ -25,11 +25,11 @@ def make_folders(folder: Path) -> list[Path]:
 def taken_back_if_refused(
     made: Sequence[Path], first_files: Collection[str] = ()
 ) -> Iterator[None]:
-    """Remove folders that this process made, where a `UserError` ends the block without work.
+    """Remove folders that this process made, if a `UserError` ends the block without any work.
 
     Args:
-        made: innermost first. Those above the first one go only if nothing else is in them.
-        first_files: what the command writes into the first one before it works, which is no work.
+        made: the folders, innermost first. The outer ones are removed only if they are empty.
+        first_files: names of files that the command writes into the first folder before it works.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def _holds_no_work(entry: Path, first_files: Collection[str]) -> bool:
 
 
 def _remove(path: Path) -> None:
-    """Another process may have put something in a folder meanwhile, which then stays."""
+    """Remove a file or an empty folder. A folder into which another process put something stays."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             path.rmdir()

@@ -1,8 +1,8 @@
-"""Parquet files read by bytes: what a small file unpacks to cannot fill the memory.
+"""Reads Parquet files with a limit on the bytes they unpack to: none may fill the memory.
 
-A value that is written once may stand in a million rows, so a file's size says little. Texts that
-may be long are read as numbers of entries of a dictionary, which they are in the file, and become
-texts a few rows at a time, once it is known how large these are.
+A value that is written once may stand in a million rows, so a file's size says little. Columns of
+possibly long texts are read as they are stored, as indices into a dictionary. They become texts a
+few rows at a time, once the size of these rows is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 MOST_BYTES = 512 * 2**20
 MOST_TIMES = 100
-"""A file's rows together may hold `MOST_BYTES`, or so many times the file's own size."""
+"""A file's rows together may hold `MOST_BYTES`, or this many times the file's size if that is more.
+"""
 
 _BATCH_ROWS = 1024
 _AT_ONCE = 64 * 2**20
@@ -33,13 +34,14 @@ _VALUE_BYTES, _ITEM_BYTES = 32, 8  # of a column's value and of a list's item, w
 
 
 def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
-    """The rows of a file as Python's values.
+    """Yield the rows of a file as Python's values.
 
     Args:
-        own_digits: numbers of float16 and float32 are those with the fewest digits, 0.1 and not
-            0.10000000149011612. That takes time, and for arithmetic it is all the same.
+        own_digits: whether numbers of float16 and float32 get the fewest digits that stand for
+            them: 0.1 and not 0.10000000149011612. It takes time, and arithmetic does not need it.
 
-    Raises: UserError: no readable file, two columns of one name, or rows that hold too much.
+    Raises: UserError: the file cannot be read, has two columns of one name, or its rows hold too
+        much.
     """
     with opened(path) as file:
         for batch in checked_batches(file, path):
@@ -47,7 +49,7 @@ def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, A
 
 
 def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """The rows of a batch, numbers with their own digits."""
+    """Return the rows of a batch; float16 and float32 get the fewest digits that stand for them."""
     rows: list[dict[str, Any]] = batch.to_pylist()
     for name, shortened in narrow_columns(batch.schema).items():
         for row in rows:
@@ -56,7 +58,10 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """All rows as a table. Raises: UserError: as `parquet_rows`."""
+    """Read all rows as a table.
+
+    Raises: UserError: as `parquet_rows`.
+    """
     import pyarrow as pa
 
     with opened(path) as file:
@@ -65,14 +70,17 @@ def read_whole(path: Path) -> pa.Table:
 
 
 def column_names(path: Path) -> list[str]:
-    """The file's columns, without reading rows. Raises: UserError: no readable file."""
+    """Return the names of the file's columns, without reading rows.
+
+    Raises: UserError: the file cannot be read.
+    """
     with opened(path) as file:
         return list(file.schema_arrow.names)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """The file, opened for `checked_batches`.
+    """Open a file for `checked_batches`.
 
     Raises: UserError: it cannot be read, or has columns that rows of Python cannot have.
     """
@@ -93,7 +101,7 @@ def opened(path: Path) -> Iterator[parquet.ParquetFile]:
 
 
 def _texts(file: parquet.ParquetFile) -> list[str]:
-    """The columns that can be read as numbers of a dictionary's entries."""
+    """The columns that can be read as indices into a dictionary of texts."""
     schema, columns = file.schema, list(_column_chunks(file))
     others = {x.path_in_schema for x in columns if any("DELTA" in name for name in x.encodings)}
     leaves = map(schema.column, range(len(schema)))
@@ -104,10 +112,10 @@ def _texts(file: parquet.ParquetFile) -> list[str]:
 
 
 def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
-    """Those of the columns that are read as they are, in a fraction of the time.
+    """The text columns that can be read directly, which takes a fraction of the time.
 
-    They have one text in each row, and so many rows as are read at a time cannot be too large,
-    whichever entries of the dictionaries they name. A dictionary is whole with the first row.
+    They have one text in each row, and the rows that are read at a time cannot be too large,
+    whichever entries of the dictionaries they have. A dictionary is complete with the first row.
     """
     import pyarrow.compute as compute
 
@@ -129,7 +137,7 @@ def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
 
 
 def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
-    """The parts of columns that the file's end lists, one for each row group."""
+    """Yield the metadata of each column's part in each row group, from the end of the file."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
@@ -137,9 +145,9 @@ def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
 def checked_batches(
     file: parquet.ParquetFile, path: Path, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows in small batches, with texts as texts.
+    """Yield the rows in small batches, with texts instead of dictionary indices.
 
-    Raises: UserError: rows that hold too much.
+    Raises: UserError: the rows hold too much.
     """
     max_bytes = max(MOST_BYTES, MOST_TIMES * path.stat().st_size)
     if _least_bytes(file) > max_bytes:
@@ -160,9 +168,9 @@ def checked_batches(
 def _parts_of(
     file: parquet.ParquetFile, columns: Sequence[str] | None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Batches that are small enough to be unpacked, each with its bytes.
+    """Yield batches that are small enough to be unpacked, each with its number of bytes.
 
-    None reaches over two row groups, whose dictionaries differ.
+    A batch never spans two row groups, because their dictionaries differ.
     """
     at_once = min(_BATCH_ROWS, max(1, _AT_ONCE // max(_repeated_bytes(file), 1)))
     for group in range(file.num_row_groups):
@@ -180,7 +188,7 @@ def _too_large(path: Path, max_bytes: int) -> UserError:
 
 
 def _least_bytes(file: parquet.ParquetFile) -> int:
-    """What all values take at least, as the file's end says."""
+    """A lower bound on the bytes of all values, from the metadata at the file's end."""
     chunks = _column_chunks(file)
     return sum(
         max(chunk.total_uncompressed_size, _ITEM_BYTES * chunk.num_values) for chunk in chunks
@@ -188,7 +196,8 @@ def _least_bytes(file: parquet.ParquetFile) -> int:
 
 
 def _repeated_bytes(file: parquet.ParquetFile) -> int:
-    """What a row may repeat of the texts before it, in a column that only writes differences."""
+    """A bound on the bytes that a row may repeat from earlier texts, in columns that store only
+    differences between texts."""
     return sum(
         chunk.total_uncompressed_size
         for chunk in _column_chunks(file)
@@ -197,10 +206,12 @@ def _repeated_bytes(file: parquet.ParquetFile) -> int:
 
 
 def _check_columns(schema: Any, path: Path) -> None:
-    """Python's rows have one value for a name, and which one would be chance. And a type that is
-    laid over texts hides how large they are.
+    """Check that rows of Python can have the file's columns.
 
-    Raises: UserError: two columns of one name, or one of such a type.
+    Of two columns with one name a row would have either, by chance. A type that is laid over texts
+    hides how large they are.
+
+    Raises: UserError: two columns have one name, or a column has such a type.
     """
     import pyarrow as pa
 
@@ -216,7 +227,7 @@ def _check_columns(schema: Any, path: Path) -> None:
 
 
 def _is_fixed(kind: pa.DataType) -> bool:
-    """Whether each value takes the same room."""
+    """Whether every value of the type takes the same number of bytes."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind):
@@ -232,7 +243,7 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """The batch, or parts of it that are small enough to be unpacked, each with its bytes."""
+    """Yield the batch, or parts of it that are small enough to be unpacked, each with its bytes."""
     size = sum(map(_unpacked_bytes, batch.columns))
     if size <= _AT_ONCE or batch.num_rows == 1:
         yield batch, size
@@ -243,7 +254,7 @@ def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
 
 
 def _unpacked_bytes(values: pa.Array, each: int = _VALUE_BYTES) -> int:
-    """What the values take in Python, about; each text as often as it stands in a row."""
+    """About how many bytes the values take in Python. A text counts as often as rows have it."""
     import pyarrow as pa
     import pyarrow.compute as compute
 
@@ -288,7 +299,7 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries."""
+    """The same type, with each dictionary replaced by the type of its values."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):
@@ -305,7 +316,8 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def narrow_columns(schema: pa.Schema) -> dict[str, Callable[[Any], Any]]:
-    """For each column with numbers below Python's own width: what gives them their own digits."""
+    """Map each column with numbers narrower than Python's to a function that shortens its values to
+    the fewest digits."""
     columns = {field.name: _narrowing(field.type) for field in schema}
     return {name: shortened for name, shortened in columns.items() if shortened is not None}
 

@@ -1,4 +1,4 @@
-"""Ports that a command is to listen on: a taken one is an error before anything expensive."""
+"""Checks the ports that a command will listen on before it does anything expensive."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from vapo.errors import UserError
 
 
 def check_port(host: str, port: int, *, fix: str, in_use: str = "") -> None:
-    """Raises: UserError, with the fix, if this process could not listen there.
+    """Check that this process could listen on a port.
 
-    `in_use`: what to say before the fix where another process listens there.
+    Args:
+        fix: what to do otherwise, for the message.
+        in_use: what the message says before the fix if another process listens there.
+
+    Raises: UserError: this process could not listen there.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

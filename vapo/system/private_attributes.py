@@ -1,6 +1,6 @@
-"""Every private attribute of another library that the package touches, each with its reason.
+"""All uses of private attributes of other libraries, each with its reason.
 
-A test fails when one of them goes, and when another one is touched elsewhere.
+A test fails if such an attribute is gone, and if the package uses another one elsewhere.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:  # a second that commands without a Trainer do without
 
 
 def leave_signals_alone(trainer: L.Trainer) -> None:
-    """Lightning's handlers broadcast from inside a handler, and requeue a SLURM job by themselves.
+    """Turn Lightning's signal handlers off; `vapo.runs.stopping` handles the signals instead.
 
-    With several processes the first can hang, and no option turns them off;
-    `vapo.runs.stopping` takes the signals instead.
+    Lightning's handlers broadcast from inside a handler, which can hang with several processes, and
+    requeue a SLURM job by themselves. No option turns them off.
     """
     from lightning.pytorch.trainer.connectors.signal_connector import _SignalConnector
 
@@ -37,9 +37,9 @@ def leave_signals_alone(trainer: L.Trainer) -> None:
 
 
 def checkpoint_state(trainer: L.Trainer) -> dict[str, Any]:
-    """The whole state of the run; every process must call it.
+    """Return the whole state of the run. Every process must call this.
 
-    Lightning's public way writes it in the same call, in the foreground, through its own files.
+    Lightning's public method also writes the state, in the foreground and in its own files.
     """
     return trainer._checkpoint_connector.dump_checkpoint()
 
@@ -54,9 +54,9 @@ def make_root(network: FSDPModule) -> None:
 
 
 def set_device(module: torch.nn.Module, device: torch.device) -> None:
-    """What `module.device` says; the public `to` would move the parameters, which stay on the host.
+    """Set `module.device` without moving parameters, as the public `to` would.
 
-    For CPU offload: the buffers and the computation are on the device.
+    With CPU offload the parameters stay on the host; buffers and computation are on the device.
     """
     from lightning.fabric.utilities.device_dtype_mixin import _update_properties
 
@@ -64,7 +64,7 @@ def set_device(module: torch.nn.Module, device: torch.device) -> None:
 
 
 def attention_implementation(model: PreTrainedModel) -> str:
-    """The name in force; Transformers has a public setter and no getter."""
+    """Return the name of the model's attention implementation, which has no public getter."""
     return str(model.config._attn_implementation)
 
 
@@ -92,9 +92,9 @@ def causal_lm_class(config: PreTrainedConfig) -> tuple[str, bool]:
 
 
 def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.nn.Module:
-    """A view of a module with other children of these names; it shares all else.
+    """Return a view of a module with other children under these names; it shares all else.
 
-    Setting a child of a plain copy would set it in the original, too: they have one dict of them.
+    A child set in a plain copy would also be set in the original: both have the same dict.
     """
     view = copy(module)
     view.__dict__["_modules"] = {**module._modules, **modules}
@@ -102,10 +102,10 @@ def with_modules(module: torch.nn.Module, **modules: torch.nn.Module) -> torch.n
 
 
 def switch_adapters(layer: Any, *, off: bool) -> bool:
-    """Turn the adapters of a layer of peft's off or on; whether they were off before.
+    """Turn the adapters of a peft layer off or on; return whether they were off before.
 
-    The public `enable_adapters` takes their gradients away, too, which FSDP2 would keep of its
-    first pass.
+    The public `enable_adapters` also sets their `requires_grad`, which FSDP2 keeps from its first
+    pass.
     """
     were_off = bool(layer._disable_adapters)
     layer._disable_adapters = off
@@ -115,8 +115,8 @@ def switch_adapters(layer: Any, *, off: bool) -> bool:
 def cpu_has_bfloat16_products() -> bool:
     """Whether the processor has instructions for bfloat16 products, and torch's kernels use them.
 
-    Torch has no public question. On x86 its own `_is_mkldnn_bf16_supported` is true of processors
-    that emulate them in float32, too.
+    Torch has no public function for it. On x86 its `_is_mkldnn_bf16_supported` is also true for
+    processors that emulate them in float32.
     """
     if not torch.backends.mkldnn.is_available():
         return False
@@ -126,19 +126,19 @@ def cpu_has_bfloat16_products() -> bool:
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Identifies a storage, fake ones too: their `data_ptr` is 0."""
+    """Return a key of a tensor's storage. It works for fake storages, whose `data_ptr` is 0."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def makes_fakes() -> bool:
-    """Whether tensors are made without values, by a FakeTensorMode that is entered."""
+    """Whether a FakeTensorMode is active, in which tensors have no values."""
     return torch._guards.active_fake_mode() is not None
 
 
 class _Propagation(nullcontext[None]):
-    """Is entered around DTensor's run of an operation on fakes of the whole tensors.
+    """The context in which DTensor runs an operation on fakes of the whole tensors.
 
-    It finds out a result's sharding by it; nothing of it is computed or allocated in a real run.
+    DTensor finds a result's sharding this way. Nothing is computed or allocated in it.
     """
 
     is_on = False
@@ -154,18 +154,22 @@ _propagation = _Propagation()
 
 
 def watch_propagation() -> None:
-    """Let `propagates_shards` know; DTensor has a lock at this place, which does nothing."""
+    """Install `_Propagation` in place of a lock of DTensor's that does nothing.
+
+    `propagates_shards` needs it.
+    """
     ShardingPropagator._fake_mode_lock = _propagation
 
 
 def propagates_shards() -> bool:
-    """Whether the operation of the moment only tells DTensor about its result."""
+    """Whether the current operation only runs so that DTensor learns its result's sharding."""
     return _propagation.is_on
 
 
 def environment_bytes() -> Mapping[bytes, bytes]:
-    """The environment as `os.environ` keeps it, to be copied and compared in a microsecond.
+    """Return the environment in the bytes that `os.environ` keeps, fast to copy and compare.
 
-    A copy of `os.environ` itself takes 20 to 50: it decodes each name and each value.
+    That takes a microsecond. A copy of `os.environ` takes 20 to 50, as it decodes every name and
+    value.
     """
     return os.environ._data  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""One of the processes of a run: whether it reports for it, what ends it, what it draws."""
+"""The current process of a run: whether it reports for the run, what ends it, and its seeds."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from typing import Any
 from vapo.errors import StopRequested
 
 STARTER = "VAPO_STARTED_BY"
-"""The variable that names the process, by its number, without which this one has no purpose."""
+"""The environment variable with the id of the process that started this one; see
+`stop_with_starter`."""
 
 _POLL_S = 0.5
 
 
 def stop_with_starter() -> None:
-    """From now on, ask this process to stop (SIGTERM) once the one that started it has ended.
+    """From now on, send this process SIGTERM once the process that started it has ended.
 
-    That may have been killed, and then it stops nobody. A process that is started from here is not
-    asked as well: this one stops it.
+    A starter that was killed could not stop it. Processes that this one starts do not do the same,
+    because this one stops them.
     """
     starter = os.environ.pop(STARTER, None)
     if starter is not None:
@@ -44,7 +45,7 @@ def _stop_after(starter: int) -> None:
     else:
         select.select([process_descriptor], [], [])
     text = "vapo: the process that started this one has ended; stopping\n"
-    with suppress(OSError):  # of the terminal's, which went with it
+    with suppress(OSError):  # the terminal may have gone, too
         os.write(2, text.encode())
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -52,8 +53,8 @@ def _stop_after(starter: int) -> None:
 def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this process reports for the run: global rank 0, known before any set-up.
 
-    Launchers that set a global rank (`RANK`, `SLURM_PROCID`) are believed; otherwise the first
-    process of the first host is meant (`NODE_RANK`, `LOCAL_RANK`).
+    The global rank comes from the launcher's `RANK` or `SLURM_PROCID`. Without these it is the
+    first process of the first host, by `NODE_RANK` and `LOCAL_RANK`.
     """
     for name in ("RANK", "SLURM_PROCID"):
         if environ.get(name):
@@ -62,7 +63,7 @@ def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_under_nohup(number: signal.Signals) -> bool:
-    """Whether whoever started this process wants it to outlive its terminal."""
+    """Whether the signal is SIGHUP and ignored: the process shall outlive its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -71,7 +72,10 @@ def ending_signals(
     call: Callable[[int, FrameType | None], Any],
     numbers: Sequence[signal.Signals] = (signal.SIGTERM, signal.SIGHUP),
 ) -> Iterator[None]:
-    """A block in which they call this. Outside of the main thread it does nothing."""
+    """Let these signals call `call` in the block. Outside of the main thread this does nothing.
+
+    SIGHUP is left alone if the process shall outlive its terminal.
+    """
     previous_handlers: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():
         for number in numbers:
@@ -85,7 +89,8 @@ def ending_signals(
 
 
 def stop_in_good_order(number: int, frame: FrameType | None) -> None:
-    """End the command as an error would, so that what it records is closed; again: at once.
+    """End the command by an exception, so that its records are closed. A second signal of the kind
+    ends the process at once.
 
     Raises: StopRequested
     """

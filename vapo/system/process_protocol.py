@@ -1,4 +1,4 @@
-"""What the trainer, a host and the processes that run a user's code have agreed on."""
+"""The protocol between the trainer, a host and the processes that run a user's code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from vapo.errors.redactor import redacted
 from vapo.system.shown_text import beginning, visible
 
 CLOSE_TIMEOUT_S = 2.0
-"""A process that is no longer needed has so long to close what it has before it is killed."""
+"""How long a process that is no longer needed may take to close before it is killed."""
 
 MESSAGE = struct.Struct("!BQ")
-"""An order to the host: what to do, and the process's number."""
+"""An order to the host: its kind, and the number of the process that it concerns."""
 
 
 class Order(IntEnum):
-    """`OPEN` comes with the process's end of its socket; `END` leaves it time to close; a host that
-    runs answers `PING` with the number that came with it."""
+    """The kinds of orders to a host.
+
+    `OPEN` comes with the new process's end of its socket. `END` leaves a process time to close,
+    `KILL` does not. A host that runs answers `PING` with the number that came with it.
+    """
 
     OPEN = 1
     END = 2
@@ -39,50 +42,60 @@ class Order(IntEnum):
 
 
 Answering = Callable[[Any], dict[str, Any]]
-"""What one process does: of a question the fields of its answer, which JSON can have, or their one
-field `failure`. It may raise, hang or crash, and may have `close()`."""
+"""The function that a process runs: it takes a question and returns the fields of its answer, which
+must fit into JSON, or the one field `failure`. It may raise, hang or crash, and may have `close()`.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UserCode(ABC):
-    """A user's code: what a host imports, and what an answer of its processes has in it."""
+    """A user's code: how a host imports it, and how the answers of its processes are checked."""
 
     shows_errors: bool = False
-    """Also print the traceback of what the code raises; somebody reads its output."""
+    """Whether to print the traceback of what the code raises, because its output is shown."""
     passed: tuple[str, ...] = ()
-    """Variables with credentials that it gets."""
+    """The names of environment variables with credentials that the code gets nevertheless."""
     hidden: tuple[tuple[str, str], ...] = ()
-    """What its failures must not show, of what it is given: `vapo.errors.redactor.hide`."""
+    """The secrets that the code is given and its failures must not show: see
+    `vapo.errors.redactor.hide`."""
     max_answer_bytes: int = 2**16
-    """A longer line is no answer."""
+    """A longer line counts as garbled."""
     num_calls: int = 1
     """How many questions a process answers at a time, each in a thread; more than 1 is for code
     that waits (`vapo.system.concurrent_answers`)."""
     call_timeout_s: float = math.inf
-    """The time limit of one of several calls at a time."""
+    """The time limit of one call, in seconds, if a process answers several at a time."""
     is_shared: bool = True
-    """Whether one host imports it for all its processes, which share what the import has opened."""
+    """Whether one host may import the code for all processes, which then share the files and
+    connections that the import has opened."""
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """What it is, for messages."""
+        """What the code is, for messages: `verifier score.py:score`."""
 
     @abstractmethod
     def imported(self) -> Callable[[], Answering]:
-        """In the host: import it; each call of what is returned makes what one process does.
+        """Import the code. This is called in the host.
 
-        Raises: UserError: it cannot be imported or used.
+        Returns: a function that makes the `Answering` of one process.
+
+        Raises: UserError: the code cannot be imported or used.
         """
 
     @abstractmethod
     def checked(self, question: Any, fields: dict[str, Any]) -> dict[str, Any] | None:
-        """In the trainer: the fields of an answer as they are used; None if it is none to this
-        question."""
+        """Check an answer's fields. This is called in the trainer.
+
+        Returns: the fields as they are used; None if they do not answer this question.
+        """
 
 
 def write_reply(descriptor: int, ticket: str, fields: dict[str, Any]) -> None:
-    """Raises: OSError: nobody is there to read it."""
+    """Write a reply as one line of JSON.
+
+    Raises: OSError: the other end is closed.
+    """
     line = memoryview(json.dumps({"ticket": ticket, **fields}).encode() + b"\n")
     while line:
         line = line[os.write(descriptor, line) :]
@@ -91,9 +104,9 @@ def write_reply(descriptor: int, ticket: str, fields: dict[str, Any]) -> None:
 def read_reply(
     line: bytes, ticket: str, checked: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> dict[str, Any] | None:
-    """The fields of the reply that one line of a channel is, or its `failure`.
+    """Parse one line of a channel as a reply: return its fields, or its one field `failure`.
 
-    None where it does not have this ticket, or `checked` says that its fields are no answer.
+    It is None if the line is not a reply with this ticket, or if `checked` rejects its fields.
     """
     try:
         reply = json.loads(line)
@@ -108,7 +121,7 @@ def read_reply(
 
 
 def reward_of(value: Any) -> float | None:
-    """A reply's number as a reward; None where it is no number, or none that a reward can be."""
+    """Return a reply's value as a reward; None if it is not a number that a reward can be."""
     if not isinstance(value, (int, float)):
         return None
     try:
@@ -119,24 +132,25 @@ def reward_of(value: Any) -> float | None:
 
 
 MAX_REWARD = 1e12
-"""The largest size of a reward. Losses and norms of gradients add up squares of rewards over all
-tokens of a batch, and of their products with activations and weights, in float32, which ends at
-3.4e38."""
+"""The largest absolute value of a reward. Losses and norms of gradients add up squares of rewards
+over all tokens of a batch, and of their products with activations and weights, in float32, whose
+largest number is 3.4e38."""
 
 MEMORY_HEADROOM_BYTES = 2 * 1024**3
-"""Such a process may use so much memory above what it has at the start; then it is a failure."""
+"""How much more memory than at its start a process may use; with more its answer is a failure."""
 
 THREAD_BYTES = 8 * 1024**2
-"""Of the address space a thread's stack takes so much, of which it uses little."""
+"""How much address space the stack of a thread reserves, of which it uses little."""
 
 HIGH_DESCRIPTOR = 900
-"""The channel's number, or above it, if so many are allowed: what writes into 3 misses it."""
+"""The lowest number of the channel's descriptor, if so many are allowed. Code that writes into
+descriptor 3 by mistake does not write into the channel."""
 
 _PACKAGE = str(Path(__file__).parents[1])
 
 
 def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
-    """Cap the address space (Linux; elsewhere only the time limit holds)."""
+    """Limit this process's address space. On other systems than Linux there is no such limit."""
     try:
         import resource
 
@@ -152,7 +166,8 @@ def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
 
 
 def channel_of(descriptor: int) -> Connection:
-    """The socket under a high number, and not handed to the programs that the code starts."""
+    """Make a connection of a socket's descriptor, under a high number. Programs that the code
+    starts do not inherit it."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
     except OSError:  # fewer are allowed
@@ -162,7 +177,7 @@ def channel_of(descriptor: int) -> Connection:
 
 
 def reward_problem(reward: float) -> str | None:
-    """Why a number cannot be a reward, as the end of a sentence; None if it can.
+    """Say why a number cannot be a reward; None if it can.
 
     >>> reward_problem(1e39)
     'a reward is a number of at most 1e+12 in size, this is 1e+39'
@@ -175,7 +190,7 @@ def reward_problem(reward: float) -> str | None:
 
 
 def failure_of(error: BaseException) -> str:
-    """`error: ValueError: what it says (file.py:12)`, on what a user's code raised."""
+    """Describe what a user's code raised: `error: ValueError: its message (file.py:12)`."""
     message = ""
     with suppress(BaseException):  # it is the user's code that says it
         message = beginning(str(error), 200)
@@ -183,7 +198,8 @@ def failure_of(error: BaseException) -> str:
 
 
 def print_error(error: BaseException) -> None:
-    """The traceback from the user's own first line on; none where the error is ours."""
+    """Print the traceback from the first line of the user's code on; nothing if it has no such
+    line."""
     frame = error.__traceback__
     while frame is not None and frame.tb_frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.tb_next
@@ -204,5 +220,5 @@ def _where(error: BaseException) -> str:
 
 
 def printable(text: str) -> str:
-    """Lone surrogates replaced, so that logs and tables can encode the text."""
+    """Replace lone surrogates, so that logs and tables can encode the text."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Float32 products of inputs that a processor may round, where it is faster so."""
+"""Lets a CPU round the inputs of float32 products, where that is faster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 def rounded_inputs() -> Iterator[None]:
     """Let a CPU's float32 products in the block round their inputs to bfloat16.
 
-    Sums and results stay float32. The setting is the whole process's, so it must not be used where
-    another thread multiplies meanwhile (`vapo.networks.precision.may_round_products`), and torch's
-    older questions for it (`torch.get_float32_matmul_precision`) raise in the block.
+    Sums and results stay float32. The setting holds for the whole process, so no other thread may
+    multiply meanwhile (`vapo.networks.precision.may_round_products`). In the block torch's older
+    getter, `torch.get_float32_matmul_precision`, raises an error.
     """
     backend: Any = torch.backends.mkldnn  # the stub does not have `matmul`
     previous_precision = backend.matmul.fp32_precision

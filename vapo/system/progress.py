@@ -1,7 +1,7 @@
-"""One progress display for a whole run: iterations, and the stages inside each of them.
+"""The progress display of a run: its iterations, and the stages inside each of them.
 
-On a terminal a block below the lines is redrawn in place, elsewhere there are lines; on ranks other
-than 0 nothing is shown. Seconds per stage are recorded in every case.
+On a terminal a block below the lines is redrawn in place; elsewhere there are only lines. Ranks
+other than 0 show nothing. Seconds per stage are recorded in every case.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def describe_count(state: StageState) -> str:
 
 
 def describe_speed(state: StageState, now: float) -> str:
-    """Mean speed since the stage began, and what is left at that speed."""
+    """Describe the mean speed since the stage began, and the time left at that speed."""
     elapsed = now - state.start_time
     if state.num_done <= 0 or elapsed <= 0:
         return ""
@@ -72,7 +72,7 @@ def describe_stage(state: StageState, now: float) -> str:
 
 
 def stage_bars(stages: Sequence[StageState], now: float) -> Table:
-    """A bar with count and speed for each running stage, the inner ones indented."""
+    """Make a bar with count and speed for each running stage; inner stages are indented."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(width=30)
@@ -86,7 +86,7 @@ def stage_bars(stages: Sequence[StageState], now: float) -> Table:
 
 
 class Display:
-    """Writes lines to a stream; what `render` returns, if given, stays below them on a terminal."""
+    """Writes lines to a stream. On a terminal the result of `render` stays below them."""
 
     def __init__(self, stream: TextStream, render: Callable[[], RenderableType] | None) -> None:
         self._stream, self._render = stream, render
@@ -127,7 +127,7 @@ class Display:
 
 
 Advance = Callable[[float], None]
-"""Reports that so many more units of the running stage are done."""
+"""Reports that this many more units of the running stage are done."""
 
 
 class Stage(Protocol):
@@ -177,10 +177,10 @@ class Progress:
         self._metrics: dict[str, float] = {}
         self._iteration_open = False
         self._iteration_start_time: float | None = None
-        self._evaluation_s = 0.0  # the latest evaluation, which few iterations have
-        self._iteration_evaluation_s = 0.0  # of the running iteration
+        self._evaluation_s = 0.0  # the latest evaluation's time, as few iterations have one
+        self._iteration_evaluation_s = 0.0  # the time of evaluations in the running iteration
         self._phase = ""
-        self._durations: dict[str, deque[float]] = {}  # of each phase's latest iterations
+        self._durations: dict[str, deque[float]] = {}  # each phase's latest iterations, in seconds
         self._expected_end: float | None = None
         self._num_later = 0
         self._line_interval_s = line_interval_s
@@ -208,11 +208,12 @@ class Progress:
     def iteration(
         self, index: int, total: int, phase: str, *, num_evaluations: int = 0, num_later: int = 0
     ) -> None:
-        """Iteration `index` of `total` (1-based, all phases counted) begins.
+        """Begin iteration `index` of `total` (1-based, all phases counted).
 
-        `num_evaluations` are still to come; the time left counts them beside the iterations. The
-        last `num_later` are of the next phase: how long those take is not known before one of
-        them has run, so the time left is that of this phase.
+        Args:
+            num_evaluations: evaluations that are still to come; the time left includes them.
+            num_later: how many of the last iterations belong to the next phase. Their time is not
+                known before one of them has run, so the time left is that of this phase.
         """
         self._close_iteration()
         now = self._clock()
@@ -231,12 +232,12 @@ class Progress:
         self._position = f"iteration {index}/{total} ({str(phase).replace('_', ' ')})"
 
     def metrics(self, metrics: Mapping[str, float]) -> None:
-        """The iteration's results; ends its line. Known keys get short names and come alone."""
+        """Report the iteration's results and end its line; see `describe_metrics`."""
         self._metrics = dict(metrics)
         self._close_iteration()
 
     def note(self, text: str) -> None:
-        """One line above the display."""
+        """Write a line above the display."""
         if self._display:
             self._display.line(text)
 
@@ -244,7 +245,7 @@ class Progress:
     def stage(
         self, name: str, total: float | None = None, unit: str = "items"
     ) -> Iterator[Advance]:
-        """A stage with a count; `total` None when it is not known beforehand."""
+        """Run the block as a stage with a count. `total` is None if it is not known beforehand."""
         reported_at = self._clock()
         state = StageState(name, total, unit, start_time=reported_at)
         self._stages.append(state)
@@ -270,12 +271,12 @@ class Progress:
                 self._record(state, completed)
 
     def pop_iteration_seconds(self) -> dict[str, float]:
-        """Seconds of each stage since the last call."""
+        """Return the seconds of each stage since the last call."""
         seconds, self._iteration_seconds = self._iteration_seconds, {}
         return seconds
 
     def add_seconds(self, name: str, seconds: float) -> None:
-        """Count the seconds of a stage that is over and was not shown."""
+        """Add the seconds of a stage that is over and was not shown."""
         records = [self.stage_seconds, self._iteration_seconds]
         if seconds >= _SHORT_S:
             records.append(self._line_seconds)
@@ -313,7 +314,7 @@ class Progress:
         return text
 
     def _render(self) -> RenderableType:
-        """The block on a terminal: where the run stands, its running stages, its last metrics."""
+        """Make the block on a terminal: the run's position, running stages and last metrics."""
         now = self._clock()
         rows: list[RenderableType] = []
         if self._position:

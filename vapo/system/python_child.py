@@ -1,4 +1,4 @@
-"""How further Python processes are started, so that none looks into the current folder first.
+"""Starts further Python processes so that none looks into the current folder first.
 
 With `python -m` and `python -c` the current folder comes before Python's own library. A file of
 the user's that is called random.py or mlflow.py would be executed in the place of the library. The
@@ -16,32 +16,33 @@ from contextlib import contextmanager
 
 SAFE_PATH = "PYTHONSAFEPATH"
 _SET_BY_VAPO = "vapo"
-"""Python takes any text for yes. This one tells our own setting from the user's."""
+"""Python takes any text as true. This text tells our own setting from the user's."""
 
 
 def python_command(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module in this Python, without the current folder in its path."""
+    """Return the command that runs a module in this Python, without the current folder in its
+    path."""
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
 def python_program(program: str, *arguments: str) -> list[str]:
-    """The command that runs a program, given as its text, in the same way."""
+    """Return the command that runs a program, given as its text, in the same way."""
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variables for such a process, which keep the folder out of those that it starts, too."""
+    """Return environment variables that also keep the current folder out of a child's children."""
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
 
 
 def environment_of_user_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """The variables as the user has set them: a program that a user's code starts is as usual."""
+    """Return the environment variables without our setting, for the programs of a user's code."""
     return {k: v for k, v in environ.items() if (k, v) != (SAFE_PATH, _SET_BY_VAPO)}
 
 
 @contextmanager
 def safe_path_in_children() -> Iterator[None]:
-    """A block in which every Python process that this one starts leaves the current folder out."""
+    """Let every Python process that is started in the block leave the current folder out."""
     is_ours = SAFE_PATH not in os.environ
     os.environ.setdefault(SAFE_PATH, _SET_BY_VAPO)
     try:

@@ -1,4 +1,4 @@
-"""Values of data rows: as text, as JSON has them, and whether every stage of a run can carry them.
+"""Values of data rows: converts them to text or to JSON's types, and refuses unusable ones.
 
 A row is pickled for the processes of verifiers and environments, written as JSON beside rollouts,
 and its texts are written as UTF-8. A value that one of these refuses is refused when it is read.
@@ -22,39 +22,39 @@ from uuid import UUID
 from vapo.errors import UserError
 
 MOST_LEVELS = 100
-"""A row may be nested so deep: pickle and JSON go down by recursion, from wherever they stand."""
+"""How deep a row may be nested: pickle and JSON descend by recursion, which Python limits."""
 
 _MOST_DIGITS = 4000
-"""Python itself reads and writes whole numbers of at most 4300 digits."""
+"""The most digits of a number as text. Python's own limit for whole numbers is 4300."""
 
 _WIDTHS: dict[str, Callable[[float], float]] = {
     "float16": lambda number: float(struct.unpack("e", struct.pack("e", number))[0]),
     "float32": lambda number: float(struct.unpack("f", struct.pack("f", number))[0]),
     "bfloat16": lambda number: _bfloat16(number),
 }
-"""What is left of a number in the widths below that of Python's own."""
+"""Functions that round a number to a dtype that is narrower than Python's float."""
 
 _NUMBERS = {int, float, bool, type(None)}
 _CARRIED = (bool, int, float, bytes, Decimal, date, time, timedelta, UUID, type(None))
-"""What pickle takes, and what has a text in the place of a type of JSON."""
+"""Types that can be pickled, and that JSON has or that have an obvious text."""
 
 
 _DIGITS = {"bfloat16": range(2, 5), "float16": range(3, 6), "float32": range(6, 10)}
-"""How many digits a number may need: any decimal of the fewest here survives in that width."""
+"""How many digits a number of each dtype may need. Any decimal with the fewest is kept exactly."""
 
 
 class RefusedValue(ValueError):
-    """A value that a row cannot have; its text is the reason, without the place."""
+    """A row cannot have a value. The message is the reason, without the place."""
 
 
 # ---- numbers as text ----------------------------------------------------------------------------
 
 
 def number_text(number: float | Decimal) -> str:
-    """A number in positional notation: `0.00005`, never `5e-05`.
+    """Write a number in positional notation: `0.00005`, never `5e-05`.
 
-    A float has the fewest digits that give it back, a whole one no point; a decimal number has the
-    digits that it was written with. Infinity and NaN are as Python writes them.
+    A float gets the fewest digits that stand for it, and no point if it is whole. A decimal number
+    keeps the digits that it was written with. Infinity and NaN are as Python writes them.
 
     Raises: RefusedValue: the text would have thousands of digits.
 
@@ -78,7 +78,7 @@ def number_text(number: float | Decimal) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A number as `number_text` has it, and any other value as Python shows it.
+    """Write a number by `number_text`, and any other value by `str`.
 
     Raises: RefusedValue: as `number_text`.
 
@@ -90,10 +90,10 @@ def value_text(value: Any) -> str:
 
 
 def shortest_float(number: float, width: str) -> float:
-    """The number with the fewest digits that is `number` in its own width.
+    """Return the number with the fewest digits that equals `number` in its dtype.
 
     Args:
-        width: float16, bfloat16 or float32, which the number was stored in.
+        width: the dtype that the number was stored in: float16, bfloat16 or float32.
 
     >>> shortest_float(0.10000000149011612, "float32"), shortest_float(0.300048828125, "float16")
     (0.1, 0.3)
@@ -111,14 +111,14 @@ def shortest_float(number: float, width: str) -> float:
 
 
 def _bfloat16(number: float) -> float:
-    """The upper half of a float32, rounded to the nearest, of two to the even one."""
+    """Round to bfloat16, the upper half of a float32. Ties go to the even neighbour."""
     (bits,) = struct.unpack("I", struct.pack("f", number))
     bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
     return float(struct.unpack("f", struct.pack("I", bits & 0xFFFFFFFF))[0])
 
 
 def shortest_floats(values: Any, width: str) -> Any:
-    """A number, or nested lists of numbers, each as `shortest_float`; null stays."""
+    """Apply `shortest_float` to a number, or to nested lists of numbers. None stays None."""
     if isinstance(values, list):
         return [shortest_floats(item, width) for item in values]
     return shortest_float(values, width) if isinstance(values, float) else values
@@ -128,9 +128,9 @@ def shortest_floats(values: Any, width: str) -> Any:
 
 
 def check_carried(value: Any, levels: int = MOST_LEVELS) -> None:
-    """Whether the later stages of a run can carry a value: pickle it, write it as UTF-8 and JSON.
+    """Check that a value can be pickled, and written as UTF-8 and JSON, as later stages do.
 
-    Raises: RefusedValue: they cannot.
+    Raises: RefusedValue: it cannot.
     """
     kind = type(value)
     if kind in _NUMBERS:
@@ -175,10 +175,10 @@ def _check_levels(levels: int) -> None:
 
 
 def row_text(record: Mapping[str, Any]) -> str:
-    """A row as one line of JSON, which has texts in the place of what JSON has no type for."""
+    """Write a row as one line of JSON. A value of a type that JSON lacks becomes a text."""
     try:
         return json.dumps(dict(record), default=value_text)
-    except TypeError:  # a key that is no text
+    except TypeError:  # a key is not a text
         return json.dumps(_with_text_keys(record), default=value_text)
 
 
@@ -189,9 +189,9 @@ def _with_text_keys(value: Any) -> Any:
 
 
 def check_names(names: Iterable[object], place: object) -> None:
-    """Check that no two columns have one name: which of them a row has would be chance.
+    """Check that no two columns have the same name, since a row would have either by chance.
 
-    Raises: UserError: names the column.
+    Raises: UserError: two have; names the column.
     """
     for name, num in Counter(names).items():
         if num > 1:
@@ -202,12 +202,12 @@ def check_names(names: Iterable[object], place: object) -> None:
 
 
 def plain_value(value: Any, levels: int = MOST_LEVELS) -> Any:
-    """A program's value in the types of JSON, if it has an obvious meaning there.
+    """Convert a program's value to the types of JSON, if it has an obvious meaning there.
 
-    Arrays, tensors and series become lists, decimal numbers, fractions, times and paths texts, and
-    what tables write for null becomes null.
+    Arrays, tensors and series become lists. Decimal numbers, fractions, times and paths become
+    texts. The values that tables use for null become None.
 
-    Raises: RefusedValue: it has none, as bytes, a set or a complex number.
+    Raises: RefusedValue: it has no such meaning, as bytes, a set or a complex number.
     """
     if value is None or isinstance(value, bool):
         return value
@@ -264,7 +264,7 @@ def _plain_array(value: Any, levels: int) -> Any:
     if type(listed) is type(value):
         if not hasattr(value, "__float__") or "complex" in kind:
             raise RefusedValue(f"{type(value).__name__}, which is no type of JSON")
-        return float(value)  # of a width above that of Python's own
+        return float(value)  # it is wider than Python's float
     if is_time:
         return _without_nat(listed)
     width = narrow_width(kind)
@@ -278,7 +278,7 @@ def _without_nat(times: Any) -> Any:
 
 
 def narrow_width(kind: str) -> str | None:
-    """The width of a dtype whose numbers have fewer digits than a Python float; None: it has not.
+    """Return the name of a dtype that is narrower than Python's float; None for other dtypes.
 
     >>> [narrow_width(x) for x in ("torch.bfloat16", "Float32", "float[pyarrow]", "float64")]
     ['bfloat16', 'float32', 'float32', None]

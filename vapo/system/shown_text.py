@@ -1,7 +1,7 @@
-"""Text of a user, an environment or a model, as it may be shown, and numbers as texts.
+"""Makes text of a user, an environment or a model safe to show, and formats numbers.
 
-`beginning` shortens a text and leaves no part of a secret, `visible` takes out what a terminal
-would act on. Light to import: the processes that run a user's code do.
+`beginning` shortens a text and leaves no part of a secret; `visible` escapes what a terminal would
+act on. This module is light to import, as the processes that run a user's code import it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MOST_READ = 10_000
 
 @runtime_checkable
 class TextStream(Protocol):
-    """What is asked of standard output."""
+    """The methods of standard output that are used here."""
 
     def write(self, text: str, /) -> int: ...
 
@@ -29,12 +29,12 @@ class TextStream(Protocol):
 
 
 def beginning(text: str, max_chars: int) -> str:
-    """The redacted beginning of a text: cut afterwards, so that no part of a secret stays."""
+    """Return the beginning of a text, redacted before it is cut: no part of a secret stays."""
     return redacted(text[:_MOST_READ])[:max_chars]
 
 
 def visible(text: str, *, keep: str = "\n\t") -> str:
-    r"""Text without anything that a terminal acts on: other characters as escapes.
+    r"""Return the text with everything that a terminal acts on replaced by escapes.
 
     >>> visible("a\x1b[2Jb\u202ec\r\n")
     'a\\x1b[2Jb\\u202ec\\r\n'
@@ -55,12 +55,12 @@ def say(*texts: object, end: str = "\n", file: TextStream | None = None) -> None
 
 
 def can_redraw(stream: TextStream) -> bool:
-    """Whether what is shown there can be drawn anew in its place: a terminal that knows how."""
+    """Whether the stream is a terminal on which text can be redrawn in place."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
 def format_seconds(seconds: float) -> str:
-    """`0:07`, `12:34`, `3:05:00`."""
+    """Format seconds as `0:07`, `12:34` or `3:05:00`."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
@@ -78,9 +78,9 @@ _SHORT_NAMES = {
 
 
 def describe_metrics(metrics: Mapping[str, float]) -> str:
-    """Known keys under their short names; all given keys when none is known.
+    """Describe the known metrics by short names; if none is known, all of them by their keys.
 
-    A figure that an iteration does not have, as the explained variance of equal returns, is n/a.
+    NaN, as the explained variance of equal returns is, becomes `n/a`.
     """
     known_metrics = {short: metrics[key] for key, short in _SHORT_NAMES.items() if key in metrics}
     shown_metrics = known_metrics or metrics

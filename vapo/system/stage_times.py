@@ -1,4 +1,4 @@
-"""Where an iteration's time goes, and what it comes to in tokens and operations a second."""
+"""The time of an iteration by stages, and its tokens and operations per second."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class StageTimes:
     """Seconds of an iteration, or of several added up, and the work that was done in them.
 
     `stages` follow one another; `updates`, one for each network, lie inside the stage `training`.
-    What is left of the wall clock is idle: metrics, minibatches, checkpoints. Tokens are counted
-    over all ranks; floating-point operations are those of the updates, on one rank.
+    The rest of the wall clock is idle time: metrics, minibatches, checkpoints. Tokens are counted
+    over all ranks. Floating-point operations are those of the updates on one rank.
     """
 
     stages: Mapping[str, float] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class StageTimes:
         self.idle_s = max(0.0, self.total_s - sum(self.stages.values()))
 
     def add(self, other: StageTimes) -> None:
-        """Add another iteration's."""
+        """Add the times and work of another iteration."""
         self.stages = _sums(self.stages, other.stages)
         self.updates = _sums(self.updates, other.updates)
         self.idle_s += other.idle_s
@@ -43,7 +43,7 @@ class StageTimes:
         self.peak_tflops = other.peak_tflops
 
     def metrics(self) -> dict[str, float]:
-        """Seconds and shares of the total; tokens and operations a second."""
+        """Return metrics: seconds, shares of the total, tokens and operations per second."""
         seconds = {**self.stages, **self.updates, "idle": self.idle_s}
         metrics = {f"time/{name}_s": value for name, value in seconds.items()}
         metrics["time/iteration_s"] = self.total_s
@@ -61,7 +61,8 @@ class StageTimes:
         return metrics
 
     def describe(self) -> str:
-        """One line: shares, largest first, tokens a second, MFU where the peak is known.
+        """Describe it in one line: shares, largest first, tokens per second, and MFU if the peak is
+        known.
 
         The updates are in brackets after `training`, because they are parts of it.
         """

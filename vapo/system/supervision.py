@@ -1,10 +1,10 @@
-"""Nothing that a user's code started outlives it, however it ends.
+"""Ends everything that a user's code has started, however that code ends.
 
-A host forks before it imports anything of the user's. The child does the work; the parent, its
-supervisor, only waits. When the child has ended, or the trainer asks for it or is gone, it kills
-every descendant. On Linux it adopts descendants whose own parent has ended
-(`PR_SET_CHILD_SUBREAPER`), so a daemon that has left the process group and the session is found
-too; elsewhere the process group is what is killed.
+A host forks before it imports anything of the user's. The child does the work; the parent is its
+supervisor and only waits. When the child has ended, or the trainer asks for it or is gone, the
+supervisor kills every descendant. On Linux it adopts descendants whose own parent has ended
+(`PR_SET_CHILD_SUBREAPER`). So it also finds a daemon that has left the process group and the
+session. On other systems it kills the process group.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from contextlib import suppress
 import psutil
 
 KILL_TIMEOUT_S = 5.0
-"""It kills what the child started for this long; processes that are stuck in the kernel remain."""
+"""For how long the supervisor kills descendants, in seconds. Those stuck in the kernel remain."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Return in a child process, which does the work; the caller's own process never returns.
+    """Fork: the call returns in the child, which does the work, and never in the parent.
 
     Args:
-        control: file descriptor that the supervisor waits on; a byte or the end of it ends all.
-        channel: of the child alone, so that the trainer's end of it ends with the child.
+        control: a file descriptor on which the supervisor waits; a byte or its end ends all.
+        channel: a file descriptor that only the child keeps, so that the trainer's end of it ends
+            with the child.
     """
     wake_reader, wake_writer = os.pipe()
     os.set_blocking(wake_writer, False)
@@ -53,19 +54,19 @@ def fork_supervised(control: int, channel: int) -> None:
 
 
 def adopt_orphans() -> None:
-    """Descendants of the calling process whose own parent has ended become its children."""
+    """Let descendants of this process become its children when their own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the calling process killed when its parent ends, which has this id."""
+    """Let this process be killed when its parent, the process with this id, ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def kill_with_group(process: int) -> None:
-    """Kill a descendant, and all of its group at once: none of it forks meanwhile."""
+    """Kill a descendant and all of its group at once, so that none of them forks meanwhile."""
     with suppress(ProcessLookupError, PermissionError):
         if (group := os.getpgid(process)) != os.getpgid(0):
             os.killpg(group, signal.SIGKILL)
@@ -74,7 +75,10 @@ def kill_with_group(process: int) -> None:
 
 
 def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
-    """Wait, kill, and exit with the child's status (128 + the signal that ended it)."""
+    """Wait for the end, kill all descendants, and exit with the child's status.
+
+    If a signal ended the child, the status is 128 + its number.
+    """
     status = _reap(child)
     while status is None:
         readable, _, _ = select.select([*ending, wake_reader], [], [])
@@ -90,7 +94,10 @@ def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """The child's wait status once it has ended; adopted processes that ended are reaped too."""
+    """Reap processes that have ended, adopted ones included.
+
+    Returns: the child's wait status, if it is one of them.
+    """
     status = None
     with suppress(ChildProcessError):
         while (waited := os.waitpid(-1, os.WNOHANG))[0]:
@@ -100,7 +107,7 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants(child: int) -> None:
-    """Kill the children until there are none: those of a killed one become this process's own."""
+    """Kill this process's children until there are none; a killed child's become this process's."""
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S
@@ -116,7 +123,8 @@ def _kill_descendants(child: int) -> None:
 
 
 def _prctl(option: int, value: int) -> None:
-    """Linux only. Where it is refused, processes that left the group are not found."""
+    """Set an option of this process, on Linux only. If it is refused, processes that left the group
+    are not found."""
     if sys.platform == "linux":
         arguments = (ctypes.c_ulong(value), *(ctypes.c_ulong(0) for _ in range(3)))
         ctypes.CDLL(None).prctl(ctypes.c_int(option), *arguments)

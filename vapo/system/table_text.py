@@ -1,4 +1,4 @@
-"""Text of names and runs in tables: what a spreadsheet would compute, and Markdown would act on."""
+"""Escapes text for tables: what a spreadsheet would compute, and what Markdown would act on."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _MARKS = re.compile(
 
 
 def csv_cell(value: Any) -> Any:
-    """What is written into a cell of CSV: a text that begins as a formula gets a `'` before it.
+    """Return what is written into a cell of CSV: a text that begins as a formula gets a `'` first.
 
     Spreadsheets compute such a text when the file is opened. Some also begin a cell at `;`, a tab
-    or a line's end; the last two become spaces. Numbers stay as they are, and a text that is one.
+    or a line's end; the last two become spaces. Numbers stay as they are, also those in texts.
 
     >>> [csv_cell(x) for x in ("=1+1", "a;@SUM(A1)", -0.5, "-0.5", "lr=-1", None)]
     ["'=1+1", "a;'@SUM(A1)", -0.5, '-0.5', 'lr=-1', None]
@@ -34,10 +34,10 @@ def _is_number(text: str) -> bool:
 
 
 def markdown_text(text: str) -> str:
-    r"""The text in one line of Markdown, which shows it as it is: no HTML, no links, no code.
+    r"""Escape a text so that one line of Markdown shows it as it is: no HTML, no links, no code.
 
-    A character that Markdown acts on gets a `\` before it. Brackets alone do nothing: an interval
-    stays as it is.
+    A character that Markdown acts on gets a `\` before it. Brackets alone do nothing, so an
+    interval stays as it is.
 
     >>> print(markdown_text("a_b <img onerror=x> [c](javascript:d) 0.5 [0.1, 0.9]"))
     a_b \<img onerror=x> [c\](javascript:d) 0.5 [0.1, 0.9]
@@ -46,7 +46,7 @@ def markdown_text(text: str) -> str:
 
 
 def markdown_cell(text: str) -> str:
-    r"""The text as `markdown_text`, for a cell of a table, which a `|` would end.
+    r"""Escape a text for a cell of a Markdown table: as `markdown_text`, and every `|`.
 
     >>> print(markdown_cell("a|b"))
     a\|b

@@ -1,4 +1,4 @@
-"""What the process that renders chat templates and its owner have agreed on: frames, and bounds."""
+"""The protocol with the process that renders chat templates: its frames, and its bounds."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ _MAX_CHARS = 2**18
 
 
 def max_chars(frame: bytes) -> int:
-    """How long the text of a conversation may be: four times its own length, and a bit more."""
+    """The most characters of a rendered text: four times the conversation's, and some more."""
     return _MAX_CHARS + 4 * len(frame)
 
 
 def write_frame(stream: IO[bytes], frame: bytes) -> None:
-    """Send a frame behind its length. Raises: OSError: the other side has ended."""
+    """Send a frame's length, then the frame.
+
+    Raises: OSError: the other side has ended.
+    """
     stream.write(LENGTH.pack(len(frame)) + frame)
     stream.flush()
 
 
 def read_frame(stream: IO[bytes], max_length: int = 2**62) -> bytes | None:
-    """The next frame; None where the other side has ended, or announces more than it may send."""
+    """Read the next frame; None if the other side has ended or announces more than `max_length`."""
     head = stream.read(LENGTH.size)
     if len(head) < LENGTH.size:
         return None

@@ -27,7 +27,8 @@ def _read_all(all_nodes: Iterable[nodes.Node], defined: set[str], reads: set[str
 
 
 def _read(node: nodes.Node, defined: set[str], reads: set[str]) -> None:
-    """Add what the node reads to `reads`, and what it certainly sets to `known`."""
+    """Add the names that the node reads undefined to `reads`, and those that it certainly sets to
+    `defined`."""
     if isinstance(node, nodes.Name):
         if node.ctx == "load" and node.name not in defined:
             reads.add(node.name)

@@ -1,13 +1,13 @@
 """The process that renders a model's chat template, which `chat_templates` starts.
 
-A template is a program that comes with a model. Here it has little memory and little time, and what
-it does not give back in time costs this process alone. Its environment is the one of Transformers'
-`apply_chat_template`, so that the text is the same; torch and Transformers are not loaded for it.
+A template is a program that comes with a model. Here it has little memory and little time, and if
+it takes too long only this process is lost. Its jinja environment is that of Transformers'
+`apply_chat_template`, so that the text is the same. Torch and Transformers are not loaded for it.
 
 Frames of JSON come through stdin: `{"template": TEXT}`, which is not answered, and then
 `{"variables": {...}}`, or `{}`, which asks for the names of the variables that the template reads.
-Each of these has one frame on stdout: its `text`, the names with spaces between them, or `refusal`,
-which is what the template raised, or `excess`, of memory or of text.
+Each of these is answered by one frame on stdout. It has the `text` (for `{}` the names, with spaces
+between them), the `refusal` (what the template raised) or the `excess` (of memory or text).
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from vapo.system.template_frames import (
 from vapo.system.template_names import names_from_outside
 
 _SECONDS_EARNED = 0.02
-"""Many that each take the whole time would take hours together. So the time is what is left of it
-after those before, with so much more for each; ordinary templates take a thousandth of that."""
+"""How much time each conversation adds to what the earlier ones have left, up to `SECONDS`. If each
+had the whole time, many could take hours. An ordinary template takes a thousandth of this."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`, around what an assistant has written, adds nothing to the text."""
+    """Accepts `{% generation %}`, which marks an assistant's text and adds nothing to it."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja's own way)
 
@@ -79,7 +79,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is, where jinja's own filter escapes it for HTML."""
+    """Write JSON without the escapes for HTML of jinja's own filter."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -98,7 +98,7 @@ def _now(format: str) -> str:
 
 
 class Renderer:
-    """Answers frames. Where a template takes too long, the process is killed by SIGPROF."""
+    """Answers frames. If a template takes too long, SIGPROF kills the process."""
 
     def __init__(self) -> None:
         self._source = ""

@@ -1,7 +1,8 @@
 """A user's function, named in the config as `package.module:function` or `folder/file.py:function`.
 
 A module is looked for on Python's own path, then in the folder that the config gives (that of the
-YAML file), then in the current folder; a file in the last two. Finding one imports nothing else.
+YAML file), then in the current folder. A file is looked for in the last two. The search itself
+imports nothing.
 """
 
 from __future__ import annotations
@@ -25,25 +26,26 @@ from vapo.errors import UserError
 
 MAIN = "__main__"
 HANDED = "__handed__"
-"""In the place of a module: what a Python program has in hand, and no module has under its name."""
+"""Stands in place of a module for functions that a Python program handed over, and that no module
+has under their name."""
 
 handed: dict[str, Callable[..., Any]] = {}
-"""What this process was handed, by name (`vapo.system.handed_functions.function_path`)."""
+"""The functions handed over in this process, by name (`vapo.system.handed_functions`)."""
 
 _MAX_LISTED = 20
 _appended_folders: list[str] = []
-"""Folders that were put at the end of `sys.path` here, so that they are not Python's own."""
+"""Folders that this module appended to `sys.path`; they do not count as Python's own."""
 
 
 def import_function(path: str | None, *, key: str, folder: str | None = None) -> Callable[..., Any]:
-    """The function that the config's `key` names.
+    """Import the function that the config's `key` names.
 
     Args:
-        folder: looked into before the current folder; where the config file is that names it.
+        folder: the config file's folder, which is searched before the current folder.
 
     Raises:
-        UserError: not found, which says where it was looked for; not importable, with the error
-            and line of the user's file; or not a function.
+        UserError: the function is not found (the message says where it was looked for), cannot be
+            imported (with the error and line of the user's file), or is not a function.
     """
     where, _, name = (path or "").rpartition(":")
     if not where or not name:
@@ -81,7 +83,10 @@ def python_path() -> list[str]:
 
 
 def _folders(folder: str | None) -> list[str]:
-    """The config file's folder and the current one, each once; the later imports find them too."""
+    """Return the config file's folder and the current one, without duplicates.
+
+    Both are appended to `sys.path`, so that later imports find them, too.
+    """
     folders = [os.path.abspath(f) for f in (folder, os.getcwd()) if f is not None]
     for path in folders:
         if path not in sys.path:
@@ -116,7 +121,7 @@ def _import_module(name: str, label: str, folders: Sequence[str]) -> ModuleType:
 
 
 def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
-    """Where a module is; a folder without `__init__.py` only where no file has the name."""
+    """Find a module. A folder without `__init__.py` counts only if nothing else has the name."""
     python_folders, specs = python_path(), list[ModuleSpec]()
     for finder in sys.meta_path:
         if finder is PathFinder:
@@ -129,7 +134,10 @@ def _find(top: str, folders: Sequence[str]) -> ModuleSpec | None:
 
 
 def _check_same(loaded: ModuleType, spec: ModuleSpec, label: str) -> None:
-    """Python has one module of a name; another file of that name must not be taken for it."""
+    """Check that a loaded module is the file that was found: Python has one module for a name.
+
+    Raises: UserError: the loaded module is another file.
+    """
     theirs = getattr(getattr(loaded, "__spec__", None), "origin", None)
     if theirs is None or spec.origin is None:
         return
@@ -153,7 +161,7 @@ def _load(spec: ModuleSpec) -> ModuleType:
 
 
 def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
-    """A file under a name of its own, so that it is never taken for another module."""
+    """Import a file under a module name that no other module has."""
     places = list(dict.fromkeys(os.path.join(f, os.path.expanduser(name)) for f in folders))
     matching_path = next((Path(place) for place in places if os.path.isfile(place)), None)
     if matching_path is None:
@@ -164,7 +172,7 @@ def _import_file(name: str, label: str, folders: Sequence[str]) -> ModuleType:
     module_name = f"{file.stem}_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
-    if str(file.parent) not in sys.path:  # what lies beside it can be imported
+    if str(file.parent) not in sys.path:  # so that it can import files beside it
         sys.path.append(str(file.parent))
         _appended_folders.append(str(file.parent))
     spec = importlib.util.spec_from_file_location(module_name, file)
@@ -185,13 +193,13 @@ def _not_found(top: str, folders: Sequence[str]) -> str:
 
 
 def _near(name: str, folders: Sequence[str]) -> str:
-    """A Python file of nearly the same name in one of the folders."""
+    """A suggestion of a Python file with nearly the same name in one of the folders, or ""."""
     files = {f.stem: str(f) for folder in folders for f in sorted(Path(folder).glob("*.py"))}
     return hint(name, files)
 
 
 def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
-    """What is most like a name among those that there are: its own text."""
+    """A suggestion of the text whose name is most like `name`; empty if none is alike."""
     close = difflib.get_close_matches(name, texts_by_name, n=1)
     return f"; did you mean {texts_by_name[close[0]]}?" if close else ""
 
@@ -217,9 +225,9 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _raised_at(error: BaseException) -> str:
-    """An import's error, with the last line of the user's that it came through."""
+    """Describe an import's error, with the last line of the user's code that it passed through."""
     message = f"{type(error).__name__}: {error}"
-    if isinstance(error, SyntaxError):  # says its file and line itself
+    if isinstance(error, SyntaxError):  # it has its file and line itself
         return f"{type(error).__name__}: {error.msg} ({error.filename}:{error.lineno})"
     installed = tuple(sysconfig.get_paths().values())
     frames = traceback.extract_tb(error.__traceback__)
@@ -231,13 +239,13 @@ def _raised_at(error: BaseException) -> str:
 
 
 def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **kwargs: Any) -> None:
-    """Ask whether a function takes such arguments, without a call.
+    """Check that a function takes these arguments, without calling it.
 
     Args:
-        what: the key and the function, for the message.
-        args: the positional arguments' names, for the message.
+        label: the config key and the function, for the message.
+        args: the names of the positional arguments, for the message.
 
-    Raises: UserError: it does not.
+    Raises: UserError: the function does not take them.
     """
     try:
         inspect.signature(function).bind(*args, **kwargs)
@@ -249,7 +257,7 @@ def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **k
 
 
 def raised_in(function: Callable[..., Any], error: Exception) -> str:
-    """What a user's function raised, with the last line of its own file that it came through."""
+    """Describe what a user's function raised, with the last line of its file that it came from."""
     frames = traceback.extract_tb(error.__traceback__)
     file = function.__code__.co_filename if isinstance(function, FunctionType) else None
     line = next((f.lineno for f in reversed(frames) if f.filename == file), None)

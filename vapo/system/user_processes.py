@@ -1,14 +1,14 @@
-"""Processes that run a user's code, as the trainer uses them.
+"""The trainer's side of the processes that run a user's code.
 
-A host (`host`) imports the user's module and forks a process for each key. Where processes may not
-share what the import has opened each has a host of its own, which imports it again when the process
-was killed. The trainer has a socket to each process and waits on all of them at once, so that a
-slow one delays no other. Nothing here waits without a limit: for an answer, for room to send a
-question, for an end.
+A host (`host`) imports the user's module and forks a process for each key. If processes may not
+share what the import has opened, each has a host of its own, which imports the module again after
+the process was killed. The trainer has a socket to each process and waits on all of them at once,
+so that a slow one delays no other. Every wait has a limit: for an answer, for room to send a
+question and for the end of a process.
 
-Why not `multiprocessing` or a pool library: its children import the caller's `__main__` (slow with
-torch, and an error in unguarded scripts), a deadline counts for a whole chunk of questions, and
-what the code itself started outlives it.
+`multiprocessing` and pool libraries do not do: their children import the caller's `__main__` (slow
+with torch, and an error in unguarded scripts), a deadline counts for a whole chunk of questions,
+and what the code itself started outlives it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,16 @@ from vapo.system.process_protocol import Order, UserCode, read_reply
 GARBLED = "garbled: something other than the answer came through the process's channel"
 
 MAX_WAITING_BYTES = 2**17
-"""Of questions that a process has been sent while it was busy: they fit into its buffer."""
+"""The questions sent to a busy process have at most this size, so that they fit into its buffer."""
 
 _READ_BYTES = 2**20
 _REST_S = 1.0
-"""A reply that has begun in time has so long to come whole: it can only while somebody reads."""
+"""How long the rest of a reply may take, in seconds, if its beginning came before the deadline."""
 
 
 class Answer(NamedTuple):
-    """The fields of an answer, or its `failure`; `is_last`: the process has been ended."""
+    """The fields of a process's answer, or its `failure`. `is_last` means that the process has been
+    ended."""
 
     key: Any
     fields: dict[str, Any]
@@ -64,22 +65,24 @@ class _Process:
     channel: Connection
     max_waiting_bytes: int
     questions: deque[_Question] = field(default_factory=deque)
-    """The open questions, the first of which it works on."""
+    """The open questions; the process works on the first."""
     deadline: float = math.inf
     received: bytearray = field(default_factory=bytearray)
     has_begun: bool = False
     has_answered: bool = False
-    """Whether its process was there: that of a process which never answers may not have begun."""
+    """Whether it has answered any question. One which never has may not have started at all."""
 
 
 class UserProcesses:
-    """Processes by key, each asked one question after the other; used by one thread at a time.
+    """Processes by key, which answer their questions in order. One thread at a time may use this.
 
     Args:
-        timeout_s: time limit of one answer.
-        num_hosts: keys are numbers below it, and have a host each; 1: all keys have one.
-        output: file descriptor to which they print; None: what they print is discarded.
-        may_close: an open process has `CLOSE_TIMEOUT_S` to close when all end.
+        timeout_s: the time limit of one answer, in seconds.
+        num_hosts: with 1 all processes share a host. With more each key has its own, and keys are
+            numbers below this.
+        output: the file descriptor to which the processes print; if None, what they print is
+            discarded.
+        may_close: whether open processes get `CLOSE_TIMEOUT_S` to close when all are ended.
     """
 
     def __init__(
@@ -107,7 +110,10 @@ class UserProcesses:
         return key in self._processes
 
     def wait_until_ready(self) -> None:
-        """Until the code is imported. Raises: UserError: it cannot be."""
+        """Wait until all hosts have imported the code.
+
+        Raises: UserError: the code cannot be imported.
+        """
         for host in self.hosts:
             host.wait_until_ready()
 
@@ -130,11 +136,11 @@ class UserProcesses:
         self._processes[key] = process
 
     def ask(self, key: Any, question: Any) -> bool:
-        """Ask a process, which may have questions to answer still.
+        """Send a question to a process, which may still have others to answer.
 
-        Returns: False where the question must wait until the process has answered.
+        Returns: False if the question does not fit now, and must wait until the process answers.
 
-        Raises: OSError: it is gone, or takes no question.
+        Raises: OSError: the process has ended, or does not read its channel.
         """
         process = self._processes[key]
         ticket = secrets.token_hex(8)
@@ -158,12 +164,12 @@ class UserProcesses:
         return len(self._processes[key].questions)
 
     def is_sound(self, key: Any) -> bool:
-        """Whether nothing has come of a process that was not asked for, its own end included."""
+        """Whether nothing has come from an idle process; its end would count as something."""
         process = self._processes[key]
         return not process.received and not process.channel.poll()
 
     def end(self, key: Any, order: Order = Order.END) -> None:
-        """A process is not needed any more; one that is not there is ignored."""
+        """End a process that is not needed any more. A key without a process is ignored."""
         process = self._processes.pop(key, None)
         if process is not None:
             _hang_up(process)
@@ -172,10 +178,14 @@ class UserProcesses:
                 process.host.stop()  # what it has opened may be in the middle of something
 
     def poll(self, timeout_s: float) -> list[Answer]:
-        """The answers that have come; waits at most so long for the first, 0: not at all.
+        """Return the answers that have come.
 
-        At once if no question is open. A process whose answer does not come in time, that dies, or
-        whose channel has something else in it, is killed, and its question has the `failure`.
+        A process is killed if its answer does not come in time, if it dies, or if something else
+        comes through its channel. Then its question's answer has a `failure`.
+
+        Args:
+            timeout_s: how long to wait for the first answer; with 0, or without open questions,
+                the call does not wait.
         """
         deadline = time.monotonic() + timeout_s
         answers: list[Answer] = []
@@ -191,11 +201,11 @@ class UserProcesses:
         return answers
 
     def close(self) -> None:
-        """End everything that was started; a second call does nothing."""
+        """End all processes and hosts. A second call does nothing."""
         self._finalizer()
 
     def _received(self, process: _Process) -> list[Answer]:
-        """The answers that have come whole."""
+        """Read from a process's channel; return the answers that are complete."""
         try:
             received = os.read(process.channel.fileno(), _READ_BYTES)
         except OSError:
@@ -239,7 +249,7 @@ class UserProcesses:
 
 
 def _hang_up(process: _Process) -> None:
-    """End the channel for all who have a copy of it, so that the process hears of it."""
+    """Close a process's channel, and all copies of it, so that the process ends."""
     with suppress(OSError), socket.socket(fileno=os.dup(process.channel.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)
     process.channel.close()
