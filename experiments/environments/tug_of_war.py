@@ -27,4 +27,4 @@ class TugOfWar:
         self.game.press(text)
         if self.game.has_ended:
             return None, float(self.game.is_won)
-        return self.game.shown, 0.0
+        return self.game.observation, 0.0
