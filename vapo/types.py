@@ -95,10 +95,10 @@ class Prompt:
         """What a verifier gets as metadata: the row, with its problem under `prompt`."""
         return {"prompt": self.problem or self.text, **self.record, **self.metadata}
 
-    def budget(self, most: int) -> int:
+    def budget(self, run_limit: int) -> int:
         """How many tokens its responses may have where the run allows `most`."""
-        own = self.max_response_tokens
-        return most if own is None else min(own, most)
+        prompt_limit = self.max_response_tokens
+        return run_limit if prompt_limit is None else min(prompt_limit, run_limit)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from vapo.functional.regression import two_weights_from_0_to_1
 from vapo.functional.trusted_baseline import (
     Evidence,
     Trust,
+    batch_evidence,
     earned_trust,
-    evidence_of,
     final_surprise,
     later_evidence,
     no_evidence,
@@ -111,7 +111,7 @@ def evidence(
         columns[name] for name in ("values", "rewards", "others", "received", "mask")
     )
     mixed = trusted_values(values, others, received, mask, trust=trust or Trust())
-    return evidence_of(
+    return batch_evidence(
         *(values, rewards, others, received, mask), trusted=mixed, group_size=group_size
     )
 
@@ -234,7 +234,7 @@ def test_what_is_known_at_the_end_by_hand() -> None:
     """Four prompts, U .5 first; R - U: .5, -.5 (squares 1), at the end .1, -.3 (squares .2)."""
     rewards = torch.tensor([1.0, 0.0, 1.0, 0.0])
     mixed = torch.tensor([[0.5, 0.9], [0.5, 0.3], [0.5, 0.9], [0.5, 0.3]])
-    seen = evidence_of(
+    seen = batch_evidence(
         torch.zeros(4, 2),
         rewards,
         torch.full((4,), 0.5),

@@ -122,7 +122,7 @@ def test_operations_are_counted_once_too() -> None:
 def test_states_and_gradients_are_those_of_sequences_alone(
     name: str, call_costs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(packed_attention, "_CALL", call_costs)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", call_costs)
     model = make(name)
     alone = states_alone(model)
     expected = gradient(model, alone)
@@ -173,7 +173,7 @@ def test_negative_control_other_keys_are_something_else(
     call_costs: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_attention, "_CALL", call_costs)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", call_costs)
     model = make("qwen2")
     alone = states_alone(model)
     enable_packing(model)
@@ -233,7 +233,7 @@ def test_the_call_of_the_variable_length_kernel(monkeypatch: pytest.MonkeyPatch)
     """Keys, bounds and gradients; the kernel is CUDA's, here a stand-in."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", aligned_to_the_end)
     row = PackedRow(shared_inputs().segments, torch.device("cpu"))
-    monkeypatch.setattr(packed_attention, "_CALL", 0)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", 0)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, n, 26, 8, requires_grad=True) for n in (4, 2, 2))
     weights = torch.randn(1, 26, 4, 8)
@@ -340,7 +340,7 @@ def test_gradients_losses_and_metrics_do_not_change(
 
 def test_segment_by_segment_too(whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As in larger networks, where siblings are not masked but called one by one."""
-    monkeypatch.setattr(packed_attention, "_CALL", 0)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", 0)
     assert_same(whole[KINDS[0]], compute(1, SEVERAL, KINDS[0], SHARED))
 
 

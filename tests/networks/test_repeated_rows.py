@@ -22,7 +22,7 @@ def rows_of(numbers: list[float], dtype: torch.dtype = torch.float32) -> Tensor:
 def test_each_row_gets_the_gradients_of_all_its_places() -> None:
     repeated = RepeatedRows(np.array([0, 1, 0, 2, 0]), CPU)
     rows = rows_of([10.0, 20.0, 30.0]).requires_grad_()
-    read = repeated.of(rows)
+    read = repeated.select(rows)
     assert read.flatten().tolist() == [10.0, 20.0, 10.0, 30.0, 10.0]
     (gradient,) = torch.autograd.grad(read, rows, rows_of([1.0, 2.0, 4.0, 8.0, 16.0]))
     assert gradient.flatten().tolist() == [1.0 + 4.0 + 16.0, 2.0, 8.0]
@@ -48,8 +48,8 @@ def test_the_keys_of_shared_prompts_as_by_plain_indexing(dtype: torch.dtype) -> 
     torch.manual_seed(0)
     rows = torch.randn(start, 2, 3, dtype=dtype, requires_grad=True)
     weights = torch.randn(len(places), 2, 3, dtype=dtype)
-    assert torch.equal(keys.of(rows), rows[places])
-    (own,) = torch.autograd.grad(keys.of(rows), rows, weights)
+    assert torch.equal(keys.select(rows), rows[places])
+    (own,) = torch.autograd.grad(keys.select(rows), rows, weights)
     wide = rows.detach().double().requires_grad_()
     (plain,) = torch.autograd.grad(wide[places], wide, weights.double())
     assert own.dtype == dtype

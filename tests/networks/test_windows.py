@@ -83,7 +83,7 @@ def test_the_mask_of_a_group_by_hand() -> None:
 
 
 def test_blocks_of_queries_and_the_keys_of_their_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vapo.networks.token_inputs._LEAST_BLOCK", 1)
+    monkeypatch.setattr("vapo.networks.token_inputs._MIN_BLOCK", 1)
     found = [(q.start, q.stop, k.start, k.stop) for q, k in blocks(7, 2, 3)]
     assert found == [(0, 3, 0, 5), (3, 6, 3, 8), (6, 7, 6, 9)]
 
@@ -114,7 +114,7 @@ def test_the_window_of_the_variable_length_kernel(
 ) -> None:
     """It has the same keys and gradients; the kernel is CUDA's, here a stand-in."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", windowed_kernel)
-    monkeypatch.setattr(packed_attention, "_CALL", 0)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", 0)
     row = PackedRow(SEGMENTS, CPU)
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, n, 12, 8, requires_grad=True) for n in (4, 2, 2))

@@ -86,8 +86,8 @@ def test_a_window_matters_behind_its_length_alone(family: str) -> None:
 def test_however_a_row_is_cut_into_calls(
     block: int, call_costs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inputs_module, "_LEAST_BLOCK", block)
-    monkeypatch.setattr(packed_attention, "_CALL", call_costs)
+    monkeypatch.setattr(inputs_module, "_MIN_BLOCK", block)
+    monkeypatch.setattr(packed_attention, "_CALL_COST", call_costs)
     model = windowed_model("gemma3")
     alone = expected_logprobs(model)
     _, gradient = computed(model, "padded")

@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Estimate]
 
 
-def own_estimator(algorithm: AlgorithmConfig) -> Estimator:
+def user_estimator(algorithm: AlgorithmConfig) -> Estimator:
     """The user's function, held to the contract; its numbers beside the responses are dropped.
 
     A batch with numbers that are not finite is not trained on, so the function may pass them on.
@@ -106,23 +106,23 @@ def check_estimate(
             _check_finite(tensor, batch, f"{name}: {column}")
 
 
-def _check_tensor(tensor: Any, like: Tensor, what: str) -> None:
+def _check_tensor(tensor: Any, like: Tensor, name: str) -> None:
     if not isinstance(tensor, Tensor):
-        raise UserError(f"{what} are {type(tensor).__name__}, not a tensor")
+        raise UserError(f"{name} are {type(tensor).__name__}, not a tensor")
     for aspect in ("shape", "dtype", "device"):
         ours, theirs = getattr(like, aspect), getattr(tensor, aspect)
         if ours != theirs:
-            shown = [list(x) if aspect == "shape" else x for x in (theirs, ours)]
-            raise UserError(f"{what} have the {aspect} {shown[0]}, and it must be {shown[1]}")
+            texts = [list(x) if aspect == "shape" else x for x in (theirs, ours)]
+            raise UserError(f"{name} have the {aspect} {texts[0]}, and it must be {texts[1]}")
 
 
-def _check_finite(numbers: Tensor, batch: EvaluatedBatch, what: str) -> None:
+def _check_finite(numbers: Tensor, batch: EvaluatedBatch, name: str) -> None:
     is_bad = ~torch.isfinite(numbers) & batch.response_mask
     if bool(is_bad.any()):
         row, column = is_bad.nonzero()[0].tolist()
         prompt = batch.rollouts[row].prompt.prompt_id
         raise UserError(
-            f"{what} are not finite at {int(is_bad.sum())} of "
+            f"{name} are not finite at {int(is_bad.sum())} of "
             f"{int(batch.response_mask.sum())} response tokens; the first is "
             f"{float(numbers[row, column])} at token {column} of response {row} (prompt {prompt})"
         )

@@ -35,14 +35,16 @@ def rewards_on_tokens(
         rewards: in place of the batch's.
     """
     final = batch.rewards if rewards is None else rewards
-    placed = placed_rewards(batch, final)
+    token_rewards = placed_rewards(batch, final)
     if algorithm.kl.placement == "reward" and batch.ref_logprobs is not None:
         assert batch.old_logprobs is not None
         penalty = kl_penalty(
             batch.old_logprobs, batch.ref_logprobs, estimator=algorithm.kl.estimator
         )
-        placed = placed - algorithm.kl.coef * zero_outside(penalty, batch.response_mask)
-    return placed
+        token_rewards = token_rewards - algorithm.kl.coef * zero_outside(
+            penalty, batch.response_mask
+        )
+    return token_rewards
 
 
 def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
@@ -53,7 +55,7 @@ def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"
     return batch.rewards if config.critic.reward == "shaped" else batch.unshaped_rewards
 
 
-def bootstrapped(
+def bootstrap_truncated_rewards(
     batch: EvaluatedBatch, rewards: Float[Tensor, " B"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, " B"]:
     """Put the value of a truncated response's last state in the place of its reward.
@@ -68,10 +70,12 @@ def bootstrapped(
     would run away.
     """
     last = last_column(value_places(batch, hyperparameters))[:, None]
-    after = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
-    of_last_turn = batch.turn_rewards.gather(1, last_column(batch.response_mask)[:, None])[:, 0]
-    after = after + (batch.turn_rewards.sum(dim=1) - of_last_turn)
-    return torch.where(batch.is_truncated.to(after.device), after, rewards)
+    last_values = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
+    last_turn_rewards = batch.turn_rewards.gather(1, last_column(batch.response_mask)[:, None])[
+        :, 0
+    ]
+    last_values = last_values + (batch.turn_rewards.sum(dim=1) - last_turn_rewards)
+    return torch.where(batch.is_truncated.to(last_values.device), last_values, rewards)
 
 
 def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
@@ -134,9 +138,9 @@ def achieved_returns(
     if hyperparameters.gae_over == "tokens":
         gamma = hyperparameters.gamma
         return monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma)
-    none = token_rewards.new_zeros(()).expand_as(token_rewards)
+    no_values = token_rewards.new_zeros(()).expand_as(token_rewards)
     _, returns = advantages_and_targets(
-        batch, token_rewards, none, hyperparameters, lambda_policy=1.0, lambda_critic=1.0
+        batch, token_rewards, no_values, hyperparameters, lambda_policy=1.0, lambda_critic=1.0
     )
     return returns
 

@@ -74,19 +74,19 @@ class CriticBaseline:
         self.metrics = {}
         if isinstance(config, LinearMix):
             is_mean = config.group_baseline == "mean"
-            of_groups = group_mean_advantages if is_mean else leave_one_out_advantages
-            others = of_groups(rewards, group_size=batch.group_size)[:, None]
-            advantages = linear_mix(advantages, others, mask, rho=config.weight)
+            score = group_mean_advantages if is_mean else leave_one_out_advantages
+            group_advantages = score(rewards, group_size=batch.group_size)[:, None]
+            advantages = linear_mix(advantages, group_advantages, mask, rho=config.weight)
             self.metrics["baseline/critic_weight"] = config.weight
         elif isinstance(config, Tether):
-            advantages = self._tethered(advantages, batch, rewards, config)
+            advantages = self._tether(advantages, batch, rewards, config)
         elif isinstance(config, Evpo):
             returns = monte_carlo_returns(value_rewards, mask, gamma=gamma)
-            advantages = self._gated(advantages, batch, rewards, returns, config)
+            advantages = self._gate(advantages, batch, rewards, returns, config)
         self.num_batches += 1
         return advantages
 
-    def _tethered(
+    def _tether(
         self,
         advantages: Float[Tensor, "B T"],
         batch: EvaluatedBatch,
@@ -94,20 +94,25 @@ class CriticBaseline:
         config: Tether,
     ) -> Float[Tensor, "B T"]:
         """Use the weight of earlier rollouts, then fit this batch's for later ones."""
-        others = mean_of_others(rewards, group_size=batch.group_size)
-        columns = (batch.values, others[:, None], advantages)
-        used, tethered = self.rho, tether_advantages(*columns, batch.response_mask, rho=self.rho)
-        fitted = tether_fit(*columns, batch.loss_mask, ridge=config.ridge, reduce=sum_over_ranks)
-        self.rho = lagged_rho(self.rho, float(fitted), decay=config.decay)
-        self.num_fits += math.isfinite(float(fitted))
+        others_mean = mean_of_others(rewards, group_size=batch.group_size)
+        columns = (batch.values, others_mean[:, None], advantages)
+        earlier_rho, mixed = (
+            self.rho,
+            tether_advantages(*columns, batch.response_mask, rho=self.rho),
+        )
+        fitted_rho = tether_fit(
+            *columns, batch.loss_mask, ridge=config.ridge, reduce=sum_over_ranks
+        )
+        self.rho = lagged_rho(self.rho, float(fitted_rho), decay=config.decay)
+        self.num_fits += math.isfinite(float(fitted_rho))
         self.metrics = {
-            "baseline/critic_weight": used,
-            "baseline/fitted_weight": float(fitted),
+            "baseline/critic_weight": earlier_rho,
+            "baseline/fitted_weight": float(fitted_rho),
             "baseline/num_fits": float(self.num_fits),
         }
-        return tethered
+        return mixed
 
-    def _gated(
+    def _gate(
         self,
         advantages: Float[Tensor, "B T"],
         batch: EvaluatedBatch,
@@ -117,20 +122,20 @@ class CriticBaseline:
     ) -> Float[Tensor, "B T"]:
         """The critic's advantages where it explains enough of the returns, else a mean's."""
         values, mask = batch.values, batch.counted_mask
-        explained, by = values[mask], returns[mask]
+        predictions, outcomes = values[mask], returns[mask]
         if config.level == "response":
-            counted = mask.any(dim=1)
-            explained = response_means(values, mask)[counted]
+            has_tokens = mask.any(dim=1)
+            predictions = response_means(values, mask)[has_tokens]
             first = first_column(mask)[:, None]
-            by = returns.gather(1, first)[:, 0][counted]
-        found = gate_explained_variance(explained, by, reduce=sum_over_ranks)
+            outcomes = returns.gather(1, first)[:, 0][has_tokens]
+        explained_share = gate_explained_variance(predictions, outcomes, reduce=sum_over_ranks)
         # both before the choice, which a rank with a nan of its own could make another way
         from_batch = batch_mean_advantages(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)
-        uses_critic = float(found) > config.threshold
+        uses_critic = float(explained_share) > config.threshold
         self.num_critic += uses_critic
         self.metrics = {
             "baseline/critic_weight": float(uses_critic),
-            "baseline/explained_variance": float(found),
+            "baseline/explained_variance": float(explained_share),
             "baseline/critic_share": self.num_critic / (self.num_batches + 1),
         }
         if uses_critic:

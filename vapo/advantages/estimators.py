@@ -10,11 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.contract import Estimate, Estimator, own_estimator
+from vapo.advantages.contract import Estimate, Estimator, user_estimator
 from vapo.advantages.credit import (
     achieved_returns,
     advantages_and_targets,
-    bootstrapped,
+    bootstrap_truncated_rewards,
     critic_rewards,
     of_steps,
     policy_lambda,
@@ -24,7 +24,7 @@ from vapo.advantages.credit import (
 from vapo.advantages.oppo import with_success_values
 from vapo.advantages.poise import Baseline
 from vapo.advantages.trusted_baseline import TrustedBaseline
-from vapo.advantages.value_loss_columns import anchored, taught, value_weights
+from vapo.advantages.value_loss_columns import anchor_token_mask, pretraining_columns, value_weights
 from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.estimators import OppoOptions, OtbOptions
 from vapo.config.hyperparameters import critic_is_punished
@@ -132,7 +132,7 @@ def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Es
     return Estimate(per_response[:, None] * batch.response_mask)
 
 
-def _of_groups(advantages: Callable[..., Tensor]) -> Estimator:
+def _group_estimator(advantages: Callable[..., Tensor]) -> Estimator:
     """Make the estimator that compares the rewards of the responses to one prompt."""
 
     def estimate(
@@ -175,12 +175,14 @@ def group_relative_apart(
 
 ESTIMATORS: dict[str, Estimator] = {
     "gae": gae_estimate,
-    "group_relative": _of_groups(group_relative_advantages),  # GRPO, DAPO
+    "group_relative": _group_estimator(group_relative_advantages),  # GRPO, DAPO
     "group_relative_apart": group_relative_apart,  # GDPO
-    "group_mean": _of_groups(group_mean_advantages),  # Dr.GRPO
+    "group_mean": _group_estimator(group_mean_advantages),  # Dr.GRPO
     "group_mean_whitened": group_mean_whitened,  # REINFORCE++-baseline
-    "leave_one_out": _of_groups(leave_one_out_advantages),  # RLOO
-    "poise": _of_groups(leave_one_out_advantages),  # as POISE begins; then its baseline weighs
+    "leave_one_out": _group_estimator(leave_one_out_advantages),  # RLOO
+    "poise": _group_estimator(
+        leave_one_out_advantages
+    ),  # as POISE begins; then its baseline weighs
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
@@ -198,7 +200,7 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
         UserError: a function of the user's own that cannot be imported or called.
     """
     if algorithm.advantage_estimator == "function":
-        return own_estimator(algorithm)
+        return user_estimator(algorithm)
     if isinstance(algorithm, OtbOptions):
         return partial(optimal_token_baseline, alone=algorithm.otb.alone)
     return ESTIMATORS[algorithm.advantage_estimator]
@@ -234,15 +236,15 @@ def estimate_advantages(
         if isinstance(baseline, TrustedBaseline):
             baseline.learn(batch, targets_rewards, hp)
         targets = achieved_returns(batch, targets_rewards, hp)
-        columns |= taught(batch, targets, config.components.value_pretraining)
+        columns |= pretraining_columns(batch, targets, config.components.value_pretraining)
         columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
     if algorithm.read_layers:  # the update does not read them
         columns["actor_states"] = None
     estimate = estimator_of(algorithm)(batch, rewards, hp)
     if targets_rewards is not rewards:  # the estimator is gae: critic_rules
-        of_critic = gae_estimate(batch, targets_rewards, hp)
-        estimate = estimate._replace(value_targets=of_critic.value_targets)
+        critic_estimate = gae_estimate(batch, targets_rewards, hp)
+        estimate = estimate._replace(value_targets=critic_estimate.value_targets)
     raw = advantages = estimate.advantages
     if algorithm.uses_gae:
         lambdas = torch.as_tensor(policy_lambda(batch, hp), device=raw.device)
@@ -265,7 +267,7 @@ def estimate_advantages(
             needs_contrast=not algorithm.reads_other_rewards,
             reduce=sum_over_ranks,
         )
-    columns["value_mask"] = anchored(batch, config.critic) & value_places(batch, hp)
+    columns["value_mask"] = anchor_token_mask(batch, config.critic) & value_places(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):
             columns[name] = columns[name] & estimate.kept[:, None]
@@ -287,6 +289,9 @@ def rewards_of_both(
     finals = (batch.rewards, critic_rewards(batch, config))
     if bootstraps:
         hp = resolve(config)
-        finals = (bootstrapped(batch, finals[0], hp), bootstrapped(batch, finals[1], hp))
+        finals = (
+            bootstrap_truncated_rewards(batch, finals[0], hp),
+            bootstrap_truncated_rewards(batch, finals[1], hp),
+        )
     policy = rewards_on_tokens(batch, config.algorithm, finals[0])
     return policy, policy if is_one else rewards_on_tokens(batch, config.algorithm, finals[1])

@@ -44,8 +44,10 @@ def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> Traini
         low, high = correction.icepop_low, correction.icepop_high
         batch = replace(batch, importance_weights=icepop_weights(*logprobs, low=low, high=high))
     if correction.masks:
-        kept = responses_in_range(*logprobs, low=correction.mask_below, high=correction.mask_above)
-        batch = replace(batch, policy_mask=batch.loss_mask & kept[:, None])
+        is_in_range = responses_in_range(
+            *logprobs, low=correction.mask_below, high=correction.mask_above
+        )
+        batch = replace(batch, policy_mask=batch.loss_mask & is_in_range[:, None])
     return batch
 
 
@@ -64,25 +66,28 @@ class EngineGaps:
     """
 
     def __init__(self) -> None:
-        self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch, its sampled tokens
+        # each micro-batch's log-probs [2, n] of engine and trainer, and its responses' lengths
+        self._micro_batches: list[tuple[Tensor, Tensor]] = []
 
     def clear(self) -> None:
         """Forget the iteration's."""
-        self._found.clear()
+        self._micro_batches.clear()
 
     def add(self, logprobs: Float[Tensor, "b T"], rows: TrainingBatch) -> None:
         """Keep a micro-batch's log-probs beside the engine's."""
         mask = rows.response_mask
         tokens = torch.stack([rows.rollout_logprobs, logprobs.detach()])[:, mask]
-        self._found.append((tokens.cpu(), mask.sum(dim=1).cpu()))
+        self._micro_batches.append((tokens.cpu(), mask.sum(dim=1).cpu()))
 
     def metrics(self) -> dict[str, float]:
         """As `mismatch_metrics`; nothing where no rank has a token. Every rank must call this."""
-        lengths = torch.cat([n for _, n in self._found] or [torch.zeros(1, dtype=torch.long)])
+        lengths = torch.cat(
+            [n for _, n in self._micro_batches] or [torch.zeros(1, dtype=torch.long)]
+        )
         if not float(sum_over_ranks(lengths.sum().double())):
             return {}
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
-        tokens = torch.cat([t for t, _ in self._found] or [torch.zeros(2, 0)], dim=1)
+        tokens = torch.cat([t for t, _ in self._micro_batches] or [torch.zeros(2, 0)], dim=1)
         rollout, ours = (
             torch.zeros(mask.shape, dtype=t.dtype).masked_scatter(mask, t) for t in tokens
         )
@@ -96,18 +101,18 @@ def gap_metrics(
     mask: Bool[Tensor, "B T"],
 ) -> dict[str, float]:
     """The keys `rollout/logprob_gap_*` and `rollout/mismatch_*`."""
-    found = mismatch(
+    gap = mismatch(
         rollout_logprobs, logprobs, mask, reduce=sum_over_ranks, reduce_max=max_over_ranks
     )
     metrics = {
-        "rollout/logprob_gap_mean": float(found.mean_abs),
-        "rollout/logprob_gap_max": float(found.max_abs),
-        "rollout/mismatch_k3": float(found.k3),
-        "rollout/mismatch_outlier_share": float(found.outlier_share),
+        "rollout/logprob_gap_mean": float(gap.mean_abs),
+        "rollout/logprob_gap_max": float(gap.max_abs),
+        "rollout/mismatch_k3": float(gap.k3),
+        "rollout/mismatch_outlier_share": float(gap.outlier_share),
     }
     for name, ratio in (
-        ("rollout/mismatch_ratio", found.token_ratio),
-        ("rollout/mismatch_sequence_ratio", found.sequence_ratio),
+        ("rollout/mismatch_ratio", gap.token_ratio),
+        ("rollout/mismatch_sequence_ratio", gap.sequence_ratio),
     ):
         metrics |= {f"{name}_{key}": float(value) for key, value in ratio._asdict().items()}
     return metrics

@@ -39,16 +39,18 @@ class PoiseBaseline:
         self.metrics: dict[str, float] = {}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in ("features", "targets", "num_batches")}
-        return own | {"read": [self.config.layer, self.config.num_states]}
+        state = {name: getattr(self, name) for name in ("features", "targets", "num_batches")}
+        return state | {"read": [self.config.layer, self.config.num_states]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises: UserError: the responses of the checkpoint were read in another way."""
-        own = [self.config.layer, self.config.num_states]
-        if state["read"] != own:
+        features_read = [self.config.layer, self.config.num_states]
+        if state["read"] != features_read:
             raise UserError(
                 "algorithm.poise.layer and num_states are {} and {}, and the checkpoint's "
-                "regression reads {} and {}: set them as they were".format(*own, *state["read"])
+                "regression reads {} and {}: set them as they were".format(
+                    *features_read, *state["read"]
+                )
             )
         self.features, self.targets = state["features"], state["targets"]
         self.num_batches = state["num_batches"]
@@ -69,10 +71,10 @@ class PoiseBaseline:
         """
         size = batch.group_size
         rewards, features = token_rewards.sum(dim=1), response_features(batch)
-        others = baseline = mean_of_others(rewards, group_size=size)
+        others_mean = baseline = mean_of_others(rewards, group_size=size)
         num_fitted = len(self.targets) * (self.num_batches >= self.config.bootstrap_iterations)
         if num_fitted:
-            predicted = self._predicted(features).to(rewards.dtype)
+            predicted = self._predict(features).to(rewards.dtype)
             baseline = mean_of_others(predicted, group_size=size)
             against = (rewards - baseline)[:, None].expand(batch.response_mask.shape)
             advantages = zero_outside(against, batch.response_mask)
@@ -81,32 +83,40 @@ class PoiseBaseline:
             "baseline/explained_variance": float(explained),
             "baseline/num_fitted_responses": float(num_fitted),
         }
-        self._remember(features, others, batch)
+        self._remember_responses(features, others_mean, batch)
         return advantages
 
-    def _predicted(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
-        config, known, rows = self.config, self.features.double(), features.double()
+    def _predict(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+        config, samples, rows = self.config, self.features.double(), features.double()
         channels = rows.shape[1] // 2
         parts = [
-            principal_components(known[:, part], rows[:, part], count=count)
+            principal_components(samples[:, part], rows[:, part], count=count)
             for part, count in (
                 (slice(channels), config.prompt_components),
                 (slice(channels, 2 * channels), config.response_components),
             )
         ]
-        parts.append((known[:, -1:], rows[:, -1:]))
-        known, rows = (torch.cat(columns, dim=1) for columns in zip(*parts, strict=True))
-        return ridge_predictions(known, self.targets.double(), rows, ridge=config.ridge)
+        parts.append((samples[:, -1:], rows[:, -1:]))
+        samples, rows = (torch.cat(columns, dim=1) for columns in zip(*parts, strict=True))
+        return ridge_predictions(samples, self.targets.double(), rows, ridge=config.ridge)
 
-    def _remember(
-        self, features: Float[Tensor, "B F"], others: Float[Tensor, " B"], batch: EvaluatedBatch
+    def _remember_responses(
+        self,
+        features: Float[Tensor, "B F"],
+        others_mean: Float[Tensor, " B"],
+        batch: EvaluatedBatch,
     ) -> None:
         """Responses without loss teach nothing: fillers, filtered ones, failed episodes.
 
         Nor do numbers that are not finite, which a batch that trains nothing still has.
         """
-        counted = batch.loss_mask.any(dim=1) & others.isfinite() & features.isfinite().all(dim=1)
-        new = gather_over_ranks(features[counted]), gather_over_ranks(others[counted].float())
+        is_counted = (
+            batch.loss_mask.any(dim=1) & others_mean.isfinite() & features.isfinite().all(dim=1)
+        )
+        new = (
+            gather_over_ranks(features[is_counted]),
+            gather_over_ranks(others_mean[is_counted].float()),
+        )
         if len(self.targets):
             new = torch.cat([self.features, new[0]]), torch.cat([self.targets, new[1]])
         self.features, self.targets = (x[-self.config.buffer_responses :].clone() for x in new)
@@ -132,9 +142,9 @@ def response_features(batch: EvaluatedBatch) -> Float[Tensor, "B F"]:
     if states is None or entropy is None:
         raise ValueError("POISE reads the actor's states and entropies, which this batch lacks")
     rows = []
-    for of_row in states:
-        one = of_row[:, 0].float()  # one layer
-        mean = one[1:].mean(dim=0) if len(one) > 1 else one.sum(dim=0)
-        rows.append(torch.cat([one[:1].sum(dim=0), mean]))
+    for row_states in states:
+        layer_states = row_states[:, 0].float()  # one layer
+        mean = layer_states[1:].mean(dim=0) if len(layer_states) > 1 else layer_states.sum(dim=0)
+        rows.append(torch.cat([layer_states[:1].sum(dim=0), mean]))
     means = response_means(entropy, batch.response_mask).float()
     return torch.cat([torch.stack(rows), means[:, None]], dim=1)

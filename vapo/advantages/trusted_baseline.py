@@ -23,8 +23,8 @@ from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.trusted_baseline import (
     Evidence,
     Trust,
+    batch_evidence,
     earned_trust,
-    evidence_of,
     final_surprise,
     later_evidence,
     no_evidence,
@@ -83,19 +83,19 @@ class TrustedBaseline:
             value_rewards: the rewards that the critic is taught.
         """
         rewards, received = value_rewards.sum(dim=1), received_rewards(batch, value_rewards)
-        others = _others(batch, rewards)
-        of_batch = evidence_of(
-            *(batch.values, rewards, others, received),
+        others_mean = _others_mean(batch, rewards)
+        evidence = batch_evidence(
+            *(batch.values, rewards, others_mean, received),
             batch.counted_mask & value_places(batch, hyperparameters),
             trusted=trusted_values(
-                batch.values, others, received, batch.response_mask, trust=self.trust
+                batch.values, others_mean, received, batch.response_mask, trust=self.trust
             ),
             group_size=batch.group_size,
             reduce=sum_over_ranks,
         )
-        if bool(of_batch.sums.isfinite().all() & of_batch.products.isfinite().all()):
-            later = later_evidence(self.evidence, of_batch, decay=self.config.decay)
-            self.evidence = Evidence(later.sums.cpu(), later.products.cpu())
+        if bool(evidence.sums.isfinite().all() & evidence.products.isfinite().all()):
+            updated = later_evidence(self.evidence, evidence, decay=self.config.decay)
+            self.evidence = Evidence(updated.sums.cpu(), updated.products.cpu())
 
     def estimate(
         self,
@@ -114,19 +114,21 @@ class TrustedBaseline:
             value_rewards: the critic's, which may lack the punishment of overlong responses.
         """
         trust, rewards = self.trust, token_rewards.sum(dim=1)
-        others, mask = _others(batch, rewards), batch.response_mask
+        others_mean, mask = _others_mean(batch, rewards), batch.response_mask
         received = received_rewards(batch, token_rewards)
-        values = trusted_values(batch.values, others, received, mask, trust=trust)
+        values = trusted_values(batch.values, others_mean, received, mask, trust=trust)
         lambda_ = trusted_lambda(policy_lambda(batch, hyperparameters), trust=trust)
         if trust.is_none:
-            advantages = self._without_critic(batch, rewards, others)
+            advantages = self._without_critic(batch, rewards, others_mean)
         else:
             places = mask & value_places(batch, hyperparameters)
             surprise = final_surprise(values, rewards, received, places)[:, None]
             surprise = (1 - trust.end) * surprise
-            less = token_rewards.scatter_add(1, last_column(mask)[:, None], -surprise)
+            reduced_rewards = token_rewards.scatter_add(1, last_column(mask)[:, None], -surprise)
             advantages, _ = advantages_and_targets(
-                *(batch, less, values, hyperparameters), lambda_policy=lambda_, lambda_critic=1.0
+                *(batch, reduced_rewards, values, hyperparameters),
+                lambda_policy=lambda_,
+                lambda_critic=1.0,
             )
             advantages = zero_outside(advantages + surprise, mask)
         self.metrics = {
@@ -140,16 +142,16 @@ class TrustedBaseline:
         return TrustedEstimate(advantages, values, lambdas.reshape(-1).expand(len(batch)))
 
     def _without_critic(
-        self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others: Float[Tensor, " B"]
+        self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others_mean: Float[Tensor, " B"]
     ) -> Float[Tensor, "B T"]:
         """Each response's reward less the others' mean, on each of its tokens."""
-        per_response = rewards - others
+        per_response = rewards - others_mean
         if batch.group_size > 1:  # as the estimator leave_one_out rounds it
             per_response = leave_one_out_advantages(rewards, group_size=batch.group_size)
         return per_response[:, None] * batch.response_mask
 
 
-def _others(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+def _others_mean(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """The mean reward of the prompt's other responses; of the batch's where it has none."""
     if batch.group_size > 1:
         return mean_of_others(rewards, group_size=batch.group_size)

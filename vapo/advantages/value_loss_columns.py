@@ -38,15 +38,15 @@ def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBat
     if config.critic.target != "residual" or batch.old_values is None:
         return batch
     rewards = rewards_on_tokens(batch, config.algorithm, critic_rewards(batch, config))
-    others = mean_of_others(rewards.sum(dim=1), group_size=batch.group_size)
-    to_come = others[:, None] - received_rewards(batch, rewards)
+    others_mean = mean_of_others(rewards.sum(dim=1), group_size=batch.group_size)
+    to_come = others_mean[:, None] - received_rewards(batch, rewards)
     offsets = zero_outside(to_come, batch.response_mask)
-    of_member = batch.old_member_values
+    member_values = batch.old_member_values
     return replace(
         batch,
         value_offsets=offsets,
         old_values=batch.old_values + offsets,
-        old_member_values=None if of_member is None else of_member + offsets,
+        old_member_values=None if member_values is None else member_values + offsets,
     )
 
 
@@ -86,7 +86,7 @@ def reward_range(config: FitConfig) -> tuple[float, float]:
     return rewards.incorrect - 1.0 * critic_is_punished(config), rewards.correct
 
 
-def taught(
+def pretraining_columns(
     batch: EvaluatedBatch, returns: Float[Tensor, "B T"], settings: ValuePretraining
 ) -> dict[str, Tensor]:
     """The columns of the value loss in value pretraining: targets, and where prefixes were
@@ -106,15 +106,15 @@ def taught(
     return columns
 
 
-def anchored(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
+def anchor_token_mask(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
     """The value mask with the anchors alone (SP3O), in the policy phase."""
     if not critic.anchors:
         return batch.value_mask
-    kept = anchor_mask(batch.response_mask, fractions=critic.anchors)
+    is_anchor = anchor_mask(batch.response_mask, fractions=critic.anchors)
     if critic.late_anchor is not None:
         late = anchor_mask(batch.response_mask, fractions=[critic.late_anchor])
-        kept |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
-    return kept & batch.value_mask
+        is_anchor |= late & (batch.response_lengths >= critic.late_anchor_tokens)[:, None]
+    return is_anchor & batch.value_mask
 
 
 def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
@@ -128,11 +128,11 @@ def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
     if ends is None or batch.value_targets is None:
         return
     targets = predicted_targets(batch)
-    counted = targets[batch.value_mask & torch.isfinite(targets)]
-    found = torch.tensor([-math.inf, -math.inf])
-    if len(counted):
-        found = torch.stack([-counted.min(), counted.max()]).float().cpu()
-    negative_low, high = max_over_ranks(found).tolist()
+    counted_targets = targets[batch.value_mask & torch.isfinite(targets)]
+    bounds = torch.tensor([-math.inf, -math.inf])
+    if len(counted_targets):
+        bounds = torch.stack([-counted_targets.min(), counted_targets.max()]).float().cpu()
+    negative_low, high = max_over_ranks(bounds).tolist()
     low = -negative_low
     if low > high or ends.holds(low, high):
         return

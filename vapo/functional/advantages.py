@@ -160,11 +160,11 @@ def anchor_mask(
         raise ValueError(f"fractions must be in [0, 1], at least one, got {fractions}")
     num_tokens = response_mask.sum(dim=1, keepdim=True).double()
     numbers = response_mask.cumsum(dim=1) - 1
-    kept = torch.zeros_like(response_mask)
+    is_anchor = torch.zeros_like(response_mask)
     for fraction in fractions:
         offsets = (fraction * (num_tokens - 1)).round().minimum(num_tokens - 2).clamp(min=0)
-        kept |= numbers == offsets
-    return kept & response_mask
+        is_anchor |= numbers == offsets
+    return is_anchor & response_mask
 
 
 @torch.no_grad()
@@ -218,12 +218,12 @@ def whiten(
     centered = [torch.where(mask, x - m, 0.0) for x, m in zip(columns, means, strict=True)]
     squares = reduce(torch.stack([x.square().sum() for x in centered]))
     variance, *of_returns = squares / count.clamp(min=1)
-    scaled = centered[0]
+    shifted = centered[0]
     if of_returns:
         is_constant = of_returns[0] <= _RELATIVE_VARIANCE_FLOOR * means[1].square()
-        scaled = torch.where(is_constant, 0.0, scaled) if needs_contrast else scaled
+        shifted = torch.where(is_constant, 0.0, shifted) if needs_contrast else shifted
         variance = torch.maximum(variance, floor**2 * of_returns[0])
-    return (scaled * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
+    return (shifted * (variance + _VARIANCE_EPS).rsqrt()).to(advantages.dtype)
 
 
 def discounted_suffix_sums(

@@ -289,8 +289,8 @@ def measured_targets(
     responses share continuations.
     Padding: where k_t is 0 the return comes back as it is, bit for bit, with 1.
 
-    >>> own, mean, draws = torch.ones(1, 2), torch.tensor([[0.0, 0.5]]), torch.tensor([[0.0, 4.0]])
-    >>> measured_targets(own, mean, draws)
+    >>> r, mean, draws = torch.ones(1, 2), torch.tensor([[0.0, 0.5]]), torch.tensor([[0.0, 4.0]])
+    >>> measured_targets(r, mean, draws)
     (tensor([[1.0000, 0.6000]]), tensor([[1., 5.]]))
     """
     num = 1 + measured_draws

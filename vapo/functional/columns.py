@@ -28,11 +28,13 @@ def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[T
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
     rest = rewards - batch.turn_rewards.sum(dim=1)
-    placed = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
+    token_rewards = batch.turn_rewards + place_at_last_token(rest, batch.response_mask)
     is_one_turn = batch.turn_starts.sum(dim=1, keepdim=True) < 2
-    placed = torch.where(is_one_turn, place_at_last_token(rewards, batch.response_mask), placed)
-    check_rewards_on_sampled(placed, batch.response_mask)
-    return placed
+    token_rewards = torch.where(
+        is_one_turn, place_at_last_token(rewards, batch.response_mask), token_rewards
+    )
+    check_rewards_on_sampled(token_rewards, batch.response_mask)
+    return token_rewards
 
 
 def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
@@ -53,32 +55,36 @@ def bad_inputs(
         reads_entropies: whether the estimator does; otherwise they are a page's, which must not
             change the training.
     """
-    found: dict[str, Tensor] = {}
+    bad_rows: dict[str, Tensor] = {}
     for name, value in float_columns(batch).items():
         if name in _NOT_READ or (name == "old_entropy" and not reads_entropies):
             continue
         is_bad = ~torch.isfinite(value)
-        found[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
-    return found
+        bad_rows[name] = (is_bad & batch.response_mask).any(dim=1) if value.dim() == 2 else is_bad
+    return bad_rows
 
 
 def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
     """Select rows of a batch in the order given, cut to the first `width` response tokens."""
-    chosen: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     index = list(rows)
     for name, value in vars(batch).items():
         if isinstance(value, list):
-            chosen[name] = [value[row] for row in index]
+            columns[name] = [value[row] for row in index]
         elif isinstance(value, Tensor):
-            chosen[name] = value[index, :width] if value.dim() == 2 else value[index]
-    return replace(batch, **chosen)
+            columns[name] = value[index, :width] if value.dim() == 2 else value[index]
+    return replace(batch, **columns)
 
 
 def without_failed(batch: Batch) -> Batch:
     """The groups that have lost no episode to its environment; all where none is whole."""
     size = batch.group_size
-    lost = batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
-    return batch if bool(lost.all()) else select_rows(batch, (~lost).nonzero().flatten().tolist())
+    in_failed_group = batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
+    return (
+        batch
+        if bool(in_failed_group.all())
+        else select_rows(batch, (~in_failed_group).nonzero().flatten().tolist())
+    )
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
@@ -89,12 +95,12 @@ def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
 
 def moved_to(batch: Batch, device: torch.device) -> Batch:
     """Move the tensors of a batch to a device."""
-    moved: dict[str, Any] = {
+    tensors: dict[str, Any] = {
         name: on_device(value, device)
         for name, value in vars(batch).items()
         if isinstance(value, Tensor)
     }
-    return replace(batch, **moved)
+    return replace(batch, **tensors)
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:

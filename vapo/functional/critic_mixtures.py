@@ -123,9 +123,9 @@ def gate_explained_variance(
     A NaN among the inputs shows as NaN.
     """
     columns = (at_least_float32(values)[:, None], rewards[:, None])
-    found = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
-    is_constant = found.isnan() & values.isfinite().all() & rewards.isfinite().all()
-    return torch.where(is_constant, 0.0, found)
+    explained = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
+    is_constant = explained.isnan() & values.isfinite().all() & rewards.isfinite().all()
+    return torch.where(is_constant, 0.0, explained)
 
 
 @torch.no_grad()
@@ -175,8 +175,8 @@ def mean_of_batch_others(
     weights = torch.ones_like(rewards) if counted is None else counted.to(rewards.dtype)
     weights = weights.double()
     total, count = reduce(torch.stack([(weights * rewards).sum(), weights.sum()]))
-    others = (total - weights * rewards) / (count - weights).clamp(min=1)
-    return others.to(torch.promote_types(rewards.dtype, torch.float32))
+    others_mean = (total - weights * rewards) / (count - weights).clamp(min=1)
+    return others_mean.to(torch.promote_types(rewards.dtype, torch.float32))
 
 
 @torch.no_grad()

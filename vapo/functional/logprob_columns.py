@@ -34,17 +34,17 @@ def logprob_columns(
     Units: `logprobs` in nats, of the distribution that was sampled from.
     Padding: columns of tokens that were not sampled are those of the tokens before them.
 
-    >>> found = logprob_columns(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
-    >>> found[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
+    >>> columns = logprob_columns(torch.tensor([[0.25, 1.0, 0.5]]).log(), torch.ones(1, 3).bool())
+    >>> columns[0, :, [0, 2, 4]]  # the least probability, that of all, a third for each below 0.5
     tensor([[1.0000, 1.0000, 0.0000],
             [0.2500, 0.2500, 0.3333],
             [0.2500, 0.2500, 0.3333]])
     """
-    own = torch.where(is_sampled, logprobs, 0.0)
-    least = _before(own.cummin(dim=1).values)
-    total = _before(own.cumsum(dim=1))
-    unlikely = _before((own < math.log(0.5)).float().cumsum(dim=1))
-    number = _before(is_sampled.float().cumsum(dim=1))
+    sampled = torch.where(is_sampled, logprobs, 0.0)
+    least = _shift_right(sampled.cummin(dim=1).values)
+    total = _shift_right(sampled.cumsum(dim=1))
+    unlikely = _shift_right((sampled < math.log(0.5)).float().cumsum(dim=1))
+    number = _shift_right(is_sampled.float().cumsum(dim=1))
     length = number / (number + _LENGTH)
     columns = (
         least.exp(),
@@ -61,6 +61,6 @@ def logprob_columns(
     return torch.stack(columns, dim=2)
 
 
-def _before(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def _shift_right(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
     """Of each token what is known before it: the column to its left, 0 for the first."""
     return torch.nn.functional.pad(columns, (1, -1))

@@ -109,11 +109,11 @@ def check_rewards_on_sampled(
 
     GAE over the sampled tokens would drop it without a word.
     """
-    lost = (token_rewards != 0) & ~response_mask
-    if bool(lost.any()):
-        row, column = lost.nonzero()[0].tolist()
+    is_bad = (token_rewards != 0) & ~response_mask
+    if bool(is_bad.any()):
+        row, column = is_bad.nonzero()[0].tolist()
         raise ValueError(
-            f"{int(lost.sum())} rewards are on tokens that the policy did not sample; the first "
+            f"{int(is_bad.sum())} rewards are on tokens that the policy did not sample; the first "
             f"is {float(token_rewards[row, column])} on token {column} of row {row}"
         )
 

@@ -88,13 +88,15 @@ def mean_of_other_responses(
     >>> mean_of_other_responses(rewards, groups, counted=torch.ones(4, dtype=torch.bool))
     tensor([0.0000, 0.5000, 0.5000, 0.3333])
     """
-    own, weights = torch.where(counted, rewards.double(), 0.0), counted.double()
-    per_group = own.new_zeros(2, len(own)).index_add_(1, groups, torch.stack([own, weights]))
+    counted_rewards, weights = torch.where(counted, rewards.double(), 0.0), counted.double()
+    per_group = counted_rewards.new_zeros(2, len(counted_rewards)).index_add_(
+        1, groups, torch.stack([counted_rewards, weights])
+    )
     total, count = per_group[:, groups]
-    all_total, all_count = reduce(torch.stack([own.sum(), weights.sum()]))
+    all_total, all_count = reduce(torch.stack([counted_rewards.sum(), weights.sum()]))
     is_alone = count - weights < 1
-    others = torch.where(is_alone, all_total, total) - own
-    return (others / (torch.where(is_alone, all_count, count) - weights)).to(rewards.dtype)
+    others_sum = torch.where(is_alone, all_total, total) - counted_rewards
+    return (others_sum / (torch.where(is_alone, all_count, count) - weights)).to(rewards.dtype)
 
 
 class ValueBias(NamedTuple):

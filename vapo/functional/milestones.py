@@ -42,14 +42,16 @@ def milestone_values(
     """
     r = rewards.double()
     means = mean_of_others(r, group_size=group_size)[:, None]
-    others = 1 - torch.eye(group_size, dtype=r.dtype, device=r.device)
+    is_other = 1 - torch.eye(group_size, dtype=r.dtype, device=r.device)
     sums, counts = [], []
     columns = (r[:, None], milestones, response_mask.to(r.dtype))
-    for own, states, is_token in zip(*(x.split(group_size) for x in columns), strict=True):
+    for group_rewards, states, is_token in zip(
+        *(x.split(group_size) for x in columns), strict=True
+    ):
         reached = r.new_zeros(group_size, int(states.max()) + 1)
         reached.scatter_reduce_(1, states, is_token, "amax")
-        sums.append((others @ (reached * own)).gather(1, states))
-        counts.append((others @ reached).gather(1, states))
+        sums.append((is_other @ (reached * group_rewards)).gather(1, states))
+        counts.append((is_other @ reached).gather(1, states))
     total, count = torch.cat(sums), torch.cat(counts)
     values = torch.where(
         count > 0, (total + shrinkage * means) / (count + shrinkage).clamp(min=1e-9), means

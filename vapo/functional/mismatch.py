@@ -66,7 +66,7 @@ def mismatch(
     Padding: ignored. NaN without a token; a non-finite log-prob of a token shows in the means.
     """
     gap = zero_outside(old_logprobs - rollout_logprobs, mask).double()
-    d, sequence_d = _held(gap), mean_log_ratio(gap, mask)
+    d, sequence_d = _limited(gap), mean_log_ratio(gap, mask)
     is_row = mask.any(dim=1)
     is_outlier = mask & ~((d.exp() >= 1 / OUTLIER_BOUND) & (d.exp() <= OUTLIER_BOUND))
     sums = [gap.abs().sum(), zero_outside(d.expm1() - d, mask).sum(), is_outlier.sum(), mask.sum()]
@@ -109,7 +109,7 @@ def truncated_importance_weights(
         log_ratio = log_ratio.sum(dim=1, keepdim=True).expand_as(log_ratio)
     elif level != "token":
         raise ValueError(f"level must be token or sequence, got {level!r}")
-    return torch.where(mask, _held(log_ratio).exp().clamp(max=cap), 1.0)
+    return torch.where(mask, _limited(log_ratio).exp().clamp(max=cap), 1.0)
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def icepop_weights(
     """
     if not 0 < low <= 1 <= high:
         raise ValueError(f"the band must have 1 in it, got {low} to {high}")
-    ratio = _held(zero_outside(old_logprobs - rollout_logprobs, mask)).exp()
+    ratio = _limited(zero_outside(old_logprobs - rollout_logprobs, mask)).exp()
     rounding = _ROUNDING * torch.finfo(ratio.dtype).eps
     is_out = (ratio < low * (1.0 - rounding)) | (ratio > high * (1.0 + rounding))
     return torch.where(mask, torch.where(is_out, 0.0, ratio), 1.0)
@@ -209,22 +209,22 @@ def mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Floa
     It is the mean of `gap` over the tokens where the mask is True; on the others `gap` must be 0.
     The mean is held within +-20, and is NaN where it is not finite.
     """
-    return _held(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
+    return _limited(gap.sum(dim=1) / mask.sum(dim=1).clamp(min=1))
 
 
-def _held(log_ratio: Tensor) -> Tensor:
-    held = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return torch.where(torch.isfinite(log_ratio), held, torch.nan)
+def _limited(log_ratio: Tensor) -> Tensor:
+    limited = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.where(torch.isfinite(log_ratio), limited, torch.nan)
 
 
 def _maximum(x: Tensor, mask: Tensor, reduce_max: Reduce) -> Tensor:
-    kept = torch.where(mask, x, -torch.inf)
-    return reduce_max(kept.amax() if kept.numel() else kept.new_tensor(-torch.inf))
+    masked = torch.where(mask, x, -torch.inf)
+    return reduce_max(masked.amax() if masked.numel() else masked.new_tensor(-torch.inf))
 
 
 def _statistics(x: Tensor, mask: Tensor, reduce: Reduce, reduce_max: Reduce) -> RatioStatistics:
-    kept = torch.where(mask, x, 0.0)
-    total, count = reduce(torch.stack([kept.sum(), mask.sum().double()]))
+    masked = torch.where(mask, x, 0.0)
+    total, count = reduce(torch.stack([masked.sum(), mask.sum().double()]))
     mean = total / count
     variance = reduce(torch.where(mask, x - mean, 0.0).square().sum()) / count
     return RatioStatistics(

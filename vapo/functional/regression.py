@@ -19,32 +19,32 @@ _ROWS_AT_ONCE = 4096  # of a Gram matrix: more would need much memory in float64
 
 @torch.no_grad()
 def principal_components(
-    known: Float[Tensor, "N F"], rows: Float[Tensor, "B F"], *, count: int
+    samples: Float[Tensor, "N F"], rows: Float[Tensor, "B F"], *, count: int
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "B K"]]:
     """Project both on the `count` directions in which the known rows vary most, about their mean.
 
     K is smaller where the known rows vary in fewer directions. The signs are arbitrary, which a
     regression on the components does not see.
 
-    >>> known = torch.tensor([[0.0, 1.0], [3.0, 1.0], [6.0, 1.0]])
-    >>> [x.abs().flatten().tolist() for x in principal_components(known, known[:1], count=2)]
+    >>> samples = torch.tensor([[0.0, 1.0], [3.0, 1.0], [6.0, 1.0]])
+    >>> [x.abs().flatten().tolist() for x in principal_components(samples, samples[:1], count=2)]
     [[3.0, 0.0, 3.0], [3.0]]
     """
-    centered = known - known.mean(dim=0)
-    is_wide = known.shape[1] > known.shape[0]
+    centered = samples - samples.mean(dim=0)
+    is_wide = samples.shape[1] > samples.shape[0]
     variances, vectors = torch.linalg.eigh(
         centered @ centered.T if is_wide else centered.T @ centered
     )
-    varies = variances > _NO_VARIANCE * variances[-1].clamp(min=torch.finfo(known.dtype).tiny)
+    varies = variances > _NO_VARIANCE * variances[-1].clamp(min=torch.finfo(samples.dtype).tiny)
     vectors = vectors[:, varies][:, -count:]
     if is_wide:
         vectors = centered.T @ vectors / variances[varies][-count:].sqrt()
-    return centered @ vectors, (rows - known.mean(dim=0)) @ vectors
+    return centered @ vectors, (rows - samples.mean(dim=0)) @ vectors
 
 
 @torch.no_grad()
 def ridge_predictions(
-    known: Float[Tensor, "N F"],
+    samples: Float[Tensor, "N F"],
     targets: Float[Tensor, " N"],
     rows: Float[Tensor, "B F"],
     *,
@@ -57,13 +57,13 @@ def ridge_predictions(
     X are the known features with mean 0 and variance 1; those that do not vary are left at 0. The
     intercept is not shrunk. A prediction stays between the least and the largest target.
 
-    >>> known, targets = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
-    >>> ridge_predictions(known, targets, torch.tensor([[2.0], [9.0]]), ridge=2.0)
+    >>> samples, targets = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
+    >>> ridge_predictions(samples, targets, torch.tensor([[2.0], [9.0]]), ridge=2.0)
     tensor([0.7500, 1.0000])
     """
-    mean, std = known.mean(dim=0), known.std(dim=0, correction=0)
+    mean, std = samples.mean(dim=0), samples.std(dim=0, correction=0)
     scale = torch.where(std > 0, std, 1.0)
-    x, center = (known - mean) / scale, targets.mean()
+    x, center = (samples - mean) / scale, targets.mean()
     gram = x.T @ x + ridge * torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     weights = torch.linalg.solve(gram, x.T @ (targets - center))
     return (center + (rows - mean) / scale @ weights).clamp(targets.min(), targets.max())
@@ -86,8 +86,8 @@ def weighted_gram(
     size = features.shape[1] + 2
     gram = torch.zeros(size, size, dtype=torch.float64, device=features.device)
     parts = (x.split(_ROWS_AT_ONCE) for x in (features, targets, weights))
-    for some, of_target, weight in zip(*parts, strict=True):
-        rows = torch.cat([some, of_target[:, None], torch.ones_like(of_target)[:, None]], dim=1)
+    for chunk, of_target, weight in zip(*parts, strict=True):
+        rows = torch.cat([chunk, of_target[:, None], torch.ones_like(of_target)[:, None]], dim=1)
         rows = rows.double()
         gram += rows.T @ (rows * weight.double()[:, None])
     return gram
@@ -126,9 +126,13 @@ def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolutio
     correlation = correlation / (std[:, None] * std)
     of_target = torch.where(varies, covariance[:-1, -1], 0.0)
     shrunk = correlation + penalty * torch.eye(len(std), dtype=std.dtype, device=std.device)
-    scaled = torch.linalg.solve(shrunk, of_target / std)
-    weights = scaled / std
-    unexplained = variances[-1] - 2 * scaled @ (of_target / std) + scaled @ correlation @ scaled
+    scaled_weights = torch.linalg.solve(shrunk, of_target / std)
+    weights = scaled_weights / std
+    unexplained = (
+        variances[-1]
+        - 2 * scaled_weights @ (of_target / std)
+        + scaled_weights @ correlation @ scaled_weights
+    )
     is_constant = variances[-1] <= _NO_VARIANCE * squares[-1, -1]
     explained = math.nan if is_constant else float(1 - unexplained / variances[-1])
     return RidgeSolution(weights, mean[-1] - mean[:-1] @ weights, explained)
@@ -194,9 +198,13 @@ def two_weights_from_0_to_1(
 
 def _on_edge(matrix: Tensor, target: Tensor, index: int, value: float) -> tuple[float, float]:
     """The best two weights of which one has a given value and the other is within [0, 1]."""
-    other = 1 - index
-    power = float(matrix[other, other])
-    slope = float(target[other] - matrix[other, index] * value) / power if power > 0 else 0.0
+    other_index = 1 - index
+    power = float(matrix[other_index, other_index])
+    slope = (
+        float(target[other_index] - matrix[other_index, index] * value) / power
+        if power > 0
+        else 0.0
+    )
     weights = [value, value]
-    weights[other] = min(max(slope, 0.0), 1.0)
+    weights[other_index] = min(max(slope, 0.0), 1.0)
     return weights[0], weights[1]

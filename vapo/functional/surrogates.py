@@ -83,7 +83,7 @@ def cispo_surrogate(
     """
     if not (eps_high >= 0 and (eps_low is None or eps_low >= 0)):
         raise ValueError(f"clip bounds must be >= 0, got {eps_low} and {eps_high}")
-    is_valid, log_pi, log_old, advantages = _finite(logprobs, old_logprobs, advantages)
+    is_valid, log_pi, log_old, advantages = _finite_inputs(logprobs, old_logprobs, advantages)
     ratio = (log_pi - log_old).detach().clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     weights = ratio.clamp(min=None if eps_low is None else 1.0 - eps_low, max=1.0 + eps_high)
     return torch.where(is_valid, -weights * advantages * log_pi, torch.nan)
@@ -111,7 +111,7 @@ def dis_surrogate(
     """
     if not (eps_low > 0 and eps_high > 0):
         raise ValueError(f"the band's bounds must be above 0, got {eps_low} and {eps_high}")
-    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
+    is_valid, log_pi, log_mu, advantages = _finite_inputs(logprobs, rollout_logprobs, advantages)
     is_kept = ratio_in_band(log_pi, log_mu, eps_low=eps_low, eps_high=eps_high)
     ratio = (log_pi - log_mu).detach().exp()
     loss = -torch.where(is_kept, ratio, 0.0) * advantages * log_pi
@@ -138,7 +138,7 @@ def dppo_surrogate(
     """
     if not delta >= 0:
         raise ValueError(f"delta must be >= 0, got {delta}")
-    is_valid, log_pi, log_mu, advantages = _finite(logprobs, rollout_logprobs, advantages)
+    is_valid, log_pi, log_mu, advantages = _finite_inputs(logprobs, rollout_logprobs, advantages)
     ratio = (log_pi - log_mu).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     is_kept = probability_near(log_pi, log_mu, advantages, delta=delta)
     loss = -advantages * torch.where(is_kept, ratio, 0.0)
@@ -162,12 +162,12 @@ def logprob_surrogate(
     return torch.where(is_valid, loss, torch.nan)
 
 
-def _finite(
+def _finite_inputs(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return where all three are finite, and each of them in at least float32, 0 elsewhere."""
-    given = (logprobs, rollout_logprobs.detach(), advantages.detach())
-    is_valid = torch.stack([torch.isfinite(x) for x in given]).all(dim=0)
+    inputs = (logprobs, rollout_logprobs.detach(), advantages.detach())
+    is_valid = torch.stack([torch.isfinite(x) for x in inputs]).all(dim=0)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)
-    first, second, third = (torch.where(is_valid, x.to(dtype), 0.0) for x in given)
+    first, second, third = (torch.where(is_valid, x.to(dtype), 0.0) for x in inputs)
     return is_valid, first, second, third

@@ -70,8 +70,8 @@ def optimal_token_advantages(
     is_alone = (is_there.sum(dim=1, keepdim=True) == 1).expand_as(g).flatten(0, 1)
     lone = of_others if alone == "others_mean" else torch.zeros_like(of_others)
     baselines = torch.where(is_alone, lone, baseline.expand_as(g).flatten(0, 1))
-    found = scatter_back(zero_outside(returns - baselines, runs), index)
-    return found.to(torch.promote_types(token_rewards.dtype, logprobs.dtype))
+    advantages = scatter_back(zero_outside(returns - baselines, runs), index)
+    return advantages.to(torch.promote_types(token_rewards.dtype, logprobs.dtype))
 
 
 @torch.no_grad()
@@ -109,12 +109,12 @@ def success_values(
     tensor([[0.3333, 0.6000],
             [0.6667, 0.5000]])
     """
-    others = mean_of_others(is_correct.double(), group_size=group_size) * (group_size - 1)
-    right, wrong = others + smoothing, group_size - 1 - others + smoothing
+    num_right_others = mean_of_others(is_correct.double(), group_size=group_size) * (group_size - 1)
+    right, wrong = num_right_others + smoothing, group_size - 1 - num_right_others + smoothing
     evidence = zero_outside(answer_logprobs.double() - logprobs.double(), response_mask)
     if max_evidence is not None:
         evidence = evidence.clamp(-max_evidence, max_evidence)
-    before = evidence.cumsum(dim=1) - evidence
-    chances = torch.sigmoid((right.log() - wrong.log())[:, None] + before)
+    earlier_evidence = evidence.cumsum(dim=1) - evidence
+    chances = torch.sigmoid((right.log() - wrong.log())[:, None] + earlier_evidence)
     values = zero_outside(low + (high - low) * chances, response_mask)
     return values.to(torch.promote_types(logprobs.dtype, torch.float32))

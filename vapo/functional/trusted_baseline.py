@@ -136,7 +136,7 @@ def final_surprise(
 
 
 @torch.no_grad()
-def evidence_of(
+def batch_evidence(
     values: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],
     others: Float[Tensor, " B"],
@@ -174,11 +174,11 @@ def evidence_of(
     has_tokens = mask.any(dim=1)
     first_errors = torch.where(has_tokens, first[:, 0] - rewards.double(), 0.0)
     errors = torch.where(mask, changed - rewards.double()[:, None], 0.0)
-    before = (rewards[:, None] - _first_values(trusted, mask))[:, 0].double()
+    trusted_errors = (rewards[:, None] - _first_values(trusted, mask))[:, 0].double()
     per_response = [
         *((p * q).sum(dim=1) for p, q in pairs),
         *(errors.sum(dim=1), mask.sum(dim=1).double(), first_errors, has_tokens.double()),
-        torch.where(has_tokens, before.square(), 0.0),
+        torch.where(has_tokens, trusted_errors.square(), 0.0),
         final_surprise(trusted, rewards, received, mask).double().square(),
     ]
     prompts = torch.stack(per_response, dim=1).view(-1, group_size, len(per_response)).sum(dim=1)
@@ -227,22 +227,25 @@ def earned_trust(evidence: Evidence) -> Trust:
     sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
     if sums["prompts"] < _LEAST_GROUPS:
         return Trust()
-    first, within = _weights(sums, evidence)
+    first, within = _shrunk_weights(sums, evidence)
     first_level = _shrunk_ratio(evidence, "first_errors", "responses")
     level = _shrunk_ratio(evidence, "token_errors", "tokens")
-    unknown, variance = _ratio(evidence, "end_squares", "first_squares")
-    end = max(1 - unknown, 0.0)
+    unknown_share, variance = _ratio(evidence, "end_squares", "first_squares")
+    end = max(1 - unknown_share, 0.0)
     return Trust(first, within, first_level, level - first_level, _shrunk(end, variance, end))
 
 
-def _weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
+def _shrunk_weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
     """The weights of the first value and of the change within a response, shrunk.
 
     The others' mean is a third feature whose weight is fitted and not used. A mean of few rewards
     is worth less than its face, and any number beside it, noise included, would else seem to
     predict what it lacks.
     """
-    cells = [(f"{name}_y", *(_power(name, other) for other in _FEATURES)) for name in _FEATURES]
+    cells = [
+        (f"{name}_y", *(_product_column(name, other_name) for other_name in _FEATURES))
+        for name in _FEATURES
+    ]
     matrix = torch.tensor([[sums[cell] for cell in row[1:]] for row in cells], dtype=torch.double)
     target = torch.tensor([sums[row[0]] for row in cells], dtype=torch.double)
     inverse = inverse_without_collinear(matrix)
@@ -253,7 +256,7 @@ def _weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
         for cell, weight in zip(row[1:], free.tolist(), strict=True):
             score[_COLUMNS.index(cell)] -= weight
     meat = scores @ evidence.products.cpu() @ scores.T
-    variances = (inverse @ meat @ inverse).diagonal() * _small_sample(sums)
+    variances = (inverse @ meat @ inverse).diagonal() * _small_sample_factor(sums)
     first, within = two_weights_from_0_to_1(matrix, target)
     return (
         _shrunk(first, float(variances[0]), max(abs(float(free[0])), first)),
@@ -261,9 +264,9 @@ def _weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
     )
 
 
-def _power(feature: str, other: str) -> str:
+def _product_column(feature: str, other_feature: str) -> str:
     """The column that has the product of two features."""
-    return "_".join(sorted((feature, other), key=_FEATURES.index))
+    return "_".join(sorted((feature, other_feature), key=_FEATURES.index))
 
 
 def _shrunk(number: float, variance: float, estimate: float) -> float:
@@ -286,10 +289,10 @@ def _ratio(evidence: Evidence, numerator: str, denominator: str) -> tuple[float,
     residual = torch.zeros(len(_COLUMNS), dtype=torch.double)
     residual[_COLUMNS.index(numerator)], residual[_COLUMNS.index(denominator)] = 1.0, -mean
     variance = float(residual @ evidence.products.cpu() @ residual) / sums[denominator] ** 2
-    return mean, variance * _small_sample(sums)
+    return mean, variance * _small_sample_factor(sums)
 
 
-def _small_sample(sums: dict[str, float]) -> float:
+def _small_sample_factor(sums: dict[str, float]) -> float:
     """What a variance over so many prompts is multiplied by, as two numbers were fitted to them."""
     return sums["prompts"] / (sums["prompts"] - 2)
 

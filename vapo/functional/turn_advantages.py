@@ -50,17 +50,17 @@ def decoupled_turn_gae(
     dtype = torch.promote_types(token_rewards.dtype, values.dtype)
     numbers = turn_numbers(response_mask, turn_starts)
     rewards = zero_outside(token_rewards, response_mask).double()
-    of_turns = torch.zeros_like(rewards).scatter_add(1, numbers.clamp(min=0), rewards)
+    turn_rewards = torch.zeros_like(rewards).scatter_add(1, numbers.clamp(min=0), rewards)
     is_turn = torch.arange(numbers.shape[1], device=numbers.device) <= numbers.amax(1, keepdim=True)
-    found = decoupled_gae(
-        of_turns,
+    turn_results = decoupled_gae(
+        turn_rewards,
         compact(values.double(), compaction_index(turn_starts)),
         is_turn,
         gamma=gamma,
         lambda_policy=lambda_policy,
         lambda_critic=lambda_critic,
     )
-    advantages, targets = (x.gather(1, numbers.clamp(min=0)).to(dtype) for x in found)
+    advantages, targets = (x.gather(1, numbers.clamp(min=0)).to(dtype) for x in turn_results)
     return zero_outside(advantages, response_mask), zero_outside(targets, turn_starts)
 
 
@@ -78,13 +78,13 @@ def turn_numbers(
     tensor([[-1,  0,  0, -1,  1]])
     """
     numbers = torch.where(response_mask, turn_starts.cumsum(dim=1) - 1, -1)
-    for is_bad, what in (
+    for is_bad, problem in (
         (turn_starts & ~response_mask, "a turn starts on a token that was not sampled"),
         (response_mask & (numbers < 0), "a sampled token comes before the first turn"),
     ):
         if bool(is_bad.any()):
             row, column = is_bad.nonzero()[0].tolist()
-            raise ValueError(f"{what}: token {column} of row {row}")
+            raise ValueError(f"{problem}: token {column} of row {row}")
     return numbers
 
 

@@ -194,15 +194,15 @@ def categorical_bias(mean_reward: float | int, centers: Float[Tensor, " K"]) -> 
     _check_inside(mean_reward, low, high)
     middle = (low + high) / 2
     x = (points - middle) / (high - low)
-    wanted = (mean_reward - middle) / (high - low)
-    least, most = -1e7, 1e7  # the mean grows with beta
+    target = (mean_reward - middle) / (high - low)
+    min_beta, max_beta = -1e7, 1e7  # the mean grows with beta
     for _ in range(_BISECTIONS):
-        beta = (least + most) / 2
-        if float(((beta * x).softmax(dim=0) * x).sum()) < wanted:
-            least = beta
+        beta = (min_beta + max_beta) / 2
+        if float(((beta * x).softmax(dim=0) * x).sum()) < target:
+            min_beta = beta
         else:
-            most = beta
-    return ((least + most) / 2 * x).to(_result_dtype(centers))
+            max_beta = beta
+    return ((min_beta + max_beta) / 2 * x).to(_result_dtype(centers))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Actor and critic: what their forward passes say of every response token.
+"""The actor and the critic as modules, with one forward pass each over response tokens.
 
 The actor gives log-probs and entropies, without a [tokens, V] tensor; the critic, a backbone and a
 head, values the state before the token. Several critics train on disjoint prompts: their mean is
@@ -36,51 +36,53 @@ from vapo.types import RolloutBatch
 
 @dataclass(frozen=True)
 class ForwardFlops:
-    """Cost of one forward pass in operations: for each token, response token, squared length.
+    """The operations of one forward pass: for each token, response token and squared length.
 
-    What the mathematics needs, not what the code does: recomputed activations and logits count
-    once, and so does a prompt that its responses share. A multiplication and an addition are two
-    operations; the backward costs twice the forward.
+    They are what the mathematics needs, not what the code does: recomputed activations and logits
+    count once, and so does a prompt that its responses share. A multiplication and an addition are
+    two operations. The backward costs twice the forward.
     """
 
     per_token: int
     per_state: int
     per_squared_length: int
-    frozen_per_token: int = 0  # of these, by weights that get no gradient
+    frozen_per_token: int = 0  # the part of `per_token` from weights without gradient
     frozen_per_state: int = 0
-    window: int | None = None  # of some of the layers that attend
-    per_windowed: int = 0  # of `per_squared_length`, by these layers
+    window: int | None = None  # the sliding window of some layers; None: no layer has one
+    per_windowed: int = 0  # the part of `per_squared_length` from those layers
 
     @classmethod
     def of(cls, model: PreTrainedModel, head: nn.Module) -> ForwardFlops:
-        """Cost for a decoder: 2 a weight and token, of experts those that a token goes through; the
-        input embedding is a table lookup.
+        """Return the cost of a decoder with this head.
 
-        Causal attention: half of 2 x 2 operations a pair of tokens, layer with attention and
-        channel; a layer with a window has the pairs within it. What a recurrent layer does beside
+        Each weight costs 2 operations a token. Only the experts that a token goes through count,
+        and the input embedding is a table lookup, which costs nothing. Causal attention costs half
+        of 2 x 2 operations for each pair of tokens, attending layer and channel. A layer with a
+        window has only the pairs within it. What a recurrent layer computes besides products with
         its weights is not counted.
         """
         config = model.config.get_text_config(decoder=True)
         num_heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
-        table = {id(p) for p in model.get_input_embeddings().parameters()}
-        backbone = [p for p in model.base_model.parameters() if id(p) not in table]
-        active = num_active(model, model.base_model)
+        embedding_ids = {id(p) for p in model.get_input_embeddings().parameters()}
+        backbone = [p for p in model.base_model.parameters() if id(p) not in embedding_ids]
+        active_counts = num_active(model, model.base_model)
         per_layer = 2 * num_heads * head_dim
         return cls(
-            per_token=2 * sum(active[id(p)] for p in backbone),
-            per_state=2 * num_of(head.parameters()),
+            per_token=2 * sum(active_counts[id(p)] for p in backbone),
+            per_state=2 * num_parameters(head.parameters()),
             per_squared_length=num_attention_layers(config) * per_layer,
-            frozen_per_token=2 * sum(active[id(p)] for p in backbone if not p.requires_grad),
-            frozen_per_state=2 * num_of(p for p in head.parameters() if not p.requires_grad),
+            frozen_per_token=2 * sum(active_counts[id(p)] for p in backbone if not p.requires_grad),
+            frozen_per_state=2
+            * num_parameters(p for p in head.parameters() if not p.requires_grad),
             window=getattr(config, "sliding_window", None),
             per_windowed=num_windowed_layers(config) * per_layer,
         )
 
     def count_update(self, inputs: TokenInputs) -> float:
-        """Count a forward and its backward, which computes no gradient of frozen weights."""
-        spared = self.frozen_per_token * inputs.num_tokens
-        return 3 * self.count(inputs) - spared - self.frozen_per_state * len(inputs.targets)
+        """Count a forward and its backward. The backward computes no gradient of frozen weights."""
+        frozen_flops = self.frozen_per_token * inputs.num_tokens
+        return 3 * self.count(inputs) - frozen_flops - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
         """Count one forward pass over all sequences; padding is not counted."""
@@ -91,23 +93,29 @@ class ForwardFlops:
         )
 
     def attention(self, length: float, before: float = 0) -> float:
-        """Count the pairs of tokens, each with itself and those before it; `before` other ones."""
+        """Count the attention of `length` tokens, each to itself, to earlier ones of them, and to
+        `before` tokens in front of them all."""
         squares = length * (length + 2 * before)
         if self.window is None:
             return self.per_squared_length * squares
-        whole = min(max(self.window - before, 0), length)  # tokens that the window does not limit
-        windowed = whole * (whole + 2 * before) + 2 * self.window * (length - whole)
-        return self.per_squared_length * squares - self.per_windowed * (squares - windowed)
+        # tokens that the window does not limit
+        num_whole = min(max(self.window - before, 0), length)
+        windowed_squares = num_whole * (num_whole + 2 * before)
+        windowed_squares += 2 * self.window * (length - num_whole)
+        return self.per_squared_length * squares - self.per_windowed * (squares - windowed_squares)
 
 
-def num_of(parameters: Iterable[nn.Parameter]) -> int:
-    """How many numbers they are in all."""
+def num_parameters(parameters: Iterable[nn.Parameter]) -> int:
+    """Count the numbers in all of the parameters."""
     return sum(p.numel() for p in parameters)
 
 
 class ActorOutput(NamedTuple):
-    """Log-probs and entropies (nats) of n response tokens, None where they were not asked for, the
-    states before the tokens, of the layers that were, and the sums of squared probabilities."""
+    """What the actor computes at n response tokens; None: it was not asked for.
+
+    `entropy` is in nats. `states` are the hidden states before the tokens, of the requested layers.
+    `collisions` are the sums over the vocabulary of the squared probabilities.
+    """
 
     logprobs: Float[Tensor, " n"] | None
     entropy: Float[Tensor, " n"] | None
@@ -142,18 +150,20 @@ class Actor(nn.Module):
         """Log-prob and entropy (nats) of the policy at every response token, flattened.
 
         The hidden state before a token predicts it. The policy is the distribution at the
-        sampling temperature, without top-p and top-k; None: of the states alone, and of no layer
-        after those that are asked for.
+        sampling temperature, without top-p and top-k.
 
         Args:
-            layers: whose states are returned, too; 0 is the embedding, -1 what predicts the token.
+            temperature: None: only the states are returned, and where possible the layers after
+                the requested ones are not run.
+            layers: the layers whose states are returned, too. 0 is the embedding; -1 are the
+                states from which the token is predicted.
         """
         places = inputs.state_rows, inputs.state_columns
         by_layer = hidden_states(self.model, inputs, layers, wants_last=temperature is not None)
         states = [by_layer[layer][places] for layer in layers]
-        found = torch.stack(states, dim=1) if states else None
+        stacked_states = torch.stack(states, dim=1) if states else None
         if temperature is None:
-            return ActorOutput(None, None, found)
+            return ActorOutput(None, None, stacked_states)
         last, lm_head_weight = by_layer[-1], self.model.get_output_embeddings().weight
         collisions = None
         if wants_collisions:
@@ -170,7 +180,7 @@ class Actor(nn.Module):
             wants_entropy=wants_entropy,
             collisions=collisions,
         )
-        return ActorOutput(logprobs, entropy if wants_entropy else None, found, collisions)
+        return ActorOutput(logprobs, entropy if wants_entropy else None, stacked_states, collisions)
 
 
 class FrozenBase(nn.Module):
@@ -197,10 +207,10 @@ class FrozenBase(nn.Module):
 
 
 class CriticOutput(NamedTuple):
-    """The values of n states, and of a categorical head the logits that they are the mean of.
+    """The values of n states, and the logits of a categorical head.
 
-    One forward gives both: a sharded network gathers its weights for a forward alone. Of several
-    critics `members` are the values of each, and `values` their mean.
+    One forward gives both, because a sharded network gathers its weights only for a forward. With
+    several critics `members` has the values of each, and `values` their mean.
     """
 
     values: Float[Tensor, " n"]
@@ -211,8 +221,8 @@ class CriticOutput(NamedTuple):
 class Critic(nn.Module):
     """A sequence-classification model, read at every response position.
 
-    A reward model has the same format, so a critic starts from one by loading it. What the outputs
-    of its head mean is in the model's config (`vapo.networks.value_head`).
+    A reward model has the same format, so a critic can start from one by loading it. The model's
+    config says what the outputs of its head mean (`vapo.networks.value_head`).
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -223,7 +233,7 @@ class Critic(nn.Module):
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Those of the actor whose states it reads; none: it reads tokens."""
+        """The actor's layers whose states the critic reads; empty if it reads tokens."""
         return self.head.layers or ()
 
     @property
@@ -234,51 +244,53 @@ class Critic(nn.Module):
         return ForwardFlops.of(self.model, self.model.get_submodule("score"))
 
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-        """What the head reads of the state before each response token."""
+        """The features that the head reads before each response token."""
         states = last_hidden_states(self.model, inputs)
         return states[inputs.state_rows, inputs.state_columns]
 
     def columns(self, inputs: TokenInputs) -> Float[Tensor, "n C"]:
-        """What the head reads of the log-probs before each response token."""
+        """The log-prob features that the head reads before each response token."""
         if inputs.sampled_logprobs is None:
             raise ValueError("the value head reads log-probs, and these tokens were not sampled")
         columns = logprob_columns(inputs.sampled_logprobs, inputs.response_mask)
         return columns[inputs.response_mask]
 
     def forward(self, inputs: TokenInputs) -> CriticOutput:
-        """V(s_t) for every response token t, flattened; s_t is the state before the token."""
-        outputs = _in_float32(self.model.get_submodule("score"), self.states(inputs))
+        """Return V(s_t) for every response token t, flattened; s_t is the state before token t."""
+        outputs = _apply_in_float32(self.model.get_submodule("score"), self.states(inputs))
         if self.head.num_logprob_columns is not None:
             layer = self.model.get_submodule(LOGPROB_SCORE)
-            outputs = outputs + _in_float32(layer, self.columns(inputs))
+            outputs = outputs + _apply_in_float32(layer, self.columns(inputs))
         if self.head.kind != "categorical":
             return CriticOutput(self.head.values(outputs))
         logits = outputs.clone()  # a view would warn under FSDP2
         return CriticOutput(self.head.values(logits), logits)
 
 
-def _in_float32(layer: nn.Module, inputs: Float[Tensor, "n F"]) -> Float[Tensor, "n K"]:
-    """What a layer of the head makes of its inputs, in float32 whatever the network computes in.
+def _apply_in_float32(layer: nn.Module, inputs: Float[Tensor, "n F"]) -> Float[Tensor, "n K"]:
+    """Apply a layer of the head in float32, whatever the network computes in.
 
-    In bfloat16 values from 1/2 to 1 would be multiples of 1/256. Weights of another dtype are cast;
-    those of shards are gathered in float32 (`shard`).
+    In bfloat16, values from 1/2 to 1 would be multiples of 1/256. Weights of another dtype are cast
+    to float32. A sharded layer gathers its weights in float32 already (`shard`).
     """
     with torch.autocast(inputs.device.type, enabled=False):
         if isinstance(layer, FSDPModule):
             return cast(Tensor, layer(inputs.float()))
-        held = (*layer.named_parameters(), *layer.named_buffers())
-        wide = {name: tensor.float() for name, tensor in held if tensor.is_floating_point()}
-        return cast(Tensor, functional_call(layer, wide, inputs.float()))
+        named_tensors = (*layer.named_parameters(), *layer.named_buffers())
+        float32_tensors = {
+            name: tensor.float() for name, tensor in named_tensors if tensor.is_floating_point()
+        }
+        return cast(Tensor, functional_call(layer, float32_tensors, inputs.float()))
 
 
 class CriticEnsemble(Critic):
     """M critics of one architecture as one network: one optimizer, one gradient norm.
 
-    Source: AsyPPO (arXiv 2510.01656). Which prompts are whose is not found there; here a prompt's
-    tokens decide, so that a member never trains on another's prompts, in whatever order, iteration,
-    run or process they come.
+    Source: AsyPPO (arXiv 2510.01656), which does not say which member trains on which prompts.
+    Here a prompt's tokens decide. So a member never trains on another's prompts, whatever the
+    order, iteration, run or process in which they come.
 
-    `model`, `head` and `forward_flops` are the first member's; a training forward is one member's.
+    `model`, `head` and `forward_flops` are the first member's. A training forward runs one member.
     """
 
     def __init__(self, members: Sequence[Critic]) -> None:
@@ -289,16 +301,16 @@ class CriticEnsemble(Critic):
         self.head, self.forward_flops = first.head, first.forward_flops
 
     def forward(self, inputs: TokenInputs, *, member: int | None = None) -> CriticOutput:
-        """One member's output; None: the mean of all members' values, and each member's."""
+        """Return one member's output. Without `member`: all members' values, and their mean."""
         members = members_of(self)
         if member is not None:
             return cast(CriticOutput, members[member](inputs))
-        values = torch.stack([one(inputs).values for one in members], dim=1)
+        values = torch.stack([critic(inputs).values for critic in members], dim=1)
         return CriticOutput(ensemble_mean(values), members=values)
 
 
 def members_of(critic: Critic | None) -> list[Critic]:
-    """The members of an ensemble, or the one critic; none of None."""
+    """The members of an ensemble, or a single critic in a list. The list is empty for None."""
     if critic is None:
         return []
     if isinstance(critic, CriticEnsemble):
@@ -307,24 +319,28 @@ def members_of(critic: Critic | None) -> list[Critic]:
 
 
 def member_of_prompt(prompt_ids: Sequence[int], count: int) -> int:
-    """Which of `count` members trains on a prompt: a hash of its tokens, alike in all runs."""
+    """Choose which of `count` members trains on a prompt, by a hash that is alike in all runs."""
     return derive_seed("critic member", *prompt_ids) % count
 
 
 def forward_of_rows(
     critic: Critic, inputs: TokenInputs, members: Int[Tensor, " b"] | None
 ) -> CriticOutput:
-    """The output of the member that trains on these rows, which are all of one member."""
+    """Return the output of the member that trains on these rows.
+
+    Args:
+        members: the member of each row, the same for all of them; None: there is one critic.
+    """
     if members is None:
         return cast(CriticOutput, critic(inputs))
     return cast(CriticOutput, critic(inputs, member=int(members[0])))
 
 
 def ensemble_columns(batch: RolloutBatch, values: Float[Tensor, "B T M"]) -> dict[str, Tensor]:
-    """What an ensemble adds to a batch: `critic_members`, `value_spread`, `old_member_values`.
+    """Make the batch columns of an ensemble: critic_members, value_spread, old_member_values.
 
     Args:
-        values: of each member, for each token.
+        values: each member's value for each token.
     """
     count = values.shape[2]
     members = torch.tensor([member_of_prompt(r.prompt.prompt_ids, count) for r in batch.rollouts])

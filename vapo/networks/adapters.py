@@ -70,8 +70,8 @@ class Adapter(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not torch.is_autocast_enabled(x.device.type):  # which casts both
             x = x.to(self.lora_A.weight.dtype)
-        made: Tensor = self.lora_B(self.lora_A(x)) * self.scale
-        return made
+        update: Tensor = self.lora_B(self.lora_A(x)) * self.scale
+        return update
 
 
 class AdapterLayers(nn.Module):
@@ -83,13 +83,13 @@ class AdapterLayers(nn.Module):
         self.by_module: dict[str, Adapter] = {}
         for name, (inputs, outputs) in config.targets.items():
             *parents, last = name.split(".")
-            place = self.adapters
+            parent_module = self.adapters
             for parent in parents:
-                if not hasattr(place, parent):
-                    place.add_module(parent, nn.Module())
-                place = place.get_submodule(parent)
+                if not hasattr(parent_module, parent):
+                    parent_module.add_module(parent, nn.Module())
+                parent_module = parent_module.get_submodule(parent)
             self.by_module[name] = Adapter(inputs, outputs, config)
-            place.add_module(last, self.by_module[name])
+            parent_module.add_module(last, self.by_module[name])
 
     def add(self, module: str, x: Tensor, output: Tensor) -> Tensor:
         """A module's output with what its adapter makes of its input, if it has one."""
@@ -126,11 +126,11 @@ def of_the_adapters(model: PreTrainedConfig, path: str, options: LoraConfig) -> 
     """
     if isinstance(model, AdapterModelConfig):
         for name in ("rank", "lora_alpha"):
-            saved, wanted = getattr(model, name), getattr(options, name)
-            if saved != wanted:
+            saved_value, config_value = getattr(model, name), getattr(options, name)
+            if saved_value != config_value:
                 raise UserError(
-                    f"{path}: its adapters have {name} {saved:g}, and {KEY}.{name} is {wanted:g}: "
-                    f"set {KEY}.{name}={saved:g}, or critic.init=policy"
+                    f"{path}: its adapters have {name} {saved_value:g}, and {KEY}.{name} is "
+                    f"{config_value:g}: set {KEY}.{name}={saved_value:g}, or critic.init=policy"
                 )
         return model
     with torch.device("meta"):
@@ -162,22 +162,24 @@ def new_adapters(config: AdapterModelConfig, seed: int) -> PreTrainedModel:
 
 # ---- on the base ------------------------------------------------------------------------------
 
-_on: ContextVar[tuple[AdapterLayers, Sequence[Any]] | None] = ContextVar("adapters", default=None)
+_active_adapters: ContextVar[tuple[AdapterLayers, Sequence[Any]] | None] = ContextVar(
+    "adapters", default=None
+)
 
 
 def accept_adapters(model: PreTrainedModel) -> None:
     """Let a policy take a critic's adapters; before it gets adapters of its own."""
     places = dict(linear_modules(model))
     for name, module in places.items():
-        module.register_forward_hook(_hook_of(name))
+        module.register_forward_hook(_adapter_hook(name))
     live: Any = model
     live.adapter_places = frozenset(places)
 
 
-def _hook_of(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+def _adapter_hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
     def hook(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        found = _on.get()
-        return output if found is None else found[0].add(name, args[0], output)
+        active = _active_adapters.get()
+        return output if active is None else active[0].add(name, args[0], output)
 
     return hook
 
@@ -185,16 +187,16 @@ def _hook_of(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 @contextmanager
 def on_base(adapters: AdapterLayers, others: Sequence[Any]) -> Iterator[None]:
     """Inside the block the base has these adapters, and the `others` (peft's layers) are off."""
-    token = _on.set((adapters, others))
+    token = _active_adapters.set((adapters, others))
     try:
         with adapters_off(others):
             yield
     finally:
-        _on.reset(token)
+        _active_adapters.reset(token)
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Of a checkpointed layer's two forwards: the second, in the backward, has the adapters of the
     first."""
-    found = _on.get()
-    return nullcontext(), nullcontext() if found is None else on_base(*found)
+    active = _active_adapters.get()
+    return nullcontext(), nullcontext() if active is None else on_base(*active)

@@ -1,5 +1,7 @@
-"""Actor and critic of a config: where they start, what of them is trained, and how a sharded run
-fills them."""
+"""Make the actor and the critic that a config describes.
+
+This decides where they start, which weights are trained, and how a sharded run loads them.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,10 @@ Network = TypeVar("Network", Actor, Critic)
 
 
 def check_critic(config: FitConfig) -> None:
-    """Check the critic's head and what of it is trained, before a model is loaded; and the layers
-    that the advantage estimator reads, which the actor must have.
+    """Check the critic's head, its frozen weights and the estimator's layers before loading models.
 
-    Raises: UserError: a head of the user's own, the saved one, critic.frozen or a layer does not
-        fit.
+    Raises: UserError: the user's head function, the saved head or critic.frozen does not fit, or
+        the actor lacks a layer that the advantage estimator reads.
     """
     if config.algorithm.read_layers:
         path = config.actor.path
@@ -51,9 +52,9 @@ def check_critic(config: FitConfig) -> None:
 
 
 def check_value_head(config: FitConfig) -> None:
-    """Compare the folder that the critic starts from with the config, unloaded: head and layers.
+    """Compare the head and layers of the critic's folder with the config, without loading weights.
 
-    Raises: UserError naming both.
+    Raises: UserError: they do not fit. The error names both.
     """
     if config.algorithm.has_critic:
         for member in range(config.critic.count):
@@ -67,42 +68,51 @@ def check_value_head(config: FitConfig) -> None:
 
 
 def _check_actor(probe: ProbeModelConfig, path: str, actor_path: str) -> None:
-    """Raises: UserError: the probe reads an actor of another width or depth."""
+    """Check that a saved probe fits the actor.
+
+    Raises: UserError: the probe reads an actor of another width or depth.
+    """
     actor: Any = read_model_config(actor_path).get_text_config(decoder=True)
-    read = probe.state_size, probe.num_actor_layers
-    own = actor.hidden_size, actor.num_hidden_layers
-    if read != own:
+    probe_sizes = probe.state_size, probe.num_actor_layers
+    actor_sizes = actor.hidden_size, actor.num_hidden_layers
+    if probe_sizes != actor_sizes:
         raise UserError(
-            f"critic.init {path}: its probe reads hidden states of {read[0]} channels in an actor "
-            f"of {read[1]} layers, and actor.path {actor_path} has {own[0]} channels and {own[1]} "
-            "layers: set critic.init=policy"
+            f"critic.init {path}: its probe reads hidden states of {probe_sizes[0]} channels "
+            f"in an actor of {probe_sizes[1]} layers, and actor.path {actor_path} has "
+            f"{actor_sizes[0]} channels and {actor_sizes[1]} layers: set critic.init=policy"
         )
 
 
 def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> None:
-    """Raises: UserError: there are no saved adapters, or on other modules than the config's."""
+    """Check that the critic's adapters are saved ones, and on the modules that the config chooses.
+
+    Raises: UserError: the folder has no saved adapters, or has them on other modules.
+    """
     if path != config.actor.path and not has_classifier(adapters):
         raise UserError(
             f"critic.init {path}: it has no adapters of a critic, and the base is actor.path's: "
             "set critic.init=policy, or a folder of saved adapters"
         )
     base = config.actor.path
-    own: Any = as_critic(read_model_config(base), base, config.critic)
-    if adapters.targets != own.targets:
-        both = adapters.targets.keys() | own.targets.keys()
-        other = sorted(n for n in both if adapters.targets.get(n) != own.targets.get(n))
+    config_adapters: Any = as_critic(read_model_config(base), base, config.critic)
+    if adapters.targets != config_adapters.targets:
+        names = adapters.targets.keys() | config_adapters.targets.keys()
+        differing_names = sorted(
+            n for n in names if adapters.targets.get(n) != config_adapters.targets.get(n)
+        )
         raise UserError(
             f"critic.init {path}: its adapters are not on the modules that critic.lora."
-            f"target_modules chooses in actor.path {base} (as {other[0]}): set both as they "
-            "were, or critic.init=policy"
+            f"target_modules chooses in actor.path {base} (as {differing_names[0]}): set both "
+            "as they were, or critic.init=policy"
         )
 
 
 def check_head_is_kept(config: FitConfig) -> None:
     """Refuse a start of the head that would throw away the one that `critic.init=FOLDER` brings.
 
-    Asked where the critic really starts: a checkpoint's head is loaded over any start. A folder
-    that `critic.reward_model_path` names gives its backbone alone if the head is to start anew.
+    Call this only where the critic starts anew: a checkpoint's head is loaded over any start. A
+    folder that `critic.reward_model_path` names is not refused: if the head starts anew, only the
+    folder's backbone is taken.
 
     Raises: UserError naming both keys.
     """
@@ -129,7 +139,10 @@ def check_head_is_kept(config: FitConfig) -> None:
 
 
 def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> None:
-    """A critic that reads other token ids than the actor writes would be silently wrong."""
+    """Check that the critic's token ids mean the same as the actor's.
+
+    A critic that reads other ids than the actor writes would be silently wrong.
+    """
     if config.algorithm.has_critic:
         path = critic_path(config)
         if path != config.actor.path:
@@ -137,11 +150,11 @@ def check_tokenizers(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> N
 
 
 def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = True) -> Actor:
-    """The policy, sharded over `mesh` if there is one; not `trained`: a frozen reference."""
+    """Make the policy, sharded over `mesh` if there is one. Unless `trained`, it is frozen."""
     options = config.actor
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
 
-    def prepared(model: PreTrainedModel) -> Actor:
+    def prepare(model: PreTrainedModel) -> Actor:
         if config.algorithm.has_critic and config.critic.kind == "adapters":
             accept_adapters(model)
         if trained and options.lora is not None:
@@ -151,22 +164,22 @@ def make_actor(config: FitConfig, mesh: DeviceMesh | None, *, trained: bool = Tr
     empty = partial(empty_model, "causal_lm", options.path, **kernels)
 
     def load() -> Actor:
-        if trained and options.lora is not None:  # an error of it comes before the weights
+        if trained and options.lora is not None:  # report its errors before loading the weights
             target_names(empty(), options.lora, "actor.lora")
-        return prepared(load_causal_lm(options.path, **kernels))
+        return prepare(load_causal_lm(options.path, **kernels))
 
-    actor = _made(load, lambda: prepared(empty()), mesh)
+    actor = _load_or_empty(load, lambda: prepare(empty()), mesh)
     if trained:
         say_experts(options.path, actor.model)
     else:
         actor.requires_grad_(False)
     if trained and options.gradient_checkpointing:
         enable_gradient_checkpointing(actor, "actor")
-    return _placed(actor, load, mesh, config)
+    return _shard_and_fill(actor, load, mesh, config)
 
 
 def make_reference(config: FitConfig, mesh: DeviceMesh | None, actor: Actor) -> Actor | FrozenBase:
-    """The initial policy: a frozen copy, or with adapters the actor's own frozen weights."""
+    """Make the reference policy: a frozen copy, or with adapters the actor's own frozen base."""
     if config.actor.lora is not None:
         return FrozenBase(actor)
     return make_actor(config, mesh, trained=False)
@@ -179,10 +192,14 @@ def make_critic(
     *,
     trained: bool = True,
 ) -> Critic:
-    """The value model, or `critic.count` of them as one network; not `trained`: without adapters
-    beside its own weights.
+    """Make the value model, or `critic.count` of them as one network.
 
-    Sharded over `mesh` if there is one. `actor`: whose base `critic.kind: adapters` is on.
+    It is sharded over `mesh` if there is one.
+
+    Args:
+        actor: the actor on whose base a critic of `critic.kind: adapters` works.
+        trained: whether the trained weights are chosen (`choose_trained`); otherwise no adapters
+            are added and nothing is frozen.
     """
     members = [
         _make_member(config, member, mesh, actor, trained=trained)
@@ -201,17 +218,17 @@ def _make_member(
         seed = derive_seed(config.seed, "probe", member) % 2**32
         model = load_value_model(path, **kernels, critic=options, seed=seed)
         put_own_head(model, config)
-        return prepared(model)
+        return prepare(model)
 
-    def prepared(model: PreTrainedModel) -> Critic:
+    def prepare(model: PreTrainedModel) -> Critic:
         if trained:
             choose_trained(model, config)
         return critic_of(model, actor)
 
-    critic = _made(load, lambda: prepared(empty_value_model(path, options)), mesh)
+    critic = _load_or_empty(load, lambda: prepare(empty_value_model(path, options)), mesh)
     if options.gradient_checkpointing:
         enable_gradient_checkpointing(critic, "critic")
-    return _placed(critic, load, mesh, config)
+    return _shard_and_fill(critic, load, mesh, config)
 
 
 def check_frozen(config: FitConfig) -> None:
@@ -227,7 +244,7 @@ def check_frozen(config: FitConfig) -> None:
 
 
 def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
-    """Freeze the critic's weights that are not trained; must come before its optimizer is made.
+    """Freeze the critic's weights that are not trained. Call this before making its optimizer.
 
     Raises: UserError: a text of critic.frozen is in no name, or all weights would be frozen; see
         `lora.add_adapters`.
@@ -244,7 +261,7 @@ def choose_trained(model: PreTrainedModel, config: FitConfig) -> None:
 
 
 def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
-    """Take from training the parameters whose names contain one of the texts.
+    """Freeze the parameters whose names contain one of the texts.
 
     Source: SAO (`self_attn.`).
     Raises: UserError: a text is in no name, or all parameters would be frozen.
@@ -252,8 +269,8 @@ def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
     parameters = dict(model.named_parameters())
     unused = [text for text in texts if not any(text in name for name in parameters)]
     if unused:
-        named = dict.fromkeys(part for name in parameters for part in name.split(".")[:-1])
-        parts = ", ".join(f"{part}." for part in named if not part.isdigit())
+        name_parts = dict.fromkeys(part for name in parameters for part in name.split(".")[:-1])
+        parts = ", ".join(f"{part}." for part in name_parts if not part.isdigit())
         raise UserError(
             f"critic.frozen: {', '.join(map(repr, unused))} is in no parameter's name of "
             f"{type(model).__name__}; their parts are {parts}"
@@ -268,11 +285,13 @@ def freeze(model: PreTrainedModel, texts: Sequence[str]) -> None:
         parameters[name].requires_grad_(False)
 
 
-def _made(
+def _load_or_empty(
     load: Callable[[], Network], empty: Callable[[], Network], mesh: DeviceMesh | None
 ) -> Network:
-    """The network, loaded; or empty, where it is filled once it is sharded; or of fake tensors,
-    with which `vapo estimate` simulates a run."""
+    """Return the loaded network, or an empty one that is filled once it is sharded.
+
+    In a simulation (`vapo estimate`) the network has fake tensors.
+    """
     if not makes_fakes():
         return load() if mesh is None else empty()
     with unset_fake_temporarily():
@@ -281,9 +300,10 @@ def _made(
     return network
 
 
-def _placed(
+def _shard_and_fill(
     network: Network, load: Callable[[], Network], mesh: DeviceMesh | None, config: FitConfig
 ) -> Network:
+    """Set a network to training mode, and shard and fill it if there is a mesh."""
     network.train()  # loaded in eval mode, in which nothing is checkpointed
     if mesh is not None:
         heads = network.head_layers if isinstance(network, Critic) else ()
@@ -294,9 +314,9 @@ def _placed(
 
 
 def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
-    """Keep only each decoder layer's input, and compute the layer again in the backward.
+    """Let a network keep only each decoder layer's input and compute the layer again in backward.
 
-    Raises: UserError when the architecture cannot do it.
+    Raises: UserError: the architecture does not support it.
     """
     model = backbone_of(network)
     if not model.supports_gradient_checkpointing:
@@ -309,5 +329,5 @@ def enable_gradient_checkpointing(network: Actor | Critic, name: str) -> None:
 
 
 def backbone_of(network: Actor | Critic) -> PreTrainedModel:
-    """Return the model whose layers a network's update runs. That of adapters is the actor's."""
+    """Return the model whose layers a network's update runs; for adapters that is the actor's."""
     return network.actor.model if isinstance(network, AdapterCritic) else network.model

@@ -16,7 +16,7 @@ from transformers.modeling_layers import GenericForSequenceClassification
 CLASSIFIER = "ForSequenceClassification"
 
 
-def know_classifier(config: PreTrainedConfig) -> None:
+def register_classifier(config: PreTrainedConfig) -> None:
     """Register a sequence classifier of this config's architecture with Transformers' Auto classes.
 
     The classifier is Transformers' own head on the architecture's backbone. An architecture that

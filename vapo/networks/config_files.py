@@ -41,7 +41,7 @@ _MAX_LAYERS = 4096
 _MAX_NUMBER = 2**63
 
 _PARTS = ("text_config", "vision_config", "audio_config", "quantization_config")
-_OWN_KINDS = "vapo_"
+_KINDS_ON_ACTORS = "vapo_"
 """How the kinds of critics without a backbone begin; their sizes are their actor's."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
@@ -55,9 +55,9 @@ def check_config_file(file: Path, shapes: Shapes | None = None) -> None:
     Raises: UserError: it is no JSON object, or a key has what no model has; names file and key.
     """
     config = _read(file)
-    of_an_actor = str(config.get("model_type")).startswith(_OWN_KINDS)
+    is_on_actor = str(config.get("model_type")).startswith(_KINDS_ON_ACTORS)
     for key, value in _entries(config):
-        if problem := _problem(key.rpartition(".")[2], value, may_be_0=of_an_actor):
+        if problem := _problem(key.rpartition(".")[2], value, may_be_0=is_on_actor):
             raise UserError(
                 f"{file}: {key} is {value!r:.60}, {problem}; correct the file, or copy it again "
                 "from where the model comes from"
@@ -67,7 +67,7 @@ def check_config_file(file: Path, shapes: Shapes | None = None) -> None:
         isinstance(names, list) and all(isinstance(name, str) for name in names)
     ):
         raise UserError(f"{file}: architectures is {names!r:.60}, and must be a list of names")
-    if shapes and not of_an_actor:
+    if shapes and not is_on_actor:
         _check_weights(file, config, shapes)
 
 
@@ -89,13 +89,13 @@ def _read(file: Path) -> dict[str, Any]:
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Every value that is no mapping, those of nested parts as `text_config.hidden_size`."""
-    waiting: list[tuple[str, Any]] = list(config.items())
-    while waiting:
-        key, value = waiting.pop()
+    pending: list[tuple[str, Any]] = list(config.items())
+    while pending:
+        key, value = pending.pop()
         if isinstance(value, dict):
-            waiting += ((f"{key}.{name}", part) for name, part in value.items())
+            pending += ((f"{key}.{name}", part) for name, part in value.items())
         elif isinstance(value, list) and any(isinstance(part, dict | list) for part in value):
-            waiting += ((f"{key}.{place}", part) for place, part in enumerate(value))
+            pending += ((f"{key}.{index}", part) for index, part in enumerate(value))
         else:
             yield key, value
 
@@ -115,9 +115,9 @@ def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
     is_count = isinstance(value, int) and not isinstance(value, bool)
     if _SIZES.fullmatch(name) and not (is_count and value >= (0 if may_be_0 else 1)):
         return f"and must be a whole number{'' if may_be_0 else ' above 0'}"
-    for names, most in _MAX_COUNTS:
-        if is_count and value > most and names.fullmatch(name):
-            return f"more than the {most} that are supported"
+    for names, limit in _MAX_COUNTS:
+        if is_count and value > limit and names.fullmatch(name):
+            return f"more than the {limit} that are supported"
     return None
 
 
@@ -138,7 +138,7 @@ def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> Non
             f"{file}: {key} is {sizes[key]}, and the folder's weights have {max(numbers) + 1} "
             "layers: the file is of another model; copy the folder again"
         )
-    every = {size for shape in shapes.values() for size in shape}
+    all_sizes = {size for shape in shapes.values() for size in shape}
     for keys, names in (
         (("hidden_size", "n_embd"), re.compile("")),
         (("vocab_size",), _EMBEDDING_NAME),
@@ -146,7 +146,7 @@ def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> Non
     ):
         has_such = any(names.search(name) for name in shapes)
         size_key = next((key for key in keys if isinstance(sizes.get(key), int)), None)
-        if has_such and size_key is not None and sizes[size_key] not in every:
+        if has_such and size_key is not None and sizes[size_key] not in all_sizes:
             raise UserError(
                 f"{file}: {size_key} is {sizes[size_key]}, and no weight of the folder has that "
                 "size: the file is of another model; copy the folder again"

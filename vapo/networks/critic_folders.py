@@ -34,10 +34,10 @@ def critic_path(config: FitConfig, member: int = 0) -> str:
     folder = Path(start).expanduser()
     if (folder / "config.json").is_file() or not (folder / "0/config.json").is_file():
         return start
-    saved = sum(1 for _ in folder.glob("[0-9]*/config.json"))
-    if saved != count:
+    num_saved = sum(1 for _ in folder.glob("[0-9]*/config.json"))
+    if num_saved != count:
         raise UserError(
-            f"{start}: the folder has {saved} critics, and critic.count is {count}: set "
-            f"critic.count={saved}, or start from one of them, as {folder / '0'}"
+            f"{start}: the folder has {num_saved} critics, and critic.count is {count}: set "
+            f"critic.count={num_saved}, or start from one of them, as {folder / '0'}"
         )
     return str(folder / str(member))

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vapo.networks.actor_critic import Actor, Critic, ForwardFlops, num_of
+from vapo.networks.actor_critic import Actor, Critic, ForwardFlops, num_parameters
 from vapo.networks.adapters import AdaptersForSequenceClassification, on_base
 from vapo.networks.lora import adapter_layers
 from vapo.networks.probe import ProbeForSequenceClassification
@@ -23,7 +23,7 @@ class Probe(Critic):
     """
 
     def _flops(self) -> ForwardFlops:
-        return ForwardFlops(0, 2 * num_of(self.model.parameters()), 0)
+        return ForwardFlops(0, 2 * num_parameters(self.model.parameters()), 0)
 
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
         if inputs.actor_states is None:
@@ -41,23 +41,25 @@ class AdapterCritic(Critic):
     """
 
     actor: Actor
-    _others: list[Any]
+    _actor_adapters: list[Any]
 
     def __init__(self, model: PreTrainedModel, actor: Actor) -> None:
         places: frozenset[str] = getattr(actor.model, "adapter_places", frozenset())
-        if missing := model.config.targets.keys() - places:
-            raise ValueError(f"the actor has no place for the adapters of {sorted(missing)}")
-        self.__dict__.update(actor=actor, _others=adapter_layers(actor))
+        if missing_modules := model.config.targets.keys() - places:
+            raise ValueError(
+                f"the actor has no place for the adapters of {sorted(missing_modules)}"
+            )
+        self.__dict__.update(actor=actor, _actor_adapters=adapter_layers(actor))
         super().__init__(model)
 
     def _flops(self) -> ForwardFlops:
-        found = ForwardFlops.of(self.actor.model, self.model.get_submodule("score"))
-        own = 2 * num_of(self.model.base_model.parameters())
-        return replace(found, per_token=found.frozen_per_token + own)
+        base_flops = ForwardFlops.of(self.actor.model, self.model.get_submodule("score"))
+        adapter_flops = 2 * num_parameters(self.model.base_model.parameters())
+        return replace(base_flops, per_token=base_flops.frozen_per_token + adapter_flops)
 
     def states(self, inputs: TokenInputs) -> Float[Tensor, "n F"]:
         layers: Any = self.model.get_submodule("model")
-        with on_base(layers, self._others):
+        with on_base(layers, self._actor_adapters):
             states: Tensor = self.actor(inputs, temperature=None, layers=(-1,)).states[:, 0]
         return states
 

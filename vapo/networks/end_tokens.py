@@ -49,8 +49,8 @@ def end_tokens(
     """
     is_chat = bool(tokenizer.chat_template) if data is None else data.chat_template
     variables = NO_VARIABLES if data is None else data.chat_template_kwargs
-    of_template = template_end(tokenizer, variables) if is_chat else None
-    taught = int(tokenizer.eos_token_id) if of_template is None else of_template
+    template_id = template_end(tokenizer, variables) if is_chat else None
+    taught = int(tokenizer.eos_token_id) if template_id is None else template_id
     return EndTokens(taught, end_token_ids(generation_config, tokenizer) | {taught})
 
 
@@ -79,13 +79,15 @@ def name_end_tokens(
         generation: the source's generation_config.json. It is given back with the end tokens, or
             as it is where it misses none.
     """
-    named = end_token_ids(model.generation_config, tokenizer)
+    named_ids = end_token_ids(model.generation_config, tokenizer)
     first = int(tokenizer.eos_token_id)
-    listed = [first, *sorted(ends.ids - {first})]
-    model.generation_config = GenerationConfig(eos_token_id=listed if listed[1:] else first)
-    if generation is None or ends.ids == named:
+    ordered_ids = [first, *sorted(ends.ids - {first})]
+    model.generation_config = GenerationConfig(
+        eos_token_id=ordered_ids if ordered_ids[1:] else first
+    )
+    if generation is None or ends.ids == named_ids:
         return generation
-    return with_end_tokens(generation, listed)
+    return with_end_tokens(generation, ordered_ids)
 
 
 def template_end(
@@ -107,8 +109,8 @@ def template_end(
             text = render_chat(tokenizer, turns, **variables)
         except TemplateRefusal as error:
             raise UserError(f"the tokenizer's chat template fails: {error}") from None
-    _, answer_in_text, after = text.rpartition(answer)
-    ids: list[int] = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"]
+    _, answer_in_text, rest = text.rpartition(answer)
+    ids: list[int] = tokenizer(rest.lstrip(), add_special_tokens=False)["input_ids"]
     return ids[0] if answer_in_text and ids and ids[0] in special_ids(tokenizer) else None
 
 
@@ -119,12 +121,14 @@ def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) ->
     a second end token, nobody would sample, so it is left out.
     """
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-    num_said = len(ids)
-    while num_said and (ids[num_said - 1] in ends.ids or _is_blank(ids[num_said - 1], tokenizer)):
-        num_said -= 1
-    for place in range(num_said, len(ids)):
-        if ids[place] in ends.ids:
-            return ids[: place + 1]
+    num_content = len(ids)
+    while num_content and (
+        ids[num_content - 1] in ends.ids or _is_blank(ids[num_content - 1], tokenizer)
+    ):
+        num_content -= 1
+    for index in range(num_content, len(ids)):
+        if ids[index] in ends.ids:
+            return ids[: index + 1]
     return [*ids, ends.taught]
 
 

@@ -33,12 +33,12 @@ def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[in
     Returns: the counts by the `id` of the parameter.
     Raises: UserError: the config lets a token go through more experts than a layer has.
     """
-    active = {id(p): p.numel() for p in (part or model).parameters()}
+    active_counts = {id(p): p.numel() for p in (part or model).parameters()}
     for experts in _experts(part or model):
         num_chosen = _num_chosen(model, experts.num_experts)
         for parameter in experts.parameters(recurse=False):
-            active[id(parameter)] = parameter.numel() // experts.num_experts * num_chosen
-    return active
+            active_counts[id(parameter)] = parameter.numel() // experts.num_experts * num_chosen
+    return active_counts
 
 
 def _num_chosen(model: PreTrainedModel, num_experts: int) -> int:
@@ -84,8 +84,8 @@ def _forward_evenly(
     first = experts.gate_up_proj if experts.has_gate else experts.up_proj
     if experts.has_bias:
         first_bias = experts.gate_up_proj_bias if experts.has_gate else experts.up_proj_bias
-        chosen = top_k_index.flatten()
-        biases = (first_bias[chosen], experts.down_proj_bias[chosen])
+        expert_ids = top_k_index.flatten()
+        biases = (first_bias[expert_ids], experts.down_proj_bias[expert_ids])
     rows = _grouped(experts, rows, first, biases[0])
     activation = getattr(experts, "act_fn", silu)
     if experts.has_gate:
@@ -118,12 +118,13 @@ def say_experts(path: str, model: PreTrainedModel) -> None:
     off. Nothing is said of a policy without experts."""
     if not any(_experts(model)) or not is_main_process():
         return
-    total, active = sum(p.numel() for p in model.parameters()), sum(num_active(model).values())
+    num_weights = sum(p.numel() for p in model.parameters())
+    num_active_weights = sum(num_active(model).values())
     text: Any = model.config.get_text_config(decoder=True)
     coefficient = getattr(text, "router_aux_loss_coef", None)
-    ours = "" if coefficient is None else f" (router_aux_loss_coef {coefficient:g})"
+    coefficient_text = "" if coefficient is None else f" (router_aux_loss_coef {coefficient:g})"
     say(
-        f"{path}: {active / 1e6:,.1f} M of {total / 1e6:,.1f} M parameters compute a token; the "
-        f"router's auxiliary loss{ours} is off",
+        f"{path}: {num_active_weights / 1e6:,.1f} M of {num_weights / 1e6:,.1f} M parameters "
+        f"compute a token; the router's auxiliary loss{coefficient_text} is off",
         file=sys.stderr,
     )

@@ -83,7 +83,7 @@ def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
 def folders_of(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
     """Where a network is saved: several critics in a folder each, named by their numbers from 0."""
     if isinstance(network, CriticEnsemble):
-        return {folder / str(number): one for number, one in enumerate(members_of(network))}
+        return {folder / str(number): member for number, member in enumerate(members_of(network))}
     return {folder: network}
 
 
@@ -94,7 +94,7 @@ def save_network(
 
     Several critics get a folder each (`folders_of`).
     """
-    for place, one in folders_of(network, folder).items():
-        state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(one, lora)}
+    for path, member in folders_of(network, folder).items():
+        state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(member, lora)}
         if rank() == 0:
-            save_folder(one.model, state, load_tokenizer(tokenizer_path), place)
+            save_folder(member.model, state, load_tokenizer(tokenizer_path), path)

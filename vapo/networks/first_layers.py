@@ -39,8 +39,8 @@ def has_plain_layers(backbone: PreTrainedModel) -> bool:
     num_layers = getattr(backbone.config, "num_hidden_layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
         return False
-    declared = (inspect.signature(type(layer).forward).return_annotation for layer in layers)
-    return not any(str(result).startswith("tuple") for result in declared)
+    return_types = (inspect.signature(type(layer).forward).return_annotation for layer in layers)
+    return not any(str(return_type).startswith("tuple") for return_type in return_types)
 
 
 def first_layers(backbone: PreTrainedModel, count: int) -> tuple[nn.Module, Ending]:

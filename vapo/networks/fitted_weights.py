@@ -46,11 +46,11 @@ def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
 @torch.no_grad()
 def fitted_now(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
     """The fitted weights and the bias as they are, whole; every rank must call this."""
-    *weights, bias = (_whole(p)[0] for p in fitted_parameters(critic.model).values())
+    *weights, bias = (_full_tensor(p)[0] for p in fitted_parameters(critic.model).values())
     return torch.cat(weights), bias
 
 
-def _whole(parameter: Tensor) -> Tensor:
+def _full_tensor(parameter: Tensor) -> Tensor:
     tensor: Tensor = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
     return tensor.detach().clone()
 

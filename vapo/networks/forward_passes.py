@@ -1,5 +1,8 @@
-"""Forward passes over a rollout batch: its rows cut into chunks by a budget of tokens, then old and
-reference log-probs, entropies and old values of each."""
+"""Forward passes over a rollout batch, before the update.
+
+The rows are cut into chunks by a budget of tokens. The passes compute old and reference log-probs,
+entropies and old values.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +33,14 @@ _MEMBERS = "values of each member of an ensemble"
 
 @dataclass(frozen=True)
 class ForwardNetworks:
-    """The networks whose forward passes a batch needs, and their settings; None: not needed.
+    """The networks whose forward passes a batch needs, and their settings.
 
-    `wants_logprobs`: the actor's, of which a critic may need the states alone. `layers`: of the
-    actor, those whose states the advantage estimator reads; `num_states`: of each response the one
-    before its first token and so many last ones; None: all. `wants_collisions`: of the actor's
-    log-probs, the sums of squared probabilities, too. `wants_answers`: the actor's log-probs behind
-    the prompts with the answer, which is a pass of their own.
+    A network that is None has no pass. `wants_logprobs`: whether the actor's log-probs are needed,
+    or only the states that a critic reads. `layers`: the actor's layers whose states the advantage
+    estimator reads. `num_states`: how many last states of each response are kept besides its first;
+    None: all states. `wants_collisions`: whether sums of squared probabilities are needed.
+    `wants_answers`: whether another pass of the actor computes log-probs behind the prompts that
+    contain the answer.
     """
 
     actor: Actor | None
@@ -58,16 +62,16 @@ class ForwardNetworks:
 def add_logprobs_and_values(
     batch: RolloutBatch, networks: ForwardNetworks, *, with_entropy: bool = False
 ) -> EvaluatedBatch:
-    """Compute a batch's old and reference log-probs and old values, of each network given.
+    """Return the batch with old and reference log-probs and old values of the given networks.
 
-    The engine's log-probs differ from these by its own rounding. Entropies come with the old
-    log-probs; they are kept `with_entropy`. Every rank must call this.
+    The engine's log-probs differ from these by its own rounding. `with_entropy` adds the entropies
+    of the old policy. Every rank must call this.
     """
     layers = networks.layers or (() if networks.critic is None else networks.critic.layers)
     reads_states = batch.actor_states is None and bool(layers)
 
-    def of_policy(inputs: TokenInputs) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def policy_columns(inputs: TokenInputs) -> dict[str, Tensor]:
+        columns_by_name: dict[str, Tensor] = {}
         if networks.actor is not None and (networks.wants_logprobs or reads_states):
             output = networks.actor(
                 inputs,
@@ -76,54 +80,56 @@ def add_logprobs_and_values(
                 wants_entropy=with_entropy,
                 wants_collisions=networks.wants_collisions,
             )
-            named = {"old_logprobs": output.logprobs, _STATES: output.states}
-            named["old_collisions"] = output.collisions
-            named |= {"old_entropy": output.entropy} if with_entropy else {}
-            found = {name: column for name, column in named.items() if column is not None}
+            outputs = {"old_logprobs": output.logprobs, _STATES: output.states}
+            outputs["old_collisions"] = output.collisions
+            outputs |= {"old_entropy": output.entropy} if with_entropy else {}
+            columns_by_name = {
+                name: column for name, column in outputs.items() if column is not None
+            }
         if networks.reference is not None:
             output = networks.reference(inputs, temperature=temperature, wants_entropy=False)
-            found["ref_logprobs"] = output.logprobs
-        return found
+            columns_by_name["ref_logprobs"] = output.logprobs
+        return columns_by_name
 
-    def of_critic(inputs: TokenInputs) -> dict[str, Tensor]:
+    def critic_columns(inputs: TokenInputs) -> dict[str, Tensor]:
         if networks.critic is None:
             return {}
         output = networks.critic(inputs)
-        of_members = {} if output.members is None else {_MEMBERS: output.members}
-        return {"old_values": output.values, **of_members}
+        member_values = {} if output.members is None else {_MEMBERS: output.members}
+        return {"old_values": output.values, **member_values}
 
-    def of_answer(inputs: TokenInputs) -> dict[str, Tensor]:
+    def answer_columns(inputs: TokenInputs) -> dict[str, Tensor]:
         assert networks.actor is not None
         output = networks.actor(inputs, temperature=temperature, wants_entropy=False)
         return {"answer_logprobs": output.logprobs}
 
-    def of_both(inputs: TokenInputs) -> dict[str, Tensor]:
-        return of_policy(inputs) | of_critic(inputs)
+    def all_columns(inputs: TokenInputs) -> dict[str, Tensor]:
+        return policy_columns(inputs) | critic_columns(inputs)
 
     columns: dict[str, Any] = {}
     temperature = networks.temperature
     if not layers and (networks.critic is None or not has_critic_prompts(batch)):
-        _fill(columns, batch, networks, of_both, for_critic=False)
+        _run_in_chunks(columns, batch, networks, all_columns, for_critic=False)
     else:
         if networks.actor is not None or networks.reference is not None:
-            _fill(columns, batch, networks, of_policy, for_critic=False)
+            _run_in_chunks(columns, batch, networks, policy_columns, for_critic=False)
         states = columns.pop(_STATES, batch.actor_states)
         if networks.critic is not None:
-            read = replace(batch, actor_states=states if networks.critic.layers else None)
-            _fill(columns, read, networks, of_critic, for_critic=True)
+            critic_batch = replace(batch, actor_states=states if networks.critic.layers else None)
+            _run_in_chunks(columns, critic_batch, networks, critic_columns, for_critic=True)
         batch = replace(batch, actor_states=states)
     if networks.wants_answers:
-        _fill(columns, batch, networks, of_answer, for_critic=True)
+        _run_in_chunks(columns, batch, networks, answer_columns, for_critic=True)
     for network in (networks.actor, networks.reference, *members_of(networks.critic)):
-        if network is not None:  # else its root stays whole beside the updates that come next
+        if network is not None:  # otherwise its root parameters stay gathered in the updates
             reshard(network)
-            reshard(getattr(network, "actor", network))  # of which a reference, or adapters, are
+            reshard(getattr(network, "actor", network))  # a reference or adapters contain the actor
     if _MEMBERS in columns:
         columns |= ensemble_columns(batch, columns.pop(_MEMBERS))
     return EvaluatedBatch(**vars(batch), **columns)
 
 
-def _fill(
+def _run_in_chunks(
     columns: dict[str, Any],
     batch: RolloutBatch,
     networks: ForwardNetworks,
@@ -131,29 +137,29 @@ def _fill(
     *,
     for_critic: bool,
 ) -> None:
-    """Run forward passes over all rows, cut by their lengths, and put what they find in place."""
+    """Run `forward` over all rows, chunk by chunk, and put its results into `columns`."""
     options: dict[str, Any] = {"layout": networks.layout, "for_critic": for_critic}
     chunks = cut_rollouts(batch, range(len(batch)), max_tokens=networks.max_tokens, **options)
-    # fetched after the last forward pass, since a GPU computes while the host goes on
-    computed: list[tuple[list[int], int, str, Tensor]] = []
+    # results are fetched after the last pass, since a GPU computes while the host goes on
+    padded_parts: list[tuple[list[int], int, str, Tensor]] = []
     for rows in chunks:
         inputs = rollout_inputs(batch, rows, pad_id=networks.pad_id, **options)
         inputs = inputs.to(networks.device)
         width = inputs.response_mask.shape[1]
-        for name, found in forward(inputs).items():
-            if name == _STATES:  # without padding: they are the largest of all columns
-                parts = found.cpu().split(inputs.response_mask.sum(dim=1).tolist())
-                of_rows = columns.setdefault(name, [None] * len(batch))
+        for name, flat in forward(inputs).items():
+            if name == _STATES:  # kept without padding: this is the largest column
+                parts = flat.cpu().split(inputs.response_mask.sum(dim=1).tolist())
+                part_rows = columns.setdefault(name, [None] * len(batch))
                 for row, part in zip(rows, parts, strict=True):
                     if networks.num_states is not None:
                         part = torch.cat([part[:1], part[-networks.num_states :]])
-                    of_rows[row] = part
+                    part_rows[row] = part
                 continue
-            computed.append((rows, width, name, inputs.scatter(found)))
-    for rows, width, name, of_rows in computed:
+            padded_parts.append((rows, width, name, inputs.scatter(flat)))
+    for rows, width, name, part_rows in padded_parts:
         if name not in columns:
-            columns[name] = torch.zeros(*batch.response_mask.shape, *of_rows.shape[2:])
-        columns[name][rows, :width] = of_rows.cpu()
+            columns[name] = torch.zeros(*batch.response_mask.shape, *part_rows.shape[2:])
+        columns[name][rows, :width] = part_rows.cpu()
 
 
 def cut_rollouts(
@@ -181,14 +187,14 @@ def cut_by_tokens(
 ) -> list[list[int]]:
     """Cut rows into chunks of at most `max_tokens` tokens: with padding, or packed without.
 
-    `lengths[row]` is the row's prompt + response length; a row longer than the budget gets a
-    chunk of its own. All ranks get equally many chunks, since every forward of a sharded network
-    is a collective, and each rank's largest come first, so that ranks wait little for each other.
+    `lengths[row]` is the row's prompt + response length. A row longer than the budget gets its own
+    chunk. All ranks get equally many chunks, since every forward of a sharded network is a
+    collective. Each rank's largest chunks come first, so that ranks wait little for each other.
     Padded, rows of similar length go together; packed, the chunks are about equally large. Where
-    prompts are shared, the rows of one go together, and each chunk counts it once.
+    prompts are shared, rows with the same prompt go together, and a chunk counts the prompt once.
 
     Args:
-        prompts: of each row, needed where they are shared.
+        prompts: the prompt of each row, needed where prompts are shared.
     """
     load = _Load(lengths, rows, prompts if layout == "shared_prompts" else None)
     if layout == "padded":
@@ -197,8 +203,8 @@ def cut_by_tokens(
         chunks = _grouped_chunks(load, rows, max_tokens)
     else:
         chunks = _packed_chunks(lengths, rows, max_tokens)
-    wanted = int(max_over_ranks(torch.tensor(len(chunks))))
-    while len(chunks) < wanted:
+    num_chunks = int(max_over_ranks(torch.tensor(len(chunks))))
+    while len(chunks) < num_chunks:
         largest = max((c for c in chunks if len(c) > 1), key=load)
         chunks.remove(largest)
         half = len(largest) // 2
@@ -208,7 +214,7 @@ def cut_by_tokens(
 
 
 class _Load:
-    """The tokens of a chunk, in which each prompt counts once. Without prompts all rows differ."""
+    """Counts the tokens of a chunk, each prompt once. Without `prompts` all rows count whole."""
 
     def __init__(
         self,
@@ -217,7 +223,7 @@ class _Load:
         prompts: Sequence[tuple[int, ...]] | None = None,
     ) -> None:
         self.lengths = lengths
-        numbers: dict[object, int] = {}  # a prompt is compared once, its number often
+        numbers: dict[object, int] = {}  # prompts are compared once here, and their numbers later
         self.group = {
             row: numbers.setdefault(row if prompts is None else prompts[row], len(numbers))
             for row in rows
@@ -243,7 +249,7 @@ def _padded_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The fewest chunks into which "longest row first, into the emptiest chunk" fits."""
+    """Cut into the fewest chunks that suffice when the longest rows go to the emptiest chunks."""
     longest_first = sorted(rows, key=lambda row: lengths[row], reverse=True)
     num_chunks = max(1, -(-sum(lengths[row] for row in rows) // max_tokens))
     while True:
@@ -259,42 +265,44 @@ def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _grouped_chunks(load: _Load, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """The fewest chunks of neighbours, the rows of a prompt being neighbours, and the most even.
+    """Cut into the fewest chunks, of loads as even as possible, with rows of a prompt side by side.
 
-    A prompt whose rows lie in two chunks is computed in both, so that happens only where chunks
-    would be more without it.
+    A prompt whose rows lie in two chunks is computed in both. So a prompt is split only if it is
+    above the budget, or if there would be more chunks otherwise.
     """
     neighbours = sorted(rows, key=load.group.__getitem__)
-    single = [[row] for row in neighbours]
+    row_parts = [[row] for row in neighbours]
     grouped = [list(group) for _, group in itertools.groupby(neighbours, load.group.__getitem__)]
-    whole = [
+    group_parts = [
         part
         for group in grouped
         for part in ([group] if load(group) <= max_tokens else [[row] for row in group])
     ]
-    num_chunks = len(_filled(load, single, max_tokens))
-    parts = single if len(_filled(load, whole, max_tokens)) > num_chunks else whole
+    num_chunks = len(_join_parts(load, row_parts, max_tokens))
+    parts = (
+        row_parts if len(_join_parts(load, group_parts, max_tokens)) > num_chunks else group_parts
+    )
     limit = bisect.bisect_left(
         range(max_tokens),
         True,
-        key=lambda limit: len(_filled(load, parts, limit)) <= num_chunks,
+        key=lambda limit: len(_join_parts(load, parts, limit)) <= num_chunks,
     )
-    return _filled(load, parts, limit)
+    return _join_parts(load, parts, limit)
 
 
-def _filled(load: _Load, parts: Sequence[list[int]], limit: int) -> list[list[int]]:
-    """Parts in their order, each in the last chunk if that stays within the limit."""
+def _join_parts(load: _Load, parts: Sequence[list[int]], limit: int) -> list[list[int]]:
+    """Join parts into chunks in their order, each chunk within the limit where possible."""
     chunks: list[list[int]] = []
     total = 0
     for part in parts:
-        own = load(part)
-        more = own
+        part_load = load(part)
+        added_load = part_load
         if chunks and load.group[part[0]] == load.group[chunks[-1][-1]]:
-            more -= load.prompt_length[part[0]]
-        if chunks and total + more <= limit:
+            added_load -= load.prompt_length[part[0]]
+        if chunks and total + added_load <= limit:
             chunks[-1] += part
-            total += more
+            total += added_load
         else:
             chunks.append(list(part))
-            total = own
+            total = part_load
     return chunks

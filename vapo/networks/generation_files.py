@@ -59,7 +59,7 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
     """
     content = generation_file(path)
     if content is None:
-        named, file = getattr(config, _KEY, None), CONFIG_FILE
+        end_entry, file = getattr(config, _KEY, None), CONFIG_FILE
     else:
         settings, file = settings_in(content), GENERATION_FILE
         if settings is None:
@@ -69,9 +69,9 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
                 *(path, GENERATION_FILE),
             )
             settings = {}
-        named = settings.get(_KEY)
+        end_entry = settings.get(_KEY)
     num_ids = getattr(config.get_text_config(), "vocab_size", None)
-    ids = _token_ids(named, num_ids, f"{path}/{file}")
+    ids = _token_ids(end_entry, num_ids, f"{path}/{file}")
     return GenerationConfig(eos_token_id=ids[0] if len(ids) == 1 else ids or None)
 
 
@@ -93,14 +93,14 @@ def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
     return f"{json.dumps(settings, indent=2)}\n".encode()
 
 
-def _token_ids(named: Any, num_ids: int | None, file: str) -> list[int]:
+def _token_ids(end_entry: Any, num_ids: int | None, file: str) -> list[int]:
     """The end tokens that a file names.
 
     Raises: UserError: an entry is no token id of a model with `num_ids` tokens.
     """
-    listed = named if isinstance(named, list) else [] if named is None else [named]
+    entries = end_entry if isinstance(end_entry, list) else [] if end_entry is None else [end_entry]
     ids = []
-    for entry in listed:
+    for entry in entries:
         is_text = isinstance(entry, str) and entry.isascii() and entry.isdigit() and len(entry) < 20
         number = int(entry) if is_text else entry
         is_id = isinstance(number, int) and not isinstance(number, bool) and number >= 0

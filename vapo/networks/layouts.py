@@ -39,8 +39,10 @@ def choose_layout(
     """
     if option == "padded":
         return "padded"
-    models = _with_a_layout(models)
-    not_packed, not_shared = (_first(map(f, models)) for f in (why_not_packed, why_not_shared))
+    models = _models_with_layout(models)
+    not_packed, not_shared = (
+        _first_reason(map(f, models)) for f in (why_not_packed, why_not_shared)
+    )
     reason = not_packed if option == "packed" else not_shared
     if reason is not None and option != "auto":
         raise UserError(
@@ -55,18 +57,18 @@ def choose_layout(
 
 def say_layout(option: str, layout: Layout, models: Sequence[PreTrainedModel]) -> None:
     """Say in one line why `auto` has not chosen the layout with the fewest tokens."""
-    models = _with_a_layout(models)
-    reason = _first(map(why_not_packed if layout == "padded" else why_not_shared, models))
+    models = _models_with_layout(models)
+    reason = _first_reason(map(why_not_packed if layout == "padded" else why_not_shared, models))
     if option == "auto" and reason is not None and is_main_process():
         say(f"training.packing auto: {layout}, since {reason}", file=sys.stderr)
 
 
-def _with_a_layout(models: Sequence[PreTrainedModel]) -> list[PreTrainedModel]:
-    without = ProbeForSequenceClassification | AdaptersForSequenceClassification
-    return [m for m in models if not isinstance(m, without)]
+def _models_with_layout(models: Sequence[PreTrainedModel]) -> list[PreTrainedModel]:
+    kinds_without_layout = ProbeForSequenceClassification | AdaptersForSequenceClassification
+    return [m for m in models if not isinstance(m, kinds_without_layout)]
 
 
-def _first(reasons: Iterable[str | None]) -> str | None:
+def _first_reason(reasons: Iterable[str | None]) -> str | None:
     return next((reason for reason in reasons if reason is not None), None)
 
 

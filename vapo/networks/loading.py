@@ -98,8 +98,10 @@ def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTra
         raise UserError(f"{path}: {architecture} is not a causal language model")
     check_supported(path, config)
     untie_as_saved(path, config)
-    model, missing = load_weights(AutoModelForCausalLM, path, config, dtype, attn_implementation)
-    _check_complete(path, missing)
+    model, missing_names = load_weights(
+        AutoModelForCausalLM, path, config, dtype, attn_implementation
+    )
+    _check_complete(path, missing_names)
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise UserError(
@@ -155,16 +157,18 @@ def load_value_model(
             plain = auto.from_config(config, trust_remote_code=False)
         auto = class_with_head(type(plain), plan.head)
         write_head(config, plan.head)
-    model, missing = load_weights(auto, path, config, dtype, attn_implementation)
+    model, missing_names = load_weights(auto, path, config, dtype, attn_implementation)
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UserError(f"{path}: {type(model).__name__} has no linear head named `score`")
-    head = {f"score.{name}" for name, _ in score.named_parameters()}
-    added = {name for name in missing if name.startswith(f"{LOGPROB_SCORE}.")}
-    added |= missing & ({"score.bias"} if plan.adds_bias else set())
-    _check_complete(path, missing - added - (set() if plan.keeps_weights else head))
+    head_names = {f"score.{name}" for name, _ in score.named_parameters()}
+    added_names = {name for name in missing_names if name.startswith(f"{LOGPROB_SCORE}.")}
+    added_names |= missing_names & ({"score.bias"} if plan.adds_bias else set())
+    _check_complete(
+        path, missing_names - added_names - (set() if plan.keeps_weights else head_names)
+    )
     if plan.keeps_weights:
-        begin_at_zero(model, added)
+        begin_at_zero(model, added_names)
     else:
         begin_head(model, plan)
     remove_dropout(model)
@@ -205,11 +209,11 @@ def _architecture(config: PreTrainedConfig) -> str:
     return (config.architectures or [""])[0]
 
 
-def _check_complete(path: str, missing: set[str]) -> None:
-    if missing:
-        names = ", ".join(sorted(missing)[:3])
+def _check_complete(path: str, missing_names: set[str]) -> None:
+    if missing_names:
+        names = ", ".join(sorted(missing_names)[:3])
         raise UserError(
-            f"{path}: {len(missing)} weights are missing ({names}, ...) and would start at "
+            f"{path}: {len(missing_names)} weights are missing ({names}, ...) and would start at "
             "random; the folder is incomplete or of another architecture"
         )
 
@@ -217,11 +221,11 @@ def _check_complete(path: str, missing: set[str]) -> None:
 def _check_shapes(path: str, mismatched: set[tuple[str, Any, Any]]) -> None:
     """Refuse weights that Transformers would have made at random in place of the folder's."""
     if mismatched:
-        name, saved, expected = min(mismatched)
+        name, saved_shape, config_shape = min(mismatched)
         raise UserError(
             f"{path}: cannot load the weights: {len(mismatched)} have other shapes than "
-            f"config.json gives them, as {name}: {list(saved)} in the folder, {list(expected)} by "
-            "config.json; correct the file, or copy the folder again"
+            f"config.json gives them, as {name}: {list(saved_shape)} in the folder, "
+            f"{list(config_shape)} by config.json; correct the file, or copy the folder again"
         )
 
 

@@ -88,30 +88,32 @@ def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[
     Raises: UserError: a module is not in the decoder layers, two modules share one weight, or the
         rank is above a dimension of every chosen one.
     """
-    linear = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
-    known = sorted(set(linear.values()))
-    chosen = [name.strip() for name in options.target_modules.split(",")]
-    if chosen == ["all"]:
-        chosen = known
-    unknown = [name for name in chosen if name not in known]
-    if unknown or not known:
+    leaf_names = {name: name.rpartition(".")[2] for name, _ in linear_modules(model)}
+    available = sorted(set(leaf_names.values()))
+    requested = [name.strip() for name in options.target_modules.split(",")]
+    if requested == ["all"]:
+        requested = available
+    unknown_names = [name for name in requested if name not in available]
+    if unknown_names or not available:
         raise UserError(
             f"{key}.target_modules: {type(model).__name__} has no linear module "
-            f"{', '.join(map(repr, unknown))} in its layers; it has {', '.join(known) or 'none'}"
+            f"{', '.join(map(repr, unknown_names))} in its layers; it has "
+            f"{', '.join(available) or 'none'}"
         )
-    targets = [name for name, leaf in linear.items() if leaf in chosen]
+    targets = [name for name, leaf in leaf_names.items() if leaf in requested]
     weights = {id(model.get_parameter(f"{name}.weight")) for name in targets}
     if len(weights) < len(targets):
         raise UserError(
             f"{key}.target_modules: layers of {type(model).__name__} share the weights of "
-            f"{', '.join(chosen)}, and an adapter is one module's: name others, or set {key}=null"
+            f"{', '.join(requested)}, and an adapter is one module's: name others, or set "
+            f"{key}=null"
         )
     largest = max(targets, key=lambda name: min(model.get_parameter(f"{name}.weight").shape))
-    most = min(model.get_parameter(f"{largest}.weight").shape)
-    if options.rank > most:  # a router of few experts alone would refuse a rank that others use
+    max_rank = min(model.get_parameter(f"{largest}.weight").shape)
+    if options.rank > max_rank:  # a router of few experts alone would refuse a rank that others use
         raise UserError(
-            f"{key}.rank is {options.rank}, above {most}, a dimension of {largest}, and a larger "
-            f"rank learns no more: set {key}.rank to at most {most}, or name larger modules in "
+            f"{key}.rank is {options.rank}, above {max_rank}, a dimension of {largest}, and a "
+            f"larger rank learns no more: set {key}.rank to at most {max_rank}, or name larger modules in "
             f"{key}.target_modules"
         )
     return targets
@@ -129,11 +131,11 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 @contextmanager
 def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
     """Turn the adapters of these layers off inside the block: the base, at no cost in memory."""
-    before = [switch_adapters(layer, off=True) for layer in layers]
+    were_off = [switch_adapters(layer, off=True) for layer in layers]
     try:
         yield
     finally:
-        for layer, off in zip(layers, before, strict=True):
+        for layer, off in zip(layers, were_off, strict=True):
             switch_adapters(layer, off=off)
 
 
@@ -148,22 +150,22 @@ def merged(
     if options is None:
         yield from weights
         return
-    waiting: dict[str, dict[str, Tensor]] = {}
+    pending: dict[str, dict[str, Tensor]] = {}
     for name, tensor in weights:
         part = next((part for part in (_WEIGHT, _A, _B) if name.endswith(part)), None)
         if part is None:
             yield name.replace(_BASE, "."), tensor
             continue
         module = name.removesuffix(part)
-        parts = waiting.setdefault(module, {})
+        parts = pending.setdefault(module, {})
         parts[part] = tensor
         if len(parts) == 3:
-            del waiting[module]
+            del pending[module]
             weight, update = parts[_WEIGHT], parts[_B].float() @ parts[_A].float()
-            scaled = options.lora_alpha / options.rank * update
-            yield f"{module}.weight", (weight.float() + scaled).to(weight.dtype)
-    if waiting:
-        raise ValueError(f"weights or adapters are missing of {', '.join(sorted(waiting))}")
+            scaled_update = options.lora_alpha / options.rank * update
+            yield f"{module}.weight", (weight.float() + scaled_update).to(weight.dtype)
+    if pending:
+        raise ValueError(f"weights or adapters are missing of {', '.join(sorted(pending))}")
 
 
 def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:
@@ -203,19 +205,21 @@ def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Itera
     need be.
     """
     live = dict(model.named_parameters())
-    changed = {n: live[n] if n in live else live[_base_name(n)] for n in weights}
+    replaced_weights = {n: live[n] if n in live else live[_base_name(n)] for n in weights}
     adapters = {name: tensor for name, tensor in live.items() if name.endswith(_B)}
-    kept = {name: tensor.detach().clone() for name, tensor in {**changed, **adapters}.items()}
+    previous = {
+        name: tensor.detach().clone() for name, tensor in {**replaced_weights, **adapters}.items()
+    }
     with torch.no_grad():
         try:
             for tensor in adapters.values():
                 tensor.zero_()
-            for name, tensor in changed.items():
+            for name, tensor in replaced_weights.items():
                 tensor.copy_(weights[name])
             yield
         finally:
-            for name, tensor in {**changed, **adapters}.items():
-                tensor.copy_(kept[name])
+            for name, tensor in {**replaced_weights, **adapters}.items():
+                tensor.copy_(previous[name])
 
 
 def _base_name(name: str) -> str:

@@ -18,7 +18,7 @@ from transformers import (
 
 from vapo.config.critic import CriticConfig
 from vapo.networks.attention_windows import attention_options
-from vapo.networks.classifiers import know_classifier
+from vapo.networks.classifiers import register_classifier
 from vapo.networks.experts import spread_evenly
 from vapo.networks.head_layers import put_head
 from vapo.networks.loading import remove_dropout
@@ -82,7 +82,7 @@ def model_of_config(
     auto: Any = AutoModelForCausalLM
     head = head_in(config) if kind == "value_model" else None
     if head is not None:
-        know_classifier(config)
+        register_classifier(config)
         auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs
     options = attention_options(path, config, attn_implementation)
     options["dtype"] = getattr(torch, dtype)
@@ -102,8 +102,11 @@ def fill_with_fakes(network: nn.Module) -> None:
     """
     fakes: dict[int, Tensor] = {}
     for module in network.modules():
-        own = (module.named_parameters(recurse=False), module.named_buffers(recurse=False))
-        for name, tensor in [pair for pairs in own for pair in pairs]:
+        module_tensors = (
+            module.named_parameters(recurse=False),
+            module.named_buffers(recurse=False),
+        )
+        for name, tensor in [pair for pairs in module_tensors for pair in pairs]:
             if id(tensor) not in fakes:  # else it is tied
                 fake = torch.empty(tensor.shape, dtype=tensor.dtype)
                 if isinstance(tensor, nn.Parameter):

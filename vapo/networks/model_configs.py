@@ -20,12 +20,12 @@ from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
 from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
 from vapo.networks.attention_windows import ATTENTION_LAYERS, check_windows
-from vapo.networks.classifiers import know_classifier
+from vapo.networks.classifiers import register_classifier
 from vapo.networks.config_files import CONFIG_FILE, check_config_file
 from vapo.networks.experts import turn_off_router_loss
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.model_folders import folder_with_config, local_folder
-from vapo.networks.probe import ProbeModelConfig, of_the_probe
+from vapo.networks.probe import ProbeModelConfig, probe_config
 from vapo.networks.recurrent_layers import (
     cache_layers,
     check_layer_kinds,
@@ -37,7 +37,7 @@ from vapo.system.private_attributes import causal_lm_class
 
 logger = logging.getLogger(__name__)
 
-_SPEAKING_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
+_CLEAR_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
 """Errors whose text says what is wrong; others say it together with their name."""
 _WITH_IMAGES = "ForConditionalGeneration"
 
@@ -95,24 +95,24 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
     Raises: UserError: it does not have what the critic's options ask for, or, without a critic, is
         none that reads a text alone.
     """
-    know_classifier(config)
-    saved = saved_kind(config)
+    register_classifier(config)
+    folder_kind = saved_kind(config)
     if critic is None:
-        if saved in ("probe", "adapters"):
+        if folder_kind in ("probe", "adapters"):
             raise UserError(
                 f"{path}: its value head reads the hidden states of an actor (critic.kind "
-                f"{saved}), and no text: no reward model"
+                f"{folder_kind}), and no text: no reward model"
             )
         return config
-    if saved is not None and saved != critic.kind:
-        what = _KINDS[saved]
+    if folder_kind is not None and folder_kind != critic.kind:
+        description = _KINDS[folder_kind]
         raise UserError(
-            f"{path}: its critic is {what}, and critic.kind is {critic.kind}: set "
-            f"critic.kind={saved}, or critic.init=policy"
+            f"{path}: its critic is {description}, and critic.kind is {critic.kind}: set "
+            f"critic.kind={folder_kind}, or critic.init=policy"
         )
     keep_first_layers(config, path, critic)
     if isinstance(critic, ProbeCritic):
-        return of_the_probe(config, path, critic)
+        return probe_config(config, path, critic)
     if critic.kind == "adapters":
         assert critic.lora is not None, "a rule: adapters have a rank"
         return of_the_adapters(config, path, critic.lora)
@@ -160,16 +160,16 @@ def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig)
 def cut_layers(config: PreTrainedConfig, count: int) -> None:
     """Change a config so that the model ends after its first `count` decoder layers."""
     text: Any = config.get_text_config(decoder=True)
-    before = text.num_hidden_layers
+    num_layers = text.num_hidden_layers
     for name, value in list(vars(text).items()):
         is_for_layers = "layer" in name and isinstance(value, list | tuple)
-        if is_for_layers and len(value) == before:  # it has an entry for each layer
+        if is_for_layers and len(value) == num_layers:  # it has an entry for each layer
             setattr(text, name, value[:count])
     text.num_hidden_layers = count
 
 
 @contextmanager
-def refusals(path: str, what: str) -> Iterator[None]:
+def refusals(path: str, part: str) -> Iterator[None]:
     """Turn every failure of a library to load what a model's folder has into one line of error."""
     try:
         yield
@@ -179,12 +179,12 @@ def refusals(path: str, what: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         says_more = lines and lines[0].endswith(":")
         reason = f"{' '.join(lines[: 2 if says_more else 1]) or repr(error):.400}"
-        if not isinstance(error, _SPEAKING_ERRORS):
+        if not isinstance(error, _CLEAR_ERRORS):
             reason = f"{type(error).__name__}: {reason}"
         hint = "" if local_folder(path) else " (no such folder here, so it was read as a hub id)"
         if "safetensors" in reason or "model.bin" in reason:
             hint += "; weights must be safetensors, as model.save_pretrained writes them"
-        raise UserError(f"{path}: cannot load the {what}{hint}: {reason}") from error
+        raise UserError(f"{path}: cannot load the {part}{hint}: {reason}") from error
 
 
 @contextmanager
@@ -206,11 +206,13 @@ def check_supported(path: str, config: PreTrainedConfig) -> None:
     logit_transform(path, config)
     with refusals(path, "attention cache"):
         layers = cache_layers(config)
-    known = [layer for layer in layers if is_recurrent(layer) or type(layer) in ATTENTION_LAYERS]
-    if unknown := {type(layer).__name__ for layer in layers if layer not in known}:
+    supported = [
+        layer for layer in layers if is_recurrent(layer) or type(layer) in ATTENTION_LAYERS
+    ]
+    if unsupported_names := {type(layer).__name__ for layer in layers if layer not in supported}:
         raise UserError(
-            f"{path}: its cache has {', '.join(sorted(unknown))}; the sampler supports full "
-            "attention, sliding windows and recurrent layers: take a model with these alone, as "
+            f"{path}: its cache has {', '.join(sorted(unsupported_names))}; the sampler supports "
+            "full attention, sliding windows and recurrent layers: take a model with these alone, as "
             "Qwen3, Qwen3.5, Gemma 3 or Llama 3"
         )
     check_recurrent(path, config, layers)

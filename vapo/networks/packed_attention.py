@@ -34,7 +34,7 @@ from vapo.system.private_attributes import attention_implementation
 
 PACKED_SDPA = "vapo_packed_sdpa"
 # One call of torch costs a CPU as much as so many pairs of tokens, times channels, of its work.
-_CALL = 300_000
+_CALL_COST = 300_000
 # On a CPU a call of at most so many pairs of tokens is computed in float32: in half precision
 # torch's backward pass took 1 to 3.6 times as long.
 _SMALL_ON_CPU = 2**16
@@ -67,16 +67,16 @@ def hidden_states(
     if inputs.is_packed:
         options = _packed_options(model, inputs)
     options |= {"input_ids": inputs.input_ids, "use_cache": False}
-    others = sorted(set(layers) - {-1})
+    inner_layers = sorted(set(layers) - {-1})
     backbone: Any = model.base_model
     ending = None
-    if others and not wants_last and -1 not in layers and has_plain_layers(backbone):
-        last = others.pop()
+    if inner_layers and not wants_last and -1 not in layers and has_plain_layers(backbone):
+        last = inner_layers.pop()
         backbone, ending = first_layers(backbone, last)
     with _windows_for_masks("packed_row" in options):
-        output = backbone(output_hidden_states=True if others else None, **options)
-    found = {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in others}
-    return found if ending is None else found | {last: ending.state}
+        output = backbone(output_hidden_states=True if inner_layers else None, **options)
+    states = {-1: output.last_hidden_state} | {n: output.hidden_states[n] for n in inner_layers}
+    return states if ending is None else states | {last: ending.state}
 
 
 def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
     return options | {
         "cu_seq_lens_q": row.query_ends,
         "cu_seq_lens_k": row.key_ends,
-        "max_length_q": row.most_queries,
-        "max_length_k": row.most_keys,
+        "max_length_q": row.max_queries,
+        "max_length_k": row.max_keys,
     }
 
 
@@ -173,11 +173,11 @@ def packed_sdpa(
     device, dtype = query.device.type, query.dtype
     if torch.is_autocast_enabled(device):  # then rotary embeddings have made queries float32
         dtype = torch.get_autocast_dtype(device)
-    shared: dict[str, Any] = {"scaling": scaling, "row": packed_row, "window": window}
+    kernel_options: dict[str, Any] = {"scaling": scaling, "row": packed_row, "window": window}
     has_kernel = query.is_cuda or _counts_for_gpu.get()
     if has_kernel and dtype in (torch.float16, torch.bfloat16):
-        return _varlen_flash(*(x.to(dtype) for x in (query, key, value)), **shared), None
-    return _by_segments(query, key, value, dtype=dtype, **shared), None
+        return _varlen_flash(*(x.to(dtype) for x in (query, key, value)), **kernel_options), None
+    return _by_segments(query, key, value, dtype=dtype, **kernel_options), None
 
 
 def _by_segments(
@@ -198,12 +198,12 @@ def _by_segments(
         q: Tensor, k: Tensor, v: Tensor, mask: Callable[[torch.dtype], Tensor] | None = None
     ) -> None:
         is_small = on_cpu and q.shape[2] * k.shape[2] <= _SMALL_ON_CPU
-        computed = torch.promote_types(dtype, torch.float32) if is_small else dtype
+        call_dtype = torch.promote_types(dtype, torch.float32) if is_small else dtype
         output = scaled_dot_product_attention(
-            q.to(computed),
-            k.to(computed),
-            v.to(computed),
-            attn_mask=None if mask is None else mask(computed),
+            q.to(call_dtype),
+            k.to(call_dtype),
+            v.to(call_dtype),
+            attn_mask=None if mask is None else mask(call_dtype),
             is_causal=mask is None,
             scale=scaling,
             enable_gqa=q.shape[1] != k.shape[1],
@@ -212,19 +212,19 @@ def _by_segments(
 
     def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
         """Let each query attend to the keys up to its own. The last keys are of the same tokens."""
-        num_keys, before = k.shape[2], k.shape[2] - q.shape[2]
+        num_keys, num_before = k.shape[2], k.shape[2] - q.shape[2]
         if window is None or num_keys <= window:
-            attend(q, k, v, partial(row.mask, q.shape[2], before) if before else None)
+            attend(q, k, v, partial(row.mask, q.shape[2], num_before) if num_before else None)
             return
-        for queries, seen in blocks(q.shape[2], before, window):
-            block, keys = q[:, :, queries], k[:, :, seen]
+        for queries, visible in blocks(q.shape[2], num_before, window):
+            block, keys = q[:, :, queries], k[:, :, visible]
             mask = partial(row.mask, block.shape[2], keys.shape[2] - block.shape[2], window=window)
-            attend(block, keys, v[:, :, seen], mask)
+            attend(block, keys, v[:, :, visible], mask)
 
     lengths = [sum(s.length for s in group) for group in row.groups]
-    split = (x.split(lengths, dim=2) for x in (query, key, value))
+    group_tensors = (x.split(lengths, dim=2) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):  # every call names its dtype
-        for index, (group, q, k, v) in enumerate(zip(row.groups, *split, strict=True)):
+        for index, (group, q, k, v) in enumerate(zip(row.groups, *group_tensors, strict=True)):
             if len(group) == 1:
                 attend_causally(q, k, v)
             elif _is_small(group, channels=q.shape[1] * q.shape[3]):
@@ -235,18 +235,18 @@ def _by_segments(
                 )
                 prompt_q, prompt_k, prompt_v = next(parts)
                 attend_causally(prompt_q, prompt_k, prompt_v)
-                for own_q, own_k, own_v in parts:
-                    keys = torch.cat([prompt_k, own_k], dim=2)
-                    values = torch.cat([prompt_v, own_v], dim=2)
-                    attend_causally(own_q, keys, values)
+                for response_q, response_k, response_v in parts:
+                    keys = torch.cat([prompt_k, response_k], dim=2)
+                    values = torch.cat([prompt_v, response_v], dim=2)
+                    attend_causally(response_q, keys, values)
     return torch.cat(outputs, dim=1)
 
 
 def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
     """Whether one call that masks siblings costs less than a call for each of them."""
-    needed = sum(s.length * (s.prompt_length + s.length) for s in group)
-    masked = sum(s.length for s in group) ** 2 - needed
-    return masked * channels < _CALL * (len(group) - 1)
+    num_needed = sum(s.length * (s.prompt_length + s.length) for s in group)
+    num_masked = sum(s.length for s in group) ** 2 - num_needed
+    return num_masked * channels < _CALL_COST * (len(group) - 1)
 
 
 def _varlen_flash(
@@ -267,22 +267,22 @@ def _varlen_flash(
 
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     if row.keys is not None:
-        k, v = row.keys.of(k), row.keys.of(v)
+        k, v = row.keys.select(k), row.keys.select(v)
     options: dict[str, Any] = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
     if _counts_for_gpu.get():  # in a GPU's place: as many bytes are kept, values do not matter
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
     # a window that is longer than the kernel's 32 bits limits nothing
-    left = -1 if window is None or window >= row.most_keys else window - 1
+    num_left = -1 if window is None or window >= row.max_keys else window - 1
     output = varlen_attn(
         q,
         k,
         v,
         row.query_ends,
         row.key_ends,
-        row.most_queries,
-        row.most_keys,
-        window_size=(left, 0),  # none to the right: causal
+        row.max_queries,
+        row.max_keys,
+        window_size=(num_left, 0),  # none to the right: causal
         **options,
     )
     assert isinstance(output, Tensor)

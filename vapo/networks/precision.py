@@ -23,10 +23,10 @@ from vapo.system.shown_text import say
 LEAST_WIDTH = 256
 
 
-def computing_dtype(config: FitConfig, own: str) -> str:
+def computing_dtype(config: FitConfig, network_dtype: str) -> str:
     """The dtype of a network's states: FSDP2's mixed precision makes it bfloat16; else its own."""
     is_cast = config.trainer.strategy == "fsdp" and config.trainer.precision == "bf16-mixed"
-    return "bfloat16" if is_cast else own
+    return "bfloat16" if is_cast else network_dtype
 
 
 class Precision(NamedTuple):
@@ -61,12 +61,12 @@ def choose_precision(device: torch.device, width: int) -> Precision:
     Torch says what the device can; nothing is timed, so that all processes of a run agree.
     """
     if device.type == "cuda":
-        what, is_fast = "GPU", torch.cuda.is_bf16_supported(including_emulation=False)
+        device_name, is_fast = "GPU", torch.cuda.is_bf16_supported(including_emulation=False)
     else:
-        what, is_fast = "processor", cpu_has_bfloat16_products()
+        device_name, is_fast = "processor", cpu_has_bfloat16_products()
     if not is_fast:
-        return Precision("32-true", f"this {what} has no fast products in bfloat16")
-    return _where_fast(width, f"this {what} multiplies fast in bfloat16")
+        return Precision("32-true", f"this {device_name} has no fast products in bfloat16")
+    return _precision_by_width(width, f"this {device_name} multiplies fast in bfloat16")
 
 
 def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
@@ -77,10 +77,10 @@ def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
     if trainer.accelerator == "cpu":
         return choose_precision(torch.device("cpu"), width)
     reason = "the estimate is for a GPU; trainer.accelerator=cpu makes it one for this processor"
-    return _where_fast(width, reason)
+    return _precision_by_width(width, reason)
 
 
-def _where_fast(width: int, reason: str) -> Precision:
+def _precision_by_width(width: int, reason: str) -> Precision:
     if width < LEAST_WIDTH:
         return Precision(
             "32-true",
@@ -100,10 +100,10 @@ def settle_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:
         _warn_of_emulation(config.trainer)
         return
     width = _width(config)
-    found = choose_precision(pick_device(config.trainer), width)
-    config.trainer = replace(config.trainer, precision=found.name)
+    precision = choose_precision(pick_device(config.trainer), width)
+    config.trainer = replace(config.trainer, precision=precision.name)
     if width >= LEAST_WIDTH and is_main_process():
-        say(found.line(), file=sys.stderr)
+        say(precision.line(), file=sys.stderr)
 
 
 def _warn_of_emulation(trainer: TrainerConfig) -> None:

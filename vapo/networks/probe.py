@@ -99,7 +99,7 @@ AutoConfig.register(ProbeModelConfig.model_type, ProbeModelConfig)
 AutoModelForSequenceClassification.register(ProbeModelConfig, ProbeForSequenceClassification)
 
 
-def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> PreTrainedConfig:
+def probe_config(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> PreTrainedConfig:
     """The config of a probe that starts from a folder: a saved one's, or a new one on its states.
 
     Raises: UserError: the states that it reads are not the config's.
@@ -117,7 +117,7 @@ def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
         return model
     text: Any = model.get_text_config(decoder=True)
     num_layers = text.num_hidden_layers
-    numbers = known_layers(probe.layers, model, key="critic.probe.layers", path=path)
+    numbers = checked_layers(probe.layers, model, key="critic.probe.layers", path=path)
     if len(set(numbers)) < len(numbers):
         raise UserError(
             f"critic.probe.layers {probe.layers} names a layer of {path} twice: the actor's layer "
@@ -134,7 +134,7 @@ def of_the_probe(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
     )
 
 
-def known_layers(
+def checked_layers(
     layers: Sequence[int], model: PreTrainedConfig, *, key: str, path: str = ""
 ) -> tuple[int, ...]:
     """The layers of an actor that a key names, as `layer_numbers` has them.
@@ -145,11 +145,11 @@ def known_layers(
     Raises: UserError: the actor has fewer layers.
     """
     num_layers = model.get_text_config(decoder=True).num_hidden_layers
-    far = [layer for layer in layers if not -num_layers - 1 <= layer <= num_layers]
-    if far:
+    missing_layers = [layer for layer in layers if not -num_layers - 1 <= layer <= num_layers]
+    if missing_layers:
         raise UserError(
-            f"{key}: {far[0]} is none of {path or model.name_or_path}, which has the layers 0 (its "
-            f"embedding) to {num_layers}"
+            f"{key}: {missing_layers[0]} is none of {path or model.name_or_path}, which has the "
+            f"layers 0 (its embedding) to {num_layers}"
         )
     return layer_numbers(layers, num_layers)
 
@@ -157,15 +157,15 @@ def known_layers(
 def estimator_layers(
     algorithm: AlgorithmConfig, model: PreTrainedConfig, *, path: str = ""
 ) -> tuple[int, ...]:
-    """The layers whose states the advantage estimator reads, as `known_layers` has them."""
+    """The layers whose states the advantage estimator reads, as `checked_layers` has them."""
     key = "poise.layer" if isinstance(algorithm, PoiseOptions) else "estimator_reads_layers"
-    return known_layers(algorithm.read_layers, model, key=f"algorithm.{key}", path=path)
+    return checked_layers(algorithm.read_layers, model, key=f"algorithm.{key}", path=path)
 
 
 def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
     """Each layer's one name: the last layer's is -1, that of others their number from 0 on."""
-    counted = [n if n >= 0 else n + num_layers + 1 for n in layers]
-    return tuple(-1 if n == num_layers else n for n in counted)
+    from_start = [n if n >= 0 else n + num_layers + 1 for n in layers]
+    return tuple(-1 if n == num_layers else n for n in from_start)
 
 
 def new_probe(config: ProbeModelConfig, dtype: str, seed: int) -> PreTrainedModel:

@@ -93,12 +93,14 @@ def check_layer_kinds(path: str, config: PreTrainedConfig) -> None:
     name, is_stateful = causal_lm_class(config)
     if is_stateful or not name:
         return
-    if unknown := sorted(kind for kind in kinds if not _has_kind(config, kind)):
-        known = [kind for kind in _KINDS if kind not in unknown and _has_kind(config, kind)]
+    if unsupported_kinds := sorted(kind for kind in kinds if not _has_kind(config, kind)):
+        supported_kinds = [
+            kind for kind in _KINDS if kind not in unsupported_kinds and _has_kind(config, kind)
+        ]
         raise UserError(
-            f"{path}/config.json: layer_types has {', '.join(unknown)}, and {name} has only layers "
-            f"of {' and '.join(known)}: correct the file, or copy it again from where the model "
-            "comes from"
+            f"{path}/config.json: layer_types has {', '.join(unsupported_kinds)}, and {name} has "
+            f"only layers of {' and '.join(supported_kinds)}: correct the file, or copy it again from "
+            "where the model comes from"
         )
 
 

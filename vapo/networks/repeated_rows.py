@@ -31,44 +31,45 @@ class RepeatedRows:
         order = np.argsort(places, kind="stable")
         counts = np.bincount(places)
         first = counts.cumsum() - counts
-        repeated = np.flatnonzero(counts > 1)
-        more = np.arange(1, max(counts.max(), 2))
-        is_place = more < counts[repeated, None]
-        others = np.where(is_place, first[repeated, None] + more, 0)
+        repeated_rows = np.flatnonzero(counts > 1)
+        repeats = np.arange(1, max(counts.max(), 2))
+        is_place = repeats < counts[repeated_rows, None]
+        other_places = np.where(is_place, first[repeated_rows, None] + repeats, 0)
 
-        def moved(numbers: NDArray[Any]) -> Tensor:
+        def to_tensor(numbers: NDArray[Any]) -> Tensor:
             return on_device(torch.tensor(numbers), device)
 
-        self.places = moved(places)
-        self.first = moved(order[first])  # of each row one place where it is read
-        self.repeated = moved(repeated)  # rows that are read more than once
-        self.others = moved(order[others])  # the other places of these
-        self.is_place = moved(is_place)  # of `others`, for the rows are not repeated equally often
+        self.places = to_tensor(places)
+        self.first = to_tensor(order[first])  # of each row one place where it is read
+        self.repeated_rows = to_tensor(repeated_rows)  # rows that are read more than once
+        self.other_places = to_tensor(order[other_places])  # the other places of these
+        # rows are not repeated equally often, so only some of `other_places` are real
+        self.is_place = to_tensor(is_place)
 
-    def of(self, rows: Float[Tensor, "S heads D"]) -> Float[Tensor, "places heads D"]:
+    def select(self, rows: Float[Tensor, "S heads D"]) -> Float[Tensor, "places heads D"]:
         """Return the row of each place."""
-        read: Tensor = _Reading.apply(rows, self)
-        return read
+        place_rows: Tensor = _ReadRows.apply(rows, self)
+        return place_rows
 
-    def sums(self, read: Float[Tensor, "places heads D"]) -> Float[Tensor, "S heads D"]:
+    def sums(self, place_rows: Float[Tensor, "places heads D"]) -> Float[Tensor, "S heads D"]:
         """Return for each row the sum over the places where it is read."""
-        total = read.index_select(0, self.first)
-        more = read.index_select(0, self.others.flatten())
-        wide = torch.promote_types(read.dtype, torch.float32)
-        more = more.unflatten(0, self.others.shape).to(wide)
-        more.masked_fill_(~self.is_place[:, :, None, None], 0.0)
-        of_repeated = total.index_select(0, self.repeated).to(wide) + more.sum(dim=1)
-        return total.index_copy_(0, self.repeated, of_repeated.to(read.dtype))
+        total = place_rows.index_select(0, self.first)
+        repeats = place_rows.index_select(0, self.other_places.flatten())
+        sum_dtype = torch.promote_types(place_rows.dtype, torch.float32)
+        repeats = repeats.unflatten(0, self.other_places.shape).to(sum_dtype)
+        repeats.masked_fill_(~self.is_place[:, :, None, None], 0.0)
+        repeated_sums = total.index_select(0, self.repeated_rows).to(sum_dtype) + repeats.sum(dim=1)
+        return total.index_copy_(0, self.repeated_rows, repeated_sums.to(place_rows.dtype))
 
 
-class _Reading(torch.autograd.Function):
+class _ReadRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, repeated: RepeatedRows) -> Tensor:
-        ctx.repeated = repeated
-        return rows.index_select(0, repeated.places)
+    def forward(ctx: Any, rows: Tensor, place_index: RepeatedRows) -> Tensor:
+        ctx.place_index = place_index
+        return rows.index_select(0, place_index.places)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        repeated: RepeatedRows = ctx.repeated
-        return repeated.sums(gradient), None
+        place_index: RepeatedRows = ctx.place_index
+        return place_index.sums(gradient), None

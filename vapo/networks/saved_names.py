@@ -28,13 +28,13 @@ def under_saved_names(
         weights: the model's weights in the order of its state dict.
     """
     layer: str | None = None
-    held: dict[str, Tensor] = {}
+    layer_weights: dict[str, Tensor] = {}
     for name, tensor in weights:
         match = _LAYER.search(name)
         number = None if match is None else match[1]
         if number is None or number != layer:
-            yield from revert_weight_conversion(model, held).items()
-            held = {}
+            yield from revert_weight_conversion(model, layer_weights).items()
+            layer_weights = {}
         layer = number
-        held[name] = tensor
-    yield from revert_weight_conversion(model, held).items()
+        layer_weights[name] = tensor
+    yield from revert_weight_conversion(model, layer_weights).items()

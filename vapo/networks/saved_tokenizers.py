@@ -23,9 +23,9 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
     AutoTokenizer takes the class of the model's architecture where a plain tokenizer.json was
     saved: for Qwen2 that drops spaces and adds a token that the embedding does not have.
     """
-    saved = get_tokenizer_config(path).get("tokenizer_class")
-    plain = saved in ("TokenizersBackend", "PreTrainedTokenizerFast")
-    loader = PreTrainedTokenizerFast if plain else AutoTokenizer
+    class_name = get_tokenizer_config(path).get("tokenizer_class")
+    is_plain = class_name in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    loader = PreTrainedTokenizerFast if is_plain else AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = loader.from_pretrained(path, trust_remote_code=False)
     return tokenizer
 
@@ -48,7 +48,7 @@ def with_start(ids: Sequence[int], start: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(ids) if tuple(ids[: len(start)]) == start else (*start, *ids)
 
 
-_SHARED = (
+_ONE_TOKENIZER = (
     "actor and critic must share one tokenizer: critic.init=policy starts the critic from the actor"
 )
 
@@ -67,12 +67,13 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
         )
         raise UserError(
             f"{names} differ in {len(differing)} tokens ({', '.join(map(repr, differing[:3]))}); "
-            f"{_SHARED}"
+            f"{_ONE_TOKENIZER}"
         )
     for role in ("eos_token_id", "bos_token_id"):
         if getattr(a, role) != getattr(b, role):
             raise UserError(
-                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; {_SHARED}"
+                f"{names} differ in {role}: {getattr(a, role)} and {getattr(b, role)}; "
+                f"{_ONE_TOKENIZER}"
             )
 
 
@@ -90,5 +91,5 @@ def end_token_ids(
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """12 hex digits, equal where ids mean the same: the vocabulary, begin and end token."""
-    said = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
-    return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:12]
+    parts = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

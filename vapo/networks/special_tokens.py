@@ -13,8 +13,8 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
     Turn markers often have no role: Llama 3's `<|eot_id|>` is only marked.
     """
-    marked = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
-    return frozenset([*tokenizer.all_special_ids, *marked])
+    marked_ids = (id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special)
+    return frozenset([*tokenizer.all_special_ids, *marked_ids])
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

@@ -39,8 +39,8 @@ def untie_as_saved(path: str, config: PreTrainedConfig) -> None:
     files = [file for file in weight_files(folder) if file.is_file()]
     states = tuple((str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in files)
     with refusals(path, "weights"):
-        differ = _differ(states)
-    if differ:
+        matrices_differ = _matrices_differ(states)
+    if matrices_differ:
         set_tied(config, False)
         logger.warning(
             "%s: config.json has tie_word_embeddings=true, and the folder has an embedding and an "
@@ -50,7 +50,7 @@ def untie_as_saved(path: str, config: PreTrainedConfig) -> None:
 
 
 @lru_cache(maxsize=16)
-def _differ(states: tuple[tuple[str, int, int], ...]) -> bool:
+def _matrices_differ(states: tuple[tuple[str, int, int], ...]) -> bool:
     """Whether the weight files, which are known by size and time, have both matrices, and these
     differ."""
     places: dict[str, tuple[str, str]] = {}
@@ -63,10 +63,13 @@ def _differ(states: tuple[tuple[str, int, int], ...]) -> bool:
     if len(places) < 2:
         return False
     with (
-        safe_open(places["in"][0], framework="pt") as one,
-        safe_open(places["out"][0], framework="pt") as other,
+        safe_open(places["in"][0], framework="pt") as input_file,
+        safe_open(places["out"][0], framework="pt") as output_file,
     ):
-        slices: list[Any] = [one.get_slice(places["in"][1]), other.get_slice(places["out"][1])]
+        slices: list[Any] = [
+            input_file.get_slice(places["in"][1]),
+            output_file.get_slice(places["out"][1]),
+        ]
         shapes = [tuple(part.get_shape()) for part in slices]
         if shapes[0] != shapes[1]:
             return True

@@ -27,16 +27,16 @@ from vapo.types import Prompt, RolloutBatch
 
 Sequences = Sequence[tuple[Sequence[int], Sequence[int]]]
 Layout = Literal["padded", "packed", "shared_prompts"]
-# Queries of a layer with a window are cut into blocks of its length, or of this many tokens if that
-# is more: a block attends to few keys that no query of it needs, and calls stay few.
-_LEAST_BLOCK = 256
+# Queries of a layer with a window are cut into blocks as long as the window, at least this long. So
+# a block computes few keys that its queries do not need, and there are few calls.
+_MIN_BLOCK = 256
 
 
 class Segment(NamedTuple):
-    """Neighbouring tokens that attend causally to one another, and to all of a prompt before them.
+    """Neighbouring tokens that attend causally to one another, and to all of a shared prompt.
 
-    A sequence of its own has no prompt beside it: its prompt is a part of it. `prompt_start` is
-    the prompt's place in the packed row.
+    A segment that is a whole sequence contains its prompt, and has `prompt_length` 0.
+    `prompt_start` is the shared prompt's place in the packed row.
     """
 
     length: int
@@ -48,16 +48,15 @@ class Segment(NamedTuple):
 class TokenInputs:
     """The network inputs of `b` pairs of prompt and response.
 
-    Padded: a row for each, which is one segment. Packed: one row of all segments, in which
-    positions are counted from 0 in each, or from the end of the prompt that it continues, and
+    Padded: each pair has a row, which is one segment. Packed: one row has all segments. Positions
+    are then counted from 0 in each segment, or from the end of the prompt that it continues, and
     attention is confined to the segment and that prompt.
 
     `state_rows`, `state_columns` place the hidden state that precedes the i-th response token
     (`targets[i]`); tokens are in row-major order of `response_mask`. The state of a shared
     prompt's last token precedes the first token of each of its responses. `sampled_logprobs` are
-    those of the rollouts, which a value head may read; None: these tokens were not sampled.
-    `actor_states` are the states before the targets that the actor has computed, for a critic
-    without a network.
+    the log-probs of the rollouts, which a value head may read; None: the tokens were not sampled.
+    `actor_states` are the actor's states before the targets, for a critic without a network.
     """
 
     input_ids: Int[Tensor, "rows S"]
@@ -72,15 +71,15 @@ class TokenInputs:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens that go through the network, without padding."""
+        """The number of tokens that go through the network, without padding."""
         return sum(segment.length for segment in self.segments)
 
     def scatter(self, flat: Float[Tensor, " n *K"]) -> Float[Tensor, "b T *K"]:
         """Put token values back in response alignment, 0 where there is no token."""
-        mask, more = self.response_mask, flat.shape[1:]
-        zeros = flat.new_zeros(*mask.shape, *more)
-        if more:  # the K logits of a token lie together
-            mask = mask.reshape(*mask.shape, *[1] * len(more)).expand_as(zeros)
+        mask, trailing = self.response_mask, flat.shape[1:]
+        zeros = flat.new_zeros(*mask.shape, *trailing)
+        if trailing:  # the K logits of a token lie together
+            mask = mask.reshape(*mask.shape, *[1] * len(trailing)).expand_as(zeros)
         return zeros.masked_scatter(mask, flat)
 
     def to(self, device: torch.device) -> TokenInputs:
@@ -107,48 +106,51 @@ def token_inputs(
     if response_mask is None:
         lengths = torch.tensor([len(response) for _, response in sequences])
         response_mask = torch.arange(int(lengths.max())) < lengths[:, None]
-    placed = (
+    token_rows = (
         _padded(sequences, pad_id)
         if layout == "padded"
         else _packed(sequences, shares_prompts=layout == "shared_prompts")
     )
     rows, columns = response_mask.nonzero(as_tuple=True)
-    first_states, first_tokens = torch.tensor(placed.responses).unbind(dim=1)
+    first_states, first_tokens = torch.tensor(token_rows.responses).unbind(dim=1)
     target_columns = first_tokens[rows] + columns
     state_rows = torch.zeros_like(rows) if layout != "padded" else rows
     return TokenInputs(
-        input_ids=placed.input_ids,
-        segments=tuple(placed.segments),
+        input_ids=token_rows.input_ids,
+        segments=tuple(token_rows.segments),
         is_packed=layout != "padded",
         response_mask=response_mask,
         state_rows=state_rows,
         state_columns=torch.where(columns == 0, first_states[rows], target_columns - 1),
-        targets=placed.input_ids[state_rows, target_columns],
+        targets=token_rows.input_ids[state_rows, target_columns],
     )
 
 
-class _Placed(NamedTuple):
-    """Tokens in rows; of each pair the columns of the last prompt and the first response token."""
+class _TokenRows(NamedTuple):
+    """Tokens laid out in rows.
+
+    `responses` has for each pair the columns of its last prompt token and first response token.
+    """
 
     input_ids: Int[Tensor, "rows S"]
     segments: list[Segment]
     responses: list[tuple[int, int]]
 
 
-def _padded(sequences: Sequences, pad_id: int) -> _Placed:
+def _padded(sequences: Sequences, pad_id: int) -> _TokenRows:
     totals = torch.tensor([len(prompt) + len(response) for prompt, response in sequences])
     is_token = torch.arange(int(totals.max())) < totals[:, None]
     input_ids = torch.full(is_token.shape, pad_id, dtype=torch.long)
     input_ids[is_token] = torch.tensor([i for pair in sequences for ids in pair for i in ids])
-    return _Placed(
+    return _TokenRows(
         input_ids,
         [Segment(total) for total in totals.tolist()],
         [(len(prompt) - 1, len(prompt)) for prompt, _ in sequences],
     )
 
 
-def _packed(sequences: Sequences, *, shares_prompts: bool) -> _Placed:
-    """One row; groups of equal prompts in the order in which their first ones come."""
+def _packed(sequences: Sequences, *, shares_prompts: bool) -> _TokenRows:
+    """Lay all pairs out in one row, groups of equal prompts in order of their first pairs."""
     groups: dict[Any, list[int]] = {}
     for index, (prompt, _) in enumerate(sequences):
         groups.setdefault(tuple(prompt) if shares_prompts else index, []).append(index)
@@ -169,7 +171,7 @@ def _packed(sequences: Sequences, *, shares_prompts: bool) -> _Placed:
                 segments.append(Segment(len(prompt) + len(response)))
             elif len(response) > 0:
                 segments.append(Segment(len(response), prompt_start, len(prompt)))
-    return _Placed(
+    return _TokenRows(
         torch.tensor([ids]), segments, [responses[index] for index in range(len(sequences))]
     )
 
@@ -185,8 +187,8 @@ def rollout_inputs(
     """Make the network inputs of some rows of a rollout batch, cut to their longest response.
 
     Args:
-        for_critic: behind the prompts that the critic reads, with the actor's states if the batch
-            has them; never those of another network.
+        for_critic: whether to use the prompts that the critic reads, and the actor's states if
+            the batch has them. Inputs of other networks never have these states.
     """
     rollouts = [batch.rollouts[row] for row in rows]
     longest = max(1, *(len(rollout.response_ids) for rollout in rollouts))
@@ -208,7 +210,7 @@ def rollout_inputs(
 
 
 def critic_prompt(prompt: Prompt) -> tuple[int, ...]:
-    """What the critic reads before a response."""
+    """The prompt ids that the critic reads before a response."""
     return prompt.prompt_ids if prompt.critic_prompt_ids is None else prompt.critic_prompt_ids
 
 
@@ -221,17 +223,17 @@ def has_critic_prompts(batch: RolloutBatch) -> bool:
 
 
 class PackedRow:
-    """The keys to which the segments of a packed row attend. All layers share one object.
+    """The keys and masks of the segments of a packed row. All layers share one object.
 
-    A window is the number of tokens that a layer attends to, a query's own among them. None stands
-    for all tokens.
+    A window is the number of tokens that a layer attends to, including the query's own token. None
+    stands for all tokens.
     """
 
     def __init__(self, segments: Sequence[Segment], device: torch.device) -> None:
         self.segments = segments
         self.device = device
-        self.most_queries = max(s.length for s in segments)
-        self.most_keys = max(s.prompt_length + s.length for s in segments)
+        self.max_queries = max(s.length for s in segments)
+        self.max_keys = max(s.prompt_length + s.length for s in segments)
         self._masks: dict[Any, Tensor] = {}
 
     @cached_property
@@ -247,10 +249,10 @@ class PackedRow:
 
     @cached_property
     def keys(self) -> RepeatedRows | None:
-        """The places in the row of the keys of all segments, one segment after another.
+        """The place in the row of each key, one segment after another.
 
-        A prompt's keys come before those of each of its responses. None: no segment has a prompt,
-        so the keys are read as they stand.
+        A shared prompt's keys are repeated before those of each of its responses. None: no segment
+        has a shared prompt, so the keys are read as they are.
         """
         if not any(s.prompt_length for s in self.segments):
             return None
@@ -274,28 +276,31 @@ class PackedRow:
         return groups
 
     def mask(
-        self, length: int, before: int, dtype: torch.dtype, *, window: int | None = None
+        self, length: int, num_before: int, dtype: torch.dtype, *, window: int | None = None
     ) -> Tensor:
-        """Return the mask of queries behind `before` other tokens, [length, before + length].
+        """Return the additive mask [length, num_before + length] of a segment's queries.
 
-        It is 0 where a query may attend, and -inf elsewhere. It is a part of one mask for all
-        segments and layers, so that autograd keeps that one alone.
+        `num_before` tokens come before the queries. The mask is 0 where a query may attend, and
+        -inf elsewhere. It is a view of one mask for all segments and layers, so that autograd keeps
+        only that one.
         """
         if (dtype, window) not in self._masks:
             if window is None:
-                most = max(s.length for s in self.segments if s.prompt_length)
-                most_before = max(s.prompt_length for s in self.segments)
+                max_queries = max(s.length for s in self.segments if s.prompt_length)
+                max_before = max(s.prompt_length for s in self.segments)
             else:
-                most = min(_block_length(window), self.most_queries)
-                most_before = min(window - 1, self.most_keys)
-            may = torch.ones(most, most_before + most, dtype=torch.bool, device=self.device)
-            may = may.tril(most_before)
+                max_queries = min(_block_length(window), self.max_queries)
+                max_before = min(window - 1, self.max_keys)
+            may_attend = torch.ones(
+                max_queries, max_before + max_queries, dtype=torch.bool, device=self.device
+            )
+            may_attend = may_attend.tril(max_before)
             if window is not None:
-                may = may.triu(most_before - window + 1)
-            self._masks[dtype, window] = _additive(may, dtype)
-        whole = self._masks[dtype, window]
-        most_before = whole.shape[1] - whole.shape[0]
-        return whole[:length, most_before - before : most_before + length]
+                may_attend = may_attend.triu(max_before - window + 1)
+            self._masks[dtype, window] = _additive(may_attend, dtype)
+        full_mask = self._masks[dtype, window]
+        max_before = full_mask.shape[1] - full_mask.shape[0]
+        return full_mask[:length, max_before - num_before : max_before + length]
 
     def group_mask(self, index: int, dtype: torch.dtype, *, window: int | None = None) -> Tensor:
         """Return the mask [S, S] of a whole group, in which responses do not see each other."""
@@ -303,24 +308,27 @@ class PackedRow:
             group = self.groups[index]
             lengths = enumerate(s.length for s in group)
             member = torch.tensor([m for m, n in lengths for _ in range(n)], device=self.device)
-            may = (member[:, None] == member) | (member == 0)
+            may_attend = (member[:, None] == member) | (member == 0)
             if window is not None:
-                places = [torch.arange(s.length) + s.prompt_length for s in group]
-                place = torch.cat(places).to(self.device)
-                may &= place[:, None] - place < window
-            self._masks[index, dtype, window] = _additive(may.tril(), dtype)
+                position_parts = [torch.arange(s.length) + s.prompt_length for s in group]
+                positions = torch.cat(position_parts).to(self.device)
+                may_attend &= positions[:, None] - positions < window
+            self._masks[index, dtype, window] = _additive(may_attend.tril(), dtype)
         return self._masks[index, dtype, window]
 
 
-def blocks(length: int, before: int, window: int) -> Iterator[tuple[slice, slice]]:
-    """Cut queries behind `before` other tokens into blocks, each with the keys of its windows."""
+def blocks(length: int, num_before: int, window: int) -> Iterator[tuple[slice, slice]]:
+    """Yield blocks of queries, each with the slice of keys that its windows cover.
+
+    `num_before` tokens come before the queries.
+    """
     for start in range(0, length, _block_length(window)):
         end = min(length, start + _block_length(window))
-        yield slice(start, end), slice(max(0, before + start - window + 1), before + end)
+        yield slice(start, end), slice(max(0, num_before + start - window + 1), num_before + end)
 
 
 def _block_length(window: int) -> int:
-    return max(window, _LEAST_BLOCK)
+    return max(window, _MIN_BLOCK)
 
 
 def _additive(may_attend: Tensor, dtype: torch.dtype) -> Tensor:

@@ -74,8 +74,8 @@ class ValueHead:
     @property
     def options(self) -> dict[str, Any]:
         """The range of a bounded head, the bins of a categorical one; a scalar head has none."""
-        named = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
-        return {name: value for name, value in named.items() if value is not None}
+        by_name = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
+        return {name: value for name, value in by_name.items() if value is not None}
 
     @property
     def centers(self) -> Float[Tensor, " K"]:
@@ -166,52 +166,58 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
 
     Raises: UserError naming both heads; or a reward model's, which has no log-probs to read.
     """
-    saved = saved_head(model, path) if has_classifier(model) else None
-    if critic is None and saved is not None and saved.num_logprob_columns is not None:
+    folder_head = saved_head(model, path) if has_classifier(model) else None
+    if critic is None and folder_head is not None and folder_head.num_logprob_columns is not None:
         raise UserError(
             f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
             "critic.sampled_logprobs), which a text alone does not have: no reward model"
         )
-    if critic is None and saved is not None and saved.target is not None:
+    if critic is None and folder_head is not None and folder_head.target is not None:
         raise UserError(
             f"{path}: its value head predicts what is left of a return after the mean reward of "
             "the prompt's other responses (critic.target residual), which a text alone does not "
             "have: it gives no values by itself, and is no reward model"
         )
-    wanted = (saved or ValueHead()) if critic is None else head_of(critic)
-    if isinstance(model, ProbeModelConfig) and wanted.layers is not None:
-        wanted = replace(wanted, layers=layer_numbers(wanted.layers, model.num_actor_layers))
-    if saved is None or (critic is not None and critic.head.start != "as_loaded"):
-        given = critic is not None and isinstance(critic.head, GivenMeanReward)
-        return HeadPlan(wanted, False, critic.head.mean_reward if given else None)  # type: ignore[union-attr]
-    if saved.target != wanted.target:
-        raise UserError(f"{path}: {_of_another_target(saved, wanted, critic)}")
-    if saved.num_logprob_columns is None:
-        saved = replace(saved, num_logprob_columns=wanted.num_logprob_columns)
-    if saved.num_logprob_columns is not None and wanted.num_logprob_columns is None:
+    config_head = (folder_head or ValueHead()) if critic is None else head_of(critic)
+    if isinstance(model, ProbeModelConfig) and config_head.layers is not None:
+        config_head = replace(
+            config_head, layers=layer_numbers(config_head.layers, model.num_actor_layers)
+        )
+    if folder_head is None or (critic is not None and critic.head.start != "as_loaded"):
+        has_mean_reward = critic is not None and isinstance(critic.head, GivenMeanReward)
+        return HeadPlan(config_head, False, critic.head.mean_reward if has_mean_reward else None)  # type: ignore[union-attr]
+    if folder_head.target != config_head.target:
+        raise UserError(f"{path}: {_target_problem(folder_head, config_head, critic)}")
+    if folder_head.num_logprob_columns is None:
+        folder_head = replace(folder_head, num_logprob_columns=config_head.num_logprob_columns)
+    if folder_head.num_logprob_columns is not None and config_head.num_logprob_columns is None:
         raise UserError(
             f"{path}: its value head reads the log-probs of sampled tokens, and "
             "critic.sampled_logprobs is null: set critic.sampled_logprobs={}"
         )
-    if saved.layers != wanted.layers:
+    if folder_head.layers != config_head.layers:
         raise UserError(
-            f"{path}: its probe is {saved.describe()}, and critic.probe.layers is "
-            f"{list(wanted.layers or ())}: set it as the folder has it, or critic.init=policy"
+            f"{path}: its probe is {folder_head.describe()}, and critic.probe.layers is "
+            f"{list(config_head.layers or ())}: set it as the folder has it, or critic.init=policy"
         )
-    if replace(saved, has_bias=False) != replace(wanted, has_bias=False):
+    if replace(folder_head, has_bias=False) != replace(config_head, has_bias=False):
         raise UserError(
-            f"{path}: its value head is {saved.describe()}, and critic.head is "
-            f"{wanted.describe()}: set critic.head as the folder has it; or take the backbone "
+            f"{path}: its value head is {folder_head.describe()}, and critic.head is "
+            f"{config_head.describe()}: set critic.head as the folder has it; or take the backbone "
             "alone, with a head of weight 0: name the folder as critic.reward_model_path (with "
             "critic.init=reward_model), and set critic.head.start=first_batch or mean_reward"
         )
-    adds_bias = critic is not None and critic.ridge is not None and not saved.has_bias
-    return HeadPlan(replace(saved, has_bias=saved.has_bias or adds_bias), True, adds_bias=adds_bias)
+    adds_bias = critic is not None and critic.ridge is not None and not folder_head.has_bias
+    return HeadPlan(
+        replace(folder_head, has_bias=folder_head.has_bias or adds_bias), True, adds_bias=adds_bias
+    )
 
 
-def _of_another_target(saved: ValueHead, wanted: ValueHead, critic: CriticConfig | None) -> str:
+def _target_problem(
+    folder_head: ValueHead, config_head: ValueHead, critic: CriticConfig | None
+) -> str:
     """What is wrong with a folder's head whose target is not the config's, and the fix."""
-    start = "first_batch" if wanted.target is None else "mean_reward critic.head.mean_reward=0"
+    start = "first_batch" if config_head.target is None else "mean_reward critic.head.mean_reward=0"
     anew = (
         "name the folder as critic.reward_model_path, with critic.init=reward_model and "
         f"critic.head.start={start}, which takes the backbone alone"
@@ -219,8 +225,9 @@ def _of_another_target(saved: ValueHead, wanted: ValueHead, critic: CriticConfig
     if critic is not None and critic.kind != "network":
         anew = "set critic.init=policy"
     return (
-        f"its value head predicts the {saved.target or 'return'}, and critic.target is "
-        f"{wanted.target or 'return'}: set critic.target={saved.target or 'return'}, or {anew}"
+        f"its value head predicts the {folder_head.target or 'return'}, and critic.target is "
+        f"{config_head.target or 'return'}: set critic.target={folder_head.target or 'return'}, or "
+        f"{anew}"
     )
 
 
@@ -234,26 +241,26 @@ def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
 
     Raises: UserError: it has several labels and is none of our critics, or the key is damaged.
     """
-    found: Any = getattr(model, KEY, None)
-    if found is None:
+    entry: Any = getattr(model, KEY, None)
+    if entry is None:
         if model.num_labels != 1:
             raise UserError(
                 f"{path}: the head has {model.num_labels} labels; a reward model or critic has one"
             )
         return ValueHead()
-    head = _parsed(found)
+    head = _parse_head(entry)
     if head is None or head.num_outputs != model.num_labels:
         raise UserError(
-            f"{path}: {KEY} in config.json is no value head of {model.num_labels} outputs: {found}"
+            f"{path}: {KEY} in config.json is no value head of {model.num_labels} outputs: {entry}"
         )
     return head
 
 
-def _parsed(found: Any) -> ValueHead | None:
-    if not isinstance(found, Mapping) or not found.keys() <= {f.name for f in fields(ValueHead)}:
+def _parse_head(entry: Any) -> ValueHead | None:
+    if not isinstance(entry, Mapping) or not entry.keys() <= {f.name for f in fields(ValueHead)}:
         return None
     try:
-        head = ValueHead(**found)
+        head = ValueHead(**entry)
         if head.kind not in ("scalar", "bounded", "categorical"):
             return None
         if head.num_logprob_columns not in (None, NUM_LOGPROB_COLUMNS):
@@ -271,8 +278,8 @@ def _parsed(found: Any) -> ValueHead | None:
 
 def head_in(model: PreTrainedConfig) -> ValueHead:
     """The head of a live model or its config, as `write_head` left it."""
-    found = getattr(model, KEY, None)
-    return ValueHead() if found is None else ValueHead(**found)
+    entry = getattr(model, KEY, None)
+    return ValueHead() if entry is None else ValueHead(**entry)
 
 
 def write_head(model: PreTrainedConfig, head: ValueHead) -> None:

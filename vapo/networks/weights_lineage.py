@@ -34,7 +34,7 @@ class Lineage:
     """
 
     def __init__(self) -> None:
-        self.weights = self._history = _nobody_elses()
+        self.weights = self._history = _random_name()
         self._setting = self.weights
 
     def begin(self, config: FitConfig, device: torch.device, *, loads_weights: bool) -> None:
@@ -48,10 +48,10 @@ class Lineage:
             *(__version__, torch.__version__, torch.backends.cpu.get_cpu_capability()),
             *(device.type, torch.get_num_threads()),
         ]
-        session = "" if device.type == "cpu" else _nobody_elses()
+        session = "" if device.type == "cpu" else _random_name()
         self._setting = _digest(identity, gather_objects([*computed_by, session]))
         if loads_weights:
-            files = gather_objects(_files(config.actor.path))
+            files = gather_objects(_file_states(config.actor.path))
             self.weights = self._history = _digest(identity, torch.__version__, files)
 
     def trained(self, metrics: Mapping[str, float], *, actor: bool) -> None:
@@ -67,7 +67,7 @@ class Lineage:
         self.weights, self._history = state["weights"], state["history"]
 
 
-def _nobody_elses() -> str:
+def _random_name() -> str:
     return secrets.token_hex(16)
 
 
@@ -75,7 +75,7 @@ def _digest(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _files(path: str) -> list[Any]:
+def _file_states(path: str) -> list[Any]:
     """What tells whether a model's folder is still the same: sizes and times of its files.
 
     The time of a file's last change (ctime) cannot be set, so a file that was replaced differs.
@@ -87,7 +87,7 @@ def _files(path: str) -> list[Any]:
         except OSError:
             config = None
         if config is None:
-            return [_nobody_elses()]
+            return [_random_name()]
         folder = Path(config).parent  # of one revision
     states = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     return [[name, state.st_size, state.st_mtime_ns, state.st_ctime_ns] for name, state in states]

@@ -30,20 +30,21 @@ def check_new_folder(
     Raises: UserError: it is the folder of a source, in one, not empty, or cannot be written.
     """
     path = Path(folder).expanduser().absolute()
-    named = f"{key} {folder}" if key else str(folder)
+    label = f"{key} {folder}" if key else str(folder)
     if reason := why_not_writable(path):
-        raise UserError(f"{named}: cannot write there: {reason}")
+        raise UserError(f"{label}: cannot write there: {reason}")
     real = path.resolve()
     for source in sources:
-        read = Path(source).expanduser()
-        if read.exists() and (read := read.resolve()) in (real, *real.parents):
-            place = "is the folder" if read == real else "lies in the folder"
-            raise UserError(f"{named} {place} {source}, which is read: give another folder")
-    left = {_ASIDE, *may_have}
-    others = sorted(set(os.listdir(path)) - left) if path.is_dir() else []
-    if others:
+        source_path = Path(source).expanduser()
+        if source_path.exists() and (source_path := source_path.resolve()) in (real, *real.parents):
+            relation = "is the folder" if source_path == real else "lies in the folder"
+            raise UserError(f"{label} {relation} {source}, which is read: give another folder")
+    allowed_names = {_ASIDE, *may_have}
+    other_names = sorted(set(os.listdir(path)) - allowed_names) if path.is_dir() else []
+    if other_names:
         raise UserError(
-            f"{named} is not empty (it has {others[0]}): give a new folder, or move this one away"
+            f"{label} is not empty (it has {other_names[0]}): give a new folder, or move this one "
+            "away"
         )
 
 
@@ -55,7 +56,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
     `final`, which may be on a disk of its own. `config.json` comes last: without it a folder is no
     model's.
     """
-    made = missing_folders(final)
+    new_folders = missing_folders(final)
     aside = final / _ASIDE
     shutil.rmtree(aside, ignore_errors=True)
     is_whole = False
@@ -68,6 +69,6 @@ def whole_folder(final: Path) -> Iterator[Path]:
         is_whole = True
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-        for folder in () if is_whole else made:
+        for folder in () if is_whole else new_folders:
             with suppress(OSError):  # something else has been written there
                 folder.rmdir()
