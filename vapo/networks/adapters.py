@@ -1,9 +1,9 @@
 """A critic without a backbone of its own: adapters and a value head on an actor's frozen base.
 
 The adapters lie beside the base, not in it, so that they are sharded, trained and saved as the
-critic's. Each linear module of the base asks which adapters are on, and adds what they make of its
-input. Like a probe this is a Hugging Face model of its own kind; importing this module lets
-Transformers' Auto classes know it.
+critic's. A hook on each linear module of the base adds the output of the active adapter. Like a
+probe this is a Hugging Face model of its own kind; importing this module registers it with
+Transformers' Auto classes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ KEY = "critic.lora"
 
 
 class AdapterModelConfig(PreTrainedConfig):
-    """Adapters of `rank` on modules of an actor: `targets` has the channels into and out of each.
+    """The config of adapters of `rank` on modules of an actor.
 
-    `actor_fingerprint` says on which base a saved one was trained; None: not known. `hidden_size`
+    `targets` maps each module's name to its numbers of input and output channels.
+    `actor_fingerprint` says on which base saved adapters were trained; None: unknown. `hidden_size`
     and `num_hidden_layers` are the base's.
     """
 
@@ -59,7 +60,7 @@ class AdapterModelConfig(PreTrainedConfig):
 
 
 class Adapter(nn.Module):
-    """lora_alpha / rank * B A x, beside a frozen W x."""
+    """Computes lora_alpha / rank * B A x, to be added to a frozen module's output."""
 
     def __init__(self, inputs: int, outputs: int, config: AdapterModelConfig) -> None:
         super().__init__()
@@ -68,14 +69,14 @@ class Adapter(nn.Module):
         self.scale = config.lora_alpha / config.rank
 
     def forward(self, x: Tensor) -> Tensor:
-        if not torch.is_autocast_enabled(x.device.type):  # which casts both
+        if not torch.is_autocast_enabled(x.device.type):  # autocast would cast both
             x = x.to(self.lora_A.weight.dtype)
         update: Tensor = self.lora_B(self.lora_A(x)) * self.scale
         return update
 
 
 class AdapterLayers(nn.Module):
-    """The place of a backbone. Its `layers` are the actor's, so it is sharded as a whole."""
+    """Stands in the place of a backbone. Its `layers` are empty, so it is sharded as a whole."""
 
     def __init__(self, config: AdapterModelConfig) -> None:
         super().__init__()
@@ -92,13 +93,13 @@ class AdapterLayers(nn.Module):
             parent_module.add_module(last, self.by_module[name])
 
     def add(self, module: str, x: Tensor, output: Tensor) -> Tensor:
-        """A module's output with what its adapter makes of its input, if it has one."""
+        """Add the output of a module's adapter, if it has one, to the module's output."""
         adapter = self.by_module.get(module)
         return output if adapter is None else (output + adapter(x)).to(output.dtype)
 
 
 class AdaptersForSequenceClassification(PreTrainedModel):
-    """Adapters, and a head `score` on the states that the base has with them."""
+    """Adapters, and a head `score` on the states that the base computes with them."""
 
     config_class = AdapterModelConfig
     base_model_prefix = "model"
@@ -110,7 +111,7 @@ class AdaptersForSequenceClassification(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of no tokens: the base reads them."""
+        """Return an empty embedding: the base embeds the tokens."""
         return nn.Embedding(0, self.config.hidden_size)
 
 
@@ -119,10 +120,11 @@ AutoModelForSequenceClassification.register(AdapterModelConfig, AdaptersForSeque
 
 
 def of_the_adapters(model: PreTrainedConfig, path: str, options: LoraConfig) -> AdapterModelConfig:
-    """The config of a critic of adapters that starts from a folder: a saved one's, or new ones on
-    a policy.
+    """Return the config of a critic of adapters that starts from a folder.
 
-    Raises: UserError: the saved ones are not the config's.
+    The folder has saved adapters, or a policy for which new ones are made.
+
+    Raises: UserError: the saved adapters do not have the rank or lora_alpha of the options.
     """
     if isinstance(model, AdapterModelConfig):
         for name in ("rank", "lora_alpha"):
@@ -150,7 +152,7 @@ def of_the_adapters(model: PreTrainedConfig, path: str, options: LoraConfig) -> 
 
 @torch.no_grad()
 def new_adapters(config: AdapterModelConfig, seed: int) -> PreTrainedModel:
-    """Adapters that nothing has been loaded into: B is 0 and A at random, by the seed."""
+    """Make new adapters: B is 0, and A is random by the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = AdaptersForSequenceClassification(config).float()
@@ -168,7 +170,7 @@ _active_adapters: ContextVar[tuple[AdapterLayers, Sequence[Any]] | None] = Conte
 
 
 def accept_adapters(model: PreTrainedModel) -> None:
-    """Let a policy take a critic's adapters; before it gets adapters of its own."""
+    """Let a policy take a critic's adapters. Call this before the policy gets its own adapters."""
     places = dict(linear_modules(model))
     for name, module in places.items():
         module.register_forward_hook(_adapter_hook(name))
@@ -186,7 +188,7 @@ def _adapter_hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 @contextmanager
 def on_base(adapters: AdapterLayers, others: Sequence[Any]) -> Iterator[None]:
-    """Inside the block the base has these adapters, and the `others` (peft's layers) are off."""
+    """Inside the block turn on these adapters, and turn off the `others` (layers of peft)."""
     token = _active_adapters.set((adapters, others))
     try:
         with adapters_off(others):
@@ -196,7 +198,9 @@ def on_base(adapters: AdapterLayers, others: Sequence[Any]) -> Iterator[None]:
 
 
 def checkpoint_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Of a checkpointed layer's two forwards: the second, in the backward, has the adapters of the
-    first."""
+    """Make the contexts of a checkpointed layer's first and second forward.
+
+    The second one, in the backward, gets the adapters that are active now, in the first.
+    """
     active = _active_adapters.get()
     return nullcontext(), nullcontext() if active is None else on_base(*active)

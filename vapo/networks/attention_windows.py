@@ -1,4 +1,4 @@
-"""Reads of a model's config whether its attention has sliding windows or capped scores.
+"""Check in a model's config whether its attention has sliding windows or capped scores.
 
 A layer with a window of w attends to a token itself and the w - 1 tokens before it.
 """
@@ -26,7 +26,7 @@ def check_windows(path: str, config: PreTrainedConfig) -> None:
         path: the model's folder, for the error.
         config: the config of the text model.
 
-    Raises: UserError: with the key of config.json, and what to set.
+    Raises: UserError: the error names the key of config.json, and what to set.
     """
     window: Any = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None) or ()
@@ -56,7 +56,7 @@ def check_windows(path: str, config: PreTrainedConfig) -> None:
 
 
 def has_windows(config: PreTrainedConfig) -> bool:
-    """Whether a layer of a text model attends to a window."""
+    """Whether any layer of a text model attends to a window."""
     kinds = getattr(config, "layer_types", None)
     return getattr(config, "sliding_window", None) is not None and (
         kinds is None or _WINDOWED in kinds

@@ -1,4 +1,4 @@
-"""Sequence classifiers of architectures for which Transformers has none (LFM2, Granite 4, ...)."""
+"""Sequence classifiers for architectures for which Transformers has none (LFM2, Granite 4)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A model's config.json as plain JSON, checked before any class of a library reads it. No torch.
 
-Those classes make a list entry, or a module, for each layer that a number names. So a number that
-no model has would cost time and memory without a bound.
+Those classes make a list entry, or a module, for each layer that a number asks for. So a number
+that no model has could cost unbounded time and memory.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _SIZES = re.compile(
     "|num_(hidden_layers|layers|decoder_layers|attention_heads|key_value_heads|heads|experts_per_tok)"
     "|(mamba_)?chunk_size"
 )
-"""Keys whose number, where they have one, is a whole number above 0."""
+"""Keys whose value, unless it is null or a list, must be a whole number above 0."""
 _REPEATED = re.compile(r"(num|n)_\w*(layer|expert|block|stage)s?|\w*layers")
 _LISTED = re.compile(r"(num|n)_\w*(head|label|group)s?")
 _CHUNKS = re.compile("(mamba_)?chunk_size")
-"""Rows are padded to a multiple of it, a short one, too."""
+"""Rows are padded to a multiple of this number, short rows, too."""
 _MAX_COUNTS = ((_REPEATED, 4096), (_LISTED, 2**16), (_CHUNKS, 2**16))
-"""How many modules, entries of a list, or tokens of a chunk a key may ask for."""
+"""How many modules, list entries, or tokens of a chunk a key may ask for."""
 _ONE_A_LAYER = re.compile(r"(\w+_)?layer_types|layers_block_type|hybrid_override_pattern")
 """Keys with an entry, or a letter, for each layer."""
 _MAX_LAYERS = 4096
@@ -42,7 +42,7 @@ _MAX_NUMBER = 2**63
 
 _PARTS = ("text_config", "vision_config", "audio_config", "quantization_config")
 _KINDS_ON_ACTORS = "vapo_"
-"""How the kinds of critics without a backbone begin; their sizes are their actor's."""
+"""The beginning of `model_type` for critics without a backbone; their sizes are their actor's."""
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _LAYER_NAME = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks)\.(\d+)\.")
 _EMBEDDING_NAME = re.compile(r"(?:^|\.)(?:embed_tokens|wte|word_embeddings|embed_in)\.weight$")
@@ -50,9 +50,10 @@ _POSITIONS_NAME = re.compile(r"(?:^|\.)wpe\.weight$")
 
 
 def check_config_file(file: Path, shapes: Shapes | None = None) -> None:
-    """Check the numbers of a config.json, and, given those, that the weights are of such a model.
+    """Check the numbers of a config.json, and, given their shapes, that the weights fit it.
 
-    Raises: UserError: it is no JSON object, or a key has what no model has; names file and key.
+    Raises: UserError: the file is not a JSON object, or a key has a value that no model has. The
+        error names file and key.
     """
     config = _read(file)
     is_on_actor = str(config.get("model_type")).startswith(_KINDS_ON_ACTORS)
@@ -88,7 +89,7 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Every value that is no mapping, those of nested parts as `text_config.hidden_size`."""
+    """Yield every single value of a config, with its key as `text_config.hidden_size`."""
     pending: list[tuple[str, Any]] = list(config.items())
     while pending:
         key, value = pending.pop()
@@ -101,7 +102,7 @@ def _entries(config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
-    """Why a key of this name cannot have this value, as the end of a sentence."""
+    """Return why a key cannot have this value, as the end of a sentence; None: it can."""
     numbers = value if isinstance(value, list) else [value]
     if any(isinstance(number, int) and abs(number) >= _MAX_NUMBER for number in numbers):
         return "a larger number than any model has"
@@ -122,7 +123,7 @@ def _problem(name: str, value: Any, *, may_be_0: bool) -> str | None:
 
 
 def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> None:
-    """Check that the weights are of such a model.
+    """Check that the weights are those of a model with this config.
 
     Raises: UserError: the config has more layers than the weights, or other sizes.
     """
@@ -132,7 +133,7 @@ def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> Non
     sizes = {**config, **(nested if isinstance(nested, dict) else {})}
     numbers = {int(match[1]) for name in shapes if (match := _LAYER_NAME.search(name))}
     key = next((key for key in _LAYERS if isinstance(sizes.get(key), int)), None)
-    are_shared = "num_hidden_groups" in sizes  # layers that have one module's weights
+    are_shared = "num_hidden_groups" in sizes  # several layers share one module's weights
     if key is not None and numbers and not are_shared and sizes[key] > max(numbers) + 1:
         raise UserError(
             f"{file}: {key} is {sizes[key]}, and the folder's weights have {max(numbers) + 1} "

@@ -9,7 +9,7 @@ from vapo.errors import UserError
 
 
 def critic_start(config: FitConfig) -> str:
-    """The folder that the critic starts from, or the one that holds a folder of each critic."""
+    """Return the folder that the critic starts from, or the folder that contains each critic's."""
     init = config.critic.init
     if init == "reward_model":
         assert config.critic.reward_model_path is not None
@@ -18,17 +18,18 @@ def critic_start(config: FitConfig) -> str:
 
 
 def critic_start_key(config: FitConfig) -> str:
-    """The config's key that names that folder."""
+    """Return the config key that names the folder of `critic_start`."""
     keys = {"reward_model": "critic.reward_model_path", "policy": "actor.path"}
     return keys.get(config.critic.init, "critic.init")
 
 
 def critic_path(config: FitConfig, member: int = 0) -> str:
-    """The model folder that a member of the critics starts from.
+    """Return the model folder that one of the run's critics starts from.
 
-    Several critics start from one folder, or from what value pretraining has saved of as many.
+    All critics start from one model folder, or each from its own folder in one that value
+    pretraining has saved.
 
-    Raises: UserError: the folder has another number of critics than critic.count.
+    Raises: UserError: the saved folder has another number of critics than critic.count.
     """
     start, count = critic_start(config), config.critic.count
     folder = Path(start).expanduser()

@@ -1,4 +1,4 @@
-"""Critics without a network of their own: they compute values of what an actor makes of a text."""
+"""Critics without a network of their own: they compute values from an actor's states."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vapo.networks.token_inputs import TokenInputs
 class Probe(Critic):
     """A head on the states that the actor has computed before the update (`vapo.networks.probe`).
 
-    It has no part of the actor, so no gradient reaches it.
+    It contains no part of the actor, so no gradient reaches the actor.
     """
 
     def _flops(self) -> ForwardFlops:
@@ -33,9 +33,9 @@ class Probe(Critic):
 
 
 class AdapterCritic(Critic):
-    """Adapters and a head on the actor's frozen base, in whose passes the actor's own are off.
+    """Adapters and a head on the actor's frozen base. In its passes the actor's adapters are off.
 
-    The actor is no part of its tree: it is sharded, moved, trained and saved as the actor alone.
+    The actor is not a submodule, so that it is sharded, moved, trained and saved only once.
 
     Raises: ValueError: an adapter has no place in the actor's model (`accept_adapters`).
     """
@@ -65,7 +65,11 @@ class AdapterCritic(Critic):
 
 
 def critic_of(model: PreTrainedModel, actor: Actor | None = None) -> Critic:
-    """The critic whose model this is; `actor`: whose base it is on, if it has no network."""
+    """Make the critic of a model.
+
+    Args:
+        actor: the actor on whose base a critic of adapters works.
+    """
     if isinstance(model, AdaptersForSequenceClassification):
         assert actor is not None, "adapters are on an actor's base"
         return AdapterCritic(model, actor)

@@ -1,7 +1,7 @@
-"""The tokens that end a policy's turn: the one that it is taught, and all that are read as an end.
+"""The tokens that end a policy's turn: the one that it learns, and all that are read as an end.
 
-A base model's tokenizer may name one end token while its chat template ends turns with another, as
-those of Qwen, Gemma and Phi-3 do.
+A base model's tokenizer may name one end token while its chat template ends turns with another.
+Those of Qwen, Gemma and Phi-3 do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class EndTokens:
-    """`taught` is what ends a turn that is written for the policy; `ids` are all that end one."""
+    """The end tokens of a policy.
+
+    `taught` ends each turn that the policy learns to imitate. Any of `ids` ends a sampled turn.
+    """
 
     taught: int
     ids: frozenset[int]
@@ -38,12 +41,12 @@ def end_tokens(
     *,
     data: DataConfig | None = None,
 ) -> EndTokens:
-    """The end tokens of a policy.
+    """Determine the end tokens of a policy.
 
     Args:
-        data: says whether prompts are in the tokenizer's chat template, and with which variables.
-            If they are, a turn ends as the template ends an assistant's message. None: prompts are
-            in the template if there is one, without variables.
+        data: says whether prompts use the tokenizer's chat template, and with which variables. If
+            they do, a turn ends as the template ends an assistant's message. None: prompts use the
+            template if there is one, without variables.
 
     Raises: UserError: the chat template refuses an assistant's message.
     """
@@ -73,11 +76,12 @@ def name_end_tokens(
 ) -> bytes | None:
     """Name all end tokens in the model's generation config, the tokenizer's own first.
 
-    Whoever loads the model then ends a response where this policy does.
+    Programs that load the model then end a response where this policy does.
 
     Args:
-        generation: the source's generation_config.json. It is given back with the end tokens, or
-            as it is where it misses none.
+        generation: the source's generation_config.json, if it has one.
+
+    Returns: that file's content with the end tokens, or unchanged if it names all of them.
     """
     named_ids = end_token_ids(model.generation_config, tokenizer)
     first = int(tokenizer.eos_token_id)
@@ -93,7 +97,7 @@ def name_end_tokens(
 def template_end(
     tokenizer: PreTrainedTokenizerBase, variables: Mapping[str, Any] = NO_VARIABLES
 ) -> int | None:
-    """The special token that the chat template writes behind an assistant's message, if any.
+    """Find the special token that the chat template writes behind an assistant's message, if any.
 
     Raises: UserError: the template refuses such a message, with and without a system message.
     """
@@ -115,10 +119,10 @@ def template_end(
 
 
 def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:
-    """The tokens of a turn that is given as text, the token that ends it included.
+    """Encode a turn that is given as text, with the token that ends it.
 
-    A text that ends with an end token already keeps that one. What follows it, as a line break or
-    a second end token, nobody would sample, so it is left out.
+    A text that already ends with an end token keeps that token. What follows it (a line break, a
+    second end token) would never be sampled, so it is left out.
     """
     ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     num_content = len(ids)
@@ -133,4 +137,5 @@ def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) ->
 
 
 def _is_blank(id_: int, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token's text is empty or white space."""
     return not str(tokenizer.decode([id_])).strip()

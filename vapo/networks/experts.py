@@ -1,4 +1,4 @@
-"""Mixtures of experts: counts the weights that compute a token, and turns the router's loss off.
+"""Mixtures of experts: count the weights that compute a token, turn the router's loss off.
 
 Routing is Transformers' own. An expert takes every token that the router gives it, so padding and
 other rows do not change which experts compute a token.
@@ -42,7 +42,7 @@ def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[in
 
 
 def _num_chosen(model: PreTrainedModel, num_experts: int) -> int:
-    """How many experts of a layer a token goes through."""
+    """Return how many experts of a layer a token goes through."""
     config: Any = model.config.get_text_config(decoder=True)
     key = next((key for key in _NUMS_CHOSEN if hasattr(config, key)), _NUMS_CHOSEN[0])
     number = getattr(config, key, None)
@@ -69,7 +69,7 @@ def spread_evenly(model: nn.Module) -> None:
     """Spread the tokens of a model with fake weights evenly over its experts.
 
     The products then take as many bytes as with real tokens. Transformers' own grouped products
-    read values to see which tokens an expert has. Those that read none know bfloat16 alone.
+    read the routing, which fake tensors lack; the ones that do not read it support only bfloat16.
     """
     for experts in _experts(model):
         experts.forward = partial(_forward_evenly, experts)
@@ -107,15 +107,17 @@ def _grouped(experts: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) ->
 
 
 def turn_off_router_loss(config: PreTrainedConfig) -> None:
-    """Set a config so that the model returns no router logits, for no loss here reads them."""
+    """Set a config so that the model returns no router logits, because no loss here reads them."""
     text: Any = config.get_text_config(decoder=True)
     if hasattr(text, "output_router_logits"):
         text.output_router_logits = False
 
 
 def say_experts(path: str, model: PreTrainedModel) -> None:
-    """Say how many weights of a policy with experts compute a token, and that its router's loss is
-    off. Nothing is said of a policy without experts."""
+    """Print how many weights of a policy compute a token, and that its router's loss is off.
+
+    Nothing is printed for a policy without experts.
+    """
     if not any(_experts(model)) or not is_main_process():
         return
     num_weights = sum(p.numel() for p in model.parameters())

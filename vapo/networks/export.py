@@ -31,15 +31,15 @@ def save_folder(
     *,
     generation: bytes | None = None,
 ) -> None:
-    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them: all, or,
-    where that fails, nothing.
+    """Write weights (safetensors), config and tokenizer, as `from_pretrained` loads them.
 
-    The weights get the config's file permissions; safetensors writes them for the owner alone. The
-    config says that the embeddings are tied only if they are one matrix.
+    If a part fails, nothing is written. The weights get the config's file permissions, because
+    safetensors makes them readable by the owner only. The config says that the embeddings are tied
+    only if they are one matrix.
 
     Args:
-        generation: the source's generation_config.json, which is written as it is; None: the
-            model's own.
+        generation: the source's generation_config.json, which is written unchanged. None: the
+            model's generation config is written.
     """
     if _has_two_matrices(model, state):
         set_tied(model.config, False)
@@ -54,9 +54,10 @@ def save_folder(
 
 
 def check_saving(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, path: str) -> None:
-    """Save all but the weights of a model of the folder `path`, where nobody sees it.
+    """Check that a model's config and tokenizer can be saved, by saving them to a temporary folder.
 
-    Asked before a training whose result is to be saved.
+    `path` is the model's folder, for the error. This is called before a training whose result is
+    to be saved.
 
     Raises: UserError: the config or the tokenizer cannot be saved.
     """
@@ -65,7 +66,7 @@ def check_saving(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, p
         for name, part in parts.items():
             try:
                 part.save_pretrained(aside)
-            except Exception as error:  # each class has its own
+            except Exception as error:  # each class raises its own kinds
                 reason = " ".join(str(error).split()) or type(error).__name__
                 raise UserError(
                     f"{path}: its {name} can be loaded, but not saved again: {reason:.400}"
@@ -73,7 +74,7 @@ def check_saving(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, p
 
 
 def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
-    """Whether the output layer's weights are not those of the embedding."""
+    """Whether the output layer's weights differ from those of the embedding."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     names = [f"{name}.weight" for name, module in model.named_modules() if module in layers]
     weights = [state[name] for name in names if name in state]
@@ -81,7 +82,7 @@ def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
 
 
 def folders_of(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
-    """Where a network is saved: several critics in a folder each, named by their numbers from 0."""
+    """Map each folder to the network saved in it: several critics get folders 0, 1, and so on."""
     if isinstance(network, CriticEnsemble):
         return {folder / str(number): member for number, member in enumerate(members_of(network))}
     return {folder: network}
@@ -90,8 +91,9 @@ def folders_of(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Crit
 def save_network(
     network: Actor | Critic, tokenizer_path: str, folder: Path, *, lora: LoraConfig | None = None
 ) -> None:
-    """Save a live, maybe sharded, network, its adapters merged. Every rank calls it; 0 writes.
+    """Save a live, maybe sharded, network with its adapters merged.
 
+    Every rank must call this, and rank 0 writes.
     Several critics get a folder each (`folders_of`).
     """
     for path, member in folders_of(network, folder).items():

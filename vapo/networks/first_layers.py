@@ -1,4 +1,4 @@
-"""A backbone that ends early: for states of its first layers the others need not run."""
+"""A backbone that ends early, where only the states of its first layers are needed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from vapo.system.private_attributes import with_modules
 
 
 class Ending(nn.Module):
-    """Stands for the layer after the last one that is run, and keeps its input.
+    """Stands in the place of the first layer that is not run, and keeps the input of that layer.
 
-    What a backbone asks a layer about itself, the layer answers.
+    Attributes that a backbone reads from its layer are those of the layer.
     """
 
     state: Tensor
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
-        self.__dict__["layer"] = layer  # not a child: nothing of it is run
+        self.__dict__["layer"] = layer  # not a submodule: it is not run
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["layer"], name)
@@ -33,8 +33,11 @@ class Ending(nn.Module):
 
 
 def has_plain_layers(backbone: PreTrainedModel) -> bool:
-    """Whether it has `layers`, as many as its own config says, and each gives its state alone: an
-    `Ending` could not stand for one that declares a tuple."""
+    """Whether a backbone's layers can be replaced by an `Ending`.
+
+    It must have `layers`, as many as its config says, and each must return a state alone: an
+    `Ending` does not return a tuple.
+    """
     layers = getattr(backbone, "layers", None)
     num_layers = getattr(backbone.config, "num_hidden_layers", None)
     if not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
@@ -44,9 +47,10 @@ def has_plain_layers(backbone: PreTrainedModel) -> bool:
 
 
 def first_layers(backbone: PreTrainedModel, count: int) -> tuple[nn.Module, Ending]:
-    """A view of the backbone that ends after so many layers, and what has their states then.
+    """Return a view of the backbone that ends after `count` layers, and the `Ending` in it.
 
-    The backbone itself, which a sampler may use meanwhile, is not changed.
+    After a forward pass the ending has the last of these layers' states. The backbone itself, which
+    a sampler may use meanwhile, is not changed.
     """
     maybe_install_capturing_hooks(backbone)  # once for all; a view would install its own
     layers = cast(nn.ModuleList, backbone.layers)

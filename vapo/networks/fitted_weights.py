@@ -1,4 +1,4 @@
-"""The weights of a critic that a regression fits, in place of an optimizer (`critic.ridge`)."""
+"""The weights of a critic that a regression fits instead of an optimizer (`critic.ridge`)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ _BIAS, _ON_STATES, _ON_LOGPROBS = "score.bias", "score.weight", f"{LOGPROB_SCORE
 
 
 def fitted_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
-    """The parameters that a regression fits, by name: the weights in the order of what they read,
-    then the bias.
+    """Return by name the parameters that a regression fits: weights, then the bias.
 
-    A probe's states do not depend on its weights, so all of its head is fitted. A network's states
-    change with each of its steps, so its own score is trained by these, and the regression fits
-    what the score leaves.
+    The weights are in the order of the columns of `fitted_inputs`. A probe's states do not depend
+    on its weights, so all of its head is fitted. A network's states change with each optimizer
+    step, so the optimizer trains the score, and the regression fits the other weights and the bias.
     """
     is_probe = isinstance(model, ProbeForSequenceClassification)
     names = (*((_ON_STATES,) if is_probe else ()), _ON_LOGPROBS, _BIAS)
@@ -34,7 +33,7 @@ def fitted_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-    """What the fitted weights read of the state before each response token."""
+    """Return the inputs of the fitted weights before each response token."""
     parts = []
     if isinstance(critic.model, ProbeForSequenceClassification):
         parts.append(critic.states(inputs).float())
@@ -45,7 +44,7 @@ def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
 
 @torch.no_grad()
 def fitted_now(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
-    """The fitted weights and the bias as they are, whole; every rank must call this."""
+    """Return copies of the fitted weights and the bias, unsharded. Every rank must call this."""
     *weights, bias = (_full_tensor(p)[0] for p in fitted_parameters(critic.model).values())
     return torch.cat(weights), bias
 
@@ -57,9 +56,11 @@ def _full_tensor(parameter: Tensor) -> Tensor:
 
 @torch.no_grad()
 def put_fitted(critic: Critic, solution: RidgeSolution) -> None:
-    """Give a critic the solution of the regression. In place, maybe sharded: every rank must call
-    it."""
-    reshard(critic)  # a whole copy of an earlier forward would stay as it was
+    """Write the solution of the regression into a critic.
+
+    The critic is changed in place and may be sharded, so every rank must call this.
+    """
+    reshard(critic)  # else weights gathered by an earlier forward would stay
     *names, bias = fitted_parameters(critic.model)
     sizes = [critic.model.get_parameter(name).shape[1] for name in names]
     parts = solution.weights.float().split(sizes)

@@ -1,7 +1,7 @@
-"""A model's `generation_config.json`, of which the end tokens alone are read.
+"""A model's `generation_config.json`, from which only the end tokens are read.
 
-How responses are sampled is the run's config's to say. So nothing else in the file decides whether
-a model can be loaded or saved, and a saved model gets the file as its source has it.
+The run's config says how responses are sampled. So nothing else in the file decides whether a model
+can be loaded or saved, and a saved model gets the file as its source has it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEY = "eos_token_id"
 
 
 def generation_file(path: str) -> bytes | None:
-    """The content of the file in a model's folder or in a hub id's cache; None: there is none.
+    """Read the file in a model's folder or in a hub id's cache; None: there is no such file.
 
     Raises: UserError: the file is larger than any such file is, or cannot be read.
     """
@@ -51,11 +51,11 @@ def generation_file(path: str) -> bytes | None:
 
 
 def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationConfig:
-    """The end tokens of the model's file; without one, those of its config.json.
+    """Read the end tokens of the model's file, or without a file those of its config.json.
 
-    A file that is no JSON object is named in a warning.
+    A file that is not a JSON object is named in a warning.
 
-    Raises: UserError: an end token that is no token id of this model.
+    Raises: UserError: an end token is not a token id of this model.
     """
     content = generation_file(path)
     if content is None:
@@ -76,7 +76,7 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
 
 
 def settings_in(content: bytes) -> dict[str, Any] | None:
-    """What the file sets, by name; None where it is no JSON object."""
+    """Return the file's settings by name; None: it is not a JSON object."""
     try:
         settings = json.loads(content)
     except (ValueError, RecursionError):
@@ -85,7 +85,7 @@ def settings_in(content: bytes) -> dict[str, Any] | None:
 
 
 def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
-    """The file with these end tokens; byte for byte as it is where it is no JSON object."""
+    """Return the file with these end tokens; unchanged if it is not a JSON object."""
     settings = settings_in(content)
     if settings is None:
         return content
@@ -94,9 +94,9 @@ def with_end_tokens(content: bytes, ids: Sequence[int]) -> bytes:
 
 
 def _token_ids(end_entry: Any, num_ids: int | None, file: str) -> list[int]:
-    """The end tokens that a file names.
+    """Turn the entry for end tokens in a file into a list of ids.
 
-    Raises: UserError: an entry is no token id of a model with `num_ids` tokens.
+    Raises: UserError: an entry is not a token id of a model with `num_ids` tokens.
     """
     entries = end_entry if isinstance(end_entry, list) else [] if end_entry is None else [end_entry]
     ids = []

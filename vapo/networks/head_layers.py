@@ -1,4 +1,4 @@
-"""The layers of a critic's head in a live model: put there, and filled where they start anew."""
+"""Put the layers of a critic's head into a live model, and fill those that start anew."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from vapo.system.distributed import reshard
 
 
 def put_head(model: Any, head: ValueHead) -> None:
-    """Give the model a new linear head, of weights yet to be filled: the layer `score` on hidden
-    states, and the one on log-probs if the head reads them. A plain scalar one it has already."""
+    """Give the model new, unfilled linear layers for a head.
+
+    They are `score` on hidden states, and one on log-probs if the head reads them. For a plain
+    scalar head nothing changes, because the model has that one already.
+    """
     if head == ValueHead():
         return
     old = model.get_submodule("score")
@@ -32,9 +35,9 @@ def put_head(model: Any, head: ValueHead) -> None:
 
 
 def class_with_head(plain: Any, head: ValueHead) -> Any:
-    """A sequence classifier's class with this head, for `from_pretrained` to fill.
+    """Make a sequence classifier's class with this head, whose weights `from_pretrained` fills.
 
-    Transformers makes the heads of decoders without a bias and would leave the folder's out.
+    Transformers makes the heads of decoders without a bias, and would not load a folder's bias.
     """
 
     def init(self: Any, config: PreTrainedConfig, *args: Any, **options: Any) -> None:
@@ -46,7 +49,7 @@ def class_with_head(plain: Any, head: ValueHead) -> Any:
 
 @torch.no_grad()
 def begin_head(model: PreTrainedModel, plan: HeadPlan) -> None:
-    """Put the plan's head, of weight 0, in the place of the one that the model was made with."""
+    """Replace the model's head by the plan's head, with weight 0 and the plan's bias."""
     write_head(model.config, plan.head)
     put_head(model, plan.head)
     score = model.get_submodule("score")
@@ -64,7 +67,9 @@ def begin_at_zero(model: PreTrainedModel, names: Iterable[str]) -> None:
 
 
 def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -> dict[str, Tensor]:
-    """The parameters of a head of weight 0 whose bias is that of a mean reward, by name.
+    """Return by name the parameters of a head of weight 0 that values every state at a mean reward.
+
+    Without a mean reward the bias is 0.
 
     Source: JustRL-II.
     """
@@ -76,14 +81,15 @@ def start_values(score: nn.Module, head: ValueHead, mean_reward: float | None) -
 
 @torch.no_grad()
 def start_head(critic: Critic, mean_reward: float) -> float:
-    """Set the head's weight to 0 and its bias to that of a mean reward, and return its value.
+    """Make the head value every state at a mean reward, with weight 0, and return that value.
 
-    In place, maybe sharded: every rank must call it. The value is the nearest one inside of the
-    head's range. The optimizer's state is left as it is. Several critics start alike.
+    The value is the nearest one inside the head's range. The critic is changed in place and may be
+    sharded, so every rank must call this. The optimizer's state is unchanged. Several critics start
+    alike.
     """
     value = critic.head.within(mean_reward)
     for member in members_of(critic):
-        reshard(member)  # a whole copy of an earlier forward would stay as it was
+        reshard(member)  # else weights gathered by an earlier forward would stay
         start = start_values(member.model.get_submodule("score"), member.head, value)
         set_model_state_dict(
             member,

@@ -1,4 +1,4 @@
-"""Pretrained models from elsewhere: hub ids, folders and GGUF files -> checked plain folders."""
+"""Import pretrained models (hub ids, folders, GGUF files) into checked plain folders."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from vapo.system.installation import install_command
 
 Dtype = Literal["auto", "float32", "bfloat16"]
 _PACKAGE = "package:"
-# What broken tokenizers get wrong: runs of spaces, digits, bytes, special tokens inside of text.
+# Broken tokenizers fail on these: runs of spaces, digits, bytes, special tokens inside a text.
 HARD_TEXTS = (
     " two  spaces,\ttab\n\nand a line ",
     "12345 + 6.7e-8 = 0x1F",
@@ -40,7 +40,7 @@ HARD_TEXTS = (
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model is: a folder or hub id, and the GGUF file in it, if it is one."""
+    """Where a model is: a folder or hub id, and the name of a GGUF file in it, if there is one."""
 
     path: str
     gguf_file: str | None = None
@@ -48,7 +48,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Imported:
-    """A loaded model and its tokenizer, and its generation_config.json, if it has one."""
+    """A loaded model with its tokenizer, and its generation_config.json if it has one."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
@@ -56,7 +56,7 @@ class Imported:
 
 
 def find_source(source: str) -> Source:
-    """Find a folder, a hub id, a .gguf file, or `package:NAME`: the one in an installed package.
+    """Find a folder, a hub id, a .gguf file, or `package:NAME`: the .gguf file in that package.
 
     Raises: UserError when there is no such file or package.
     """

@@ -1,4 +1,4 @@
-"""Chooses the layout of micro-batches that the networks support: padded or packed rows."""
+"""Choose the layout of micro-batches that the networks support: padded or packed rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from vapo.system.private_attributes import attention_implementation, can_change_
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
-# Architectures whose layers change the mask that they are given, which packed rows do without.
+# Architectures whose layers change the attention mask, which packed rows do not have.
 _OWN_MASKS = ("doge",)
 
 
@@ -27,7 +27,7 @@ def choose_layout(
     option: Literal["auto", "padded", "packed", "shared_prompts"],
     models: Sequence[PreTrainedModel],
 ) -> Layout:
-    """Choose the layout of micro-batches, and if they are packed, enable it in every network.
+    """Choose the layout of micro-batches, and if it is a packed one, enable it in every network.
 
     A probe has no layout, because it reads no tokens. Adapters have that of their base.
 
@@ -56,7 +56,7 @@ def choose_layout(
 
 
 def say_layout(option: str, layout: Layout, models: Sequence[PreTrainedModel]) -> None:
-    """Say in one line why `auto` has not chosen the layout with the fewest tokens."""
+    """Print in one line why `auto` has not chosen the layout with the fewest tokens."""
     models = _models_with_layout(models)
     reason = _first_reason(map(why_not_packed if layout == "padded" else why_not_shared, models))
     if option == "auto" and reason is not None and is_main_process():

@@ -54,8 +54,8 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
         key: the config key to name in the error where there is no such folder.
 
     Raises:
-        UserError: no such folder, a file of it missing or damaged, no end token, or ids that
-            the model's embedding does not have.
+        UserError: there is no such folder, one of its files is missing or damaged, the tokenizer
+            has no end token, or the model's embedding lacks some of its ids.
     """
     try:
         config = read_model_config(path)
@@ -85,8 +85,8 @@ def load_tokenizer(path: str, *, key: str | None = None) -> PreTrainedTokenizerB
 def load_causal_lm(path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
     """Load a causal language model with every weight from the folder, and dropout 0.
 
-    Dropout is 0 so that the first minibatch's ratio is 1: the old log-probs and the new ones
-    then come from one and the same network.
+    Dropout is 0 so that the first minibatch's ratio is 1: old and new log-probs then come from
+    exactly the same network.
 
     Raises:
         UserError: the folder cannot be loaded, is not a causal language model, or computes its
@@ -127,8 +127,8 @@ def load_value_model(
     taken and the head starts at zero, so that every value is 0 before training. Dropout is 0.
 
     Args:
-        critic: asks for a head, and how it starts; None: the folder's, else a scalar one.
-        seed: of what starts at random, the hidden layer of a probe, and adapters' A.
+        critic: the config of the head and its start. None: the folder's head, or a scalar one.
+        seed: seeds what starts at random: a probe's hidden layer, or the adapters' A.
 
     Raises:
         UserError: the folder cannot be loaded, or its head is not the one that is asked for.
@@ -182,7 +182,7 @@ def load_value_model(
 def load_weights(
     auto_class: Any, path: str, config: PreTrainedConfig, dtype: str, attn_implementation: str
 ) -> tuple[PreTrainedModel, set[str]]:
-    """The model, and the names of its weights that the folder does not have."""
+    """Load a model, and return it with the names of the weights that the folder lacks."""
     options = attention_options(path, config, attn_implementation)
     generation = read_generation_config(path, config)
     with refusals(path, "weights"), quiet():
@@ -230,7 +230,7 @@ def _check_shapes(path: str, mismatched: set[tuple[str, Any, Any]]) -> None:
 
 
 def _check_finite(path: str, model: nn.Module) -> None:
-    """One pass over the weights, which copies none."""
+    """Check that all weights are finite, without copying them."""
     bad = [
         name
         for name, weight in model.named_parameters()
@@ -245,6 +245,7 @@ def _check_finite(path: str, model: nn.Module) -> None:
 
 
 def remove_dropout(model: nn.Module) -> None:
+    """Set the probability of every dropout module to 0."""
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -1,4 +1,4 @@
-"""Reads of a model's config how its architecture scales or caps the logits."""
+"""Read in a model's config how its architecture scales or caps the logits."""
 
 from __future__ import annotations
 

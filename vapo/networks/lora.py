@@ -1,7 +1,7 @@
 """LoRA: low-rank adapters trained beside frozen weights, and merging them into plain weights.
 
-The layers are peft's. Nothing outside the live module depends on them: engines, exports and
-`vapo validate` get W + lora_alpha / rank * B A under the model folder's own names.
+The layers are peft's. Nothing outside the live module sees them: engines, exports and
+`vapo validate` get W + lora_alpha / rank * B A under the names that the model's folder has.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _WEIGHT = f"{_BASE}weight"
 def add_adapters(
     model: PreTrainedModel, options: LoraConfig, *, seed: int, key: str = "actor.lora"
 ) -> None:
-    """Freeze every weight but a value head's and add a float32 adapter to the chosen ones.
+    """Freeze every weight but a value head's, and add float32 adapters to the chosen modules.
 
-    An adapter starts at 0. `key` is the config's, for errors.
+    An adapter starts at 0. `key` is the config key that errors name.
 
-    Raises: UserError: peft is not installed, or a chosen module is not in the decoder layers.
+    Raises: UserError: peft is not installed, or as `target_names`.
     """
     try:
         import peft
@@ -52,7 +52,7 @@ def add_adapters(
                 target_modules=targets,
                 bias="none",
             ),
-            nn.ModuleDict({"model": model}),  # of a mixture's own config peft would adapt experts
+            nn.ModuleDict({"model": model}),  # with the model's config peft would adapt experts
         )
     for name, module in model.named_children():
         if name in HEAD_LAYERS:
@@ -60,7 +60,7 @@ def add_adapters(
     for parameter in _adapter_parameters(model):
         parameter.data = parameter.data.float()
     for layer in adapter_layers(model):
-        # a float32 layer's inputs are float32, or autocast casts them: peft would cast them twice
+        # a float32 layer needs no cast by peft: its inputs are float32, or autocast casts them
         is_float32 = layer.get_base_layer().weight.dtype is torch.float32
         layer.cast_input_dtype_enabled = not is_float32
 
@@ -69,8 +69,8 @@ def linear_modules(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear modules of the decoder layers that can have adapters, with their full names.
 
     The output layer is left out, because log-probs are computed from its weight alone. So is the
-    value head, which is trained itself. So are modules whose weight a Mamba layer, or its kernel,
-    reads without calling them: an adapter beside it would do nothing.
+    value head, which is trained itself. So are modules whose weight a Mamba layer or its kernel
+    reads without calling them: an adapter on them would have no effect.
     """
     left_out = {id(getattr(model, name, None)) for name in HEAD_LAYERS}
     left_out.add(id(model.get_output_embeddings()))
@@ -110,17 +110,19 @@ def target_names(model: PreTrainedModel, options: LoraConfig, key: str) -> list[
         )
     largest = max(targets, key=lambda name: min(model.get_parameter(f"{name}.weight").shape))
     max_rank = min(model.get_parameter(f"{largest}.weight").shape)
-    if options.rank > max_rank:  # a router of few experts alone would refuse a rank that others use
+    if (
+        options.rank > max_rank
+    ):  # only the largest counts: others may use a rank that a small one cannot
         raise UserError(
             f"{key}.rank is {options.rank}, above {max_rank}, a dimension of {largest}, and a "
-            f"larger rank learns no more: set {key}.rank to at most {max_rank}, or name larger modules in "
-            f"{key}.target_modules"
+            f"larger rank learns no more: set {key}.rank to at most {max_rank}, or name larger "
+            f"modules in {key}.target_modules"
         )
     return targets
 
 
 def adapter_layers(model: nn.Module) -> list[Any]:
-    """The modules that peft has given adapters."""
+    """List the modules to which peft has added adapters."""
     return [m for m in model.modules() if hasattr(m, "enable_adapters") and hasattr(m, "lora_A")]
 
 
@@ -130,7 +132,7 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
-    """Turn the adapters of these layers off inside the block: the base, at no cost in memory."""
+    """Inside the block turn off the adapters of these layers, so that the model is its base."""
     were_off = [switch_adapters(layer, off=True) for layer in layers]
     try:
         yield
@@ -142,10 +144,10 @@ def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
 def merged(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Merge a state dict's adapters into that of the plain model; unchanged without options.
+    """Yield the plain model's weights, the adapters of a state dict merged into them.
 
-    No more of it is held than a weight whose adapter has not come yet: the weights may be shards
-    that are gathered one by one.
+    Without options the weights are unchanged. Only weights that still wait for their adapter are
+    held in memory, because the weights may be shards that are gathered one by one.
     """
     if options is None:
         yield from weights
@@ -171,8 +173,8 @@ def merged(
 def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tuple[str, Tensor]]:
     """Yield a live, maybe sharded, network's weights under the model folder's names, merged.
 
-    Every rank must iterate. A state dict names a tied weight twice, a list of parameters once: an
-    engine that unties them would miss the second.
+    Every rank must iterate. A state dict names a tied weight twice, a list of parameters only once.
+    An engine that unties the two would miss the second.
     """
     weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(network))
     yield from merged(weights, options)
@@ -190,7 +192,7 @@ def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrained
 
 
 def changing_names(model: PreTrainedModel) -> set[str]:
-    """The plain model's names of the weights that training changes, adapters merged."""
+    """Return the names, in the plain model, of the weights that training changes."""
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     adapted = {f"{name.removesuffix(_B)}.weight" for name in names if name.endswith(_B)}
     return adapted or names
@@ -198,11 +200,10 @@ def changing_names(model: PreTrainedModel) -> set[str]:
 
 @contextmanager
 def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Iterator[None]:
-    """Inside the block a network in one piece has these weights, and bit for bit its own after it.
+    """Inside the block give an unsharded network these weights; afterwards restore its own exactly.
 
-    The names are the plain model's. The base of a module with an adapter has its weight, and the
-    adapter adds nothing: so any weights can be set, which no product of the adapter's two matrices
-    need be.
+    The names are the plain model's. A module with an adapter gets the weight as its base, and its
+    adapter adds nothing. So any weights can be set, also those that no adapter could make.
     """
     live = dict(model.named_parameters())
     replaced_weights = {n: live[n] if n in live else live[_base_name(n)] for n in weights}
@@ -223,5 +224,5 @@ def with_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> Itera
 
 
 def _base_name(name: str) -> str:
-    """Where a module with an adapter has its own weight."""
+    """Return the name under which a module with an adapter has its base weight."""
     return f"{name.removesuffix('.weight')}{_WEIGHT}"

@@ -1,6 +1,6 @@
-"""Networks without weights, on the meta device: from config.json alone, costing no memory.
+"""Networks without weights, on the meta device: made from config.json alone, without memory.
 
-A sharded run shards them before it fills them; `vapo estimate` counts them.
+A sharded run shards them before it fills them, and `vapo estimate` counts them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Kind = Literal["causal_lm", "value_model"]
 
 
 def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) -> PreTrainedModel:
-    """The model that `load_causal_lm` or `load_value_model` would load, without its weights.
+    """Make the model that `load_causal_lm` or `load_value_model` would load, without its weights.
 
     Raises: UserError when config.json cannot be loaded or the model is not supported.
     """
@@ -52,9 +52,9 @@ def empty_model(kind: Kind, path: str, *, dtype: str, attn_implementation: str) 
 
 
 def empty_value_model(path: str, critic: CriticConfig) -> PreTrainedModel:
-    """The same of a run's critic, with the head that its config asks for.
+    """Make a run's critic without its weights, with the head that its config describes.
 
-    Raises: UserError when config.json cannot be loaded, or its head is another one.
+    Raises: UserError: config.json cannot be loaded, or its head does not fit.
     """
     config = read_value_config(path, critic)
     write_head(config, plan_head(config, path, critic).head)
@@ -75,9 +75,9 @@ def model_of_config(
     dtype: str,
     attn_implementation: str,
 ) -> PreTrainedModel:
-    """The empty model of a config that has been loaded; `path` is named in errors.
+    """Make the empty model of a loaded config. `path` is named in errors.
 
-    A value model has the head that `write_head` put into the config, else a scalar one.
+    A value model gets the head that `write_head` wrote into the config, or a scalar one.
     """
     auto: Any = AutoModelForCausalLM
     head = head_in(config) if kind == "value_model" else None
@@ -96,9 +96,10 @@ def model_of_config(
 
 
 def fill_with_fakes(network: nn.Module) -> None:
-    """Give an empty network fake tensors of a CPU; where a FakeTensorMode is entered.
+    """Give an empty network fake tensors on the CPU. Call this inside a FakeTensorMode.
 
-    It is made on the meta device before, since fake parameters cannot be moved, as peft does.
+    The network must have been made on the meta device, since fake parameters cannot be moved, and
+    peft moves parameters.
     """
     fakes: dict[int, Tensor] = {}
     for module in network.modules():

@@ -38,14 +38,14 @@ from vapo.system.private_attributes import causal_lm_class
 logger = logging.getLogger(__name__)
 
 _CLEAR_ERRORS = (OSError, ValueError, RuntimeError, ImportError, SafetensorError)
-"""Errors whose text says what is wrong; others say it together with their name."""
+"""Errors whose text alone says what is wrong. For others the message adds the class's name."""
 _WITH_IMAGES = "ForConditionalGeneration"
 
 
 def read_model_config(path: str) -> PreTrainedConfig:
-    """The config of a model's folder or hub id, with dropout 0.
+    """Read the config of a model's folder or hub id, and set its dropout to 0.
 
-    Raises: UserError: there is none, or its config.json has something that no model has.
+    Raises: UserError: there is no config, or it has an entry that no supported model has.
     """
     folder = folder_with_config(path)
     with refusals(path, "config.json"):
@@ -84,16 +84,18 @@ def _part_for_text(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def read_value_config(path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """The config of a value model's folder, as the critic's options change it (`as_critic`)."""
+    """Read the config of a value model's folder, changed by the critic's options (`as_critic`)."""
     return as_critic(read_model_config(path), path, critic)
 
 
 def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) -> PreTrainedConfig:
-    """A folder's config with the critic's first layers alone, or a probe's or adapters' in its
-    place.
+    """Turn a folder's config into that of the critic.
 
-    Raises: UserError: it does not have what the critic's options ask for, or, without a critic, is
-        none that reads a text alone.
+    A critic with a network keeps its first `critic.layers` layers. A probe or adapters have a
+    config of their own kind.
+
+    Raises: UserError: the folder does not fit the critic's options. Without a critic: the folder
+        has a critic that reads an actor's states, not a text.
     """
     register_classifier(config)
     folder_kind = saved_kind(config)
@@ -127,7 +129,7 @@ _KINDS = {
 
 
 def saved_kind(config: PreTrainedConfig) -> str | None:
-    """The kind of critic of a folder; None: it has no head."""
+    """Return the kind of critic in a folder; None: the folder has no head."""
     if not has_classifier(config):
         return None
     kinds = {ProbeModelConfig: "probe", AdapterModelConfig: "adapters"}
@@ -135,9 +137,10 @@ def saved_kind(config: PreTrainedConfig) -> str | None:
 
 
 def keep_first_layers(config: PreTrainedConfig, path: str, critic: CriticConfig) -> None:
-    """Cut a backbone's config to its first `critic.layers` decoder layers, if it says so.
+    """Cut a backbone's config to its first `critic.layers` decoder layers, unless that is None.
 
-    Raises: UserError: the folder has fewer; or a head that was trained on the last layer's states.
+    Raises: UserError: the folder has fewer layers, or its head would be kept and was trained on the
+        states of its last layer.
     """
     if critic.layers is None:
         return
@@ -170,7 +173,11 @@ def cut_layers(config: PreTrainedConfig, count: int) -> None:
 
 @contextmanager
 def refusals(path: str, part: str) -> Iterator[None]:
-    """Turn every failure of a library to load what a model's folder has into one line of error."""
+    """Turn every error of a library that loads a part of a model's folder into a UserError.
+
+    Args:
+        part: what is loaded, for the message.
+    """
     try:
         yield
     except UserError:
@@ -189,7 +196,7 @@ def refusals(path: str, part: str) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress the weight report and the progress bar: what matters is checked here."""
+    """Suppress Transformers' weight report and progress bar; this package checks what matters."""
     verbosity = transformers_logging.get_verbosity()
     had_bar = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()
@@ -203,6 +210,10 @@ def quiet() -> Iterator[None]:
 
 
 def check_supported(path: str, config: PreTrainedConfig) -> None:
+    """Check that trainer and sampler can compute a causal language model.
+
+    Raises: UserError: its logits or its cache are of an unsupported kind.
+    """
     logit_transform(path, config)
     with refusals(path, "attention cache"):
         layers = cache_layers(config)
@@ -212,8 +223,8 @@ def check_supported(path: str, config: PreTrainedConfig) -> None:
     if unsupported_names := {type(layer).__name__ for layer in layers if layer not in supported}:
         raise UserError(
             f"{path}: its cache has {', '.join(sorted(unsupported_names))}; the sampler supports "
-            "full attention, sliding windows and recurrent layers: take a model with these alone, as "
-            "Qwen3, Qwen3.5, Gemma 3 or Llama 3"
+            "full attention, sliding windows and recurrent layers: take a model with these alone, "
+            "as Qwen3, Qwen3.5, Gemma 3 or Llama 3"
         )
     check_recurrent(path, config, layers)
 

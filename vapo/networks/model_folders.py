@@ -47,7 +47,10 @@ _MAX_TOKENIZER_BYTES = 100_000_000
 
 
 def local_folder(path: str) -> Path | None:
-    """The folder that `path` names, or None for a hub id. Raises: UserError: there is none."""
+    """Return the folder that `path` names, or None for a hub id.
+
+    Raises: UserError: the path is a local one, and there is no such folder.
+    """
     folder = Path(os.path.expanduser(path))
     if folder.is_dir():
         return folder
@@ -60,9 +63,9 @@ def local_folder(path: str) -> Path | None:
 
 
 def folder_with_config(path: str) -> Path | None:
-    """The folder that `path` names, or None for a hub id; its config.json is checked.
+    """Return the folder that `path` names, or None for a hub id, and check its config.json.
 
-    Raises: UserError: there is none, or a number in it is not that of a model with these weights.
+    Raises: UserError: there is no config.json, or it does not fit a model with these weights.
     """
     folder = local_folder(path)
     if folder is None:
@@ -75,13 +78,13 @@ def folder_with_config(path: str) -> Path | None:
 
 
 def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
-    """Check the files of a model folder; a hub id is left to the loader.
+    """Check the files of a model folder. A hub id is not checked here.
 
     Args:
-        has_tokenizer: whether the tokenizer is read from it too.
+        has_tokenizer: whether the tokenizer is read from the folder, too.
 
     Raises:
-        UserError: no such folder, or a file of it missing, damaged or a pickle.
+        UserError: there is no such folder, or a file is missing, damaged or a pickle.
     """
     folder = folder_with_config(path)
     if folder is None:
@@ -92,9 +95,9 @@ def check_model_folder(path: str, *, has_tokenizer: bool) -> None:
 
 
 def _check_tokenizer_files(folder: Path) -> None:
-    """Check that a tokenizer is there, whose files take no minutes and gigabytes to read.
+    """Check that a tokenizer is there, and that its files are small enough to be read quickly.
 
-    Raises: UserError: there is none, or one of its files is too large.
+    Raises: UserError: there is no tokenizer, or one of its files is too large.
     """
     if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
         raise UserError(
@@ -111,9 +114,9 @@ def _check_tokenizer_files(folder: Path) -> None:
 
 
 def check_critic_folder(path: str) -> Path:
-    """A critic's folder, of whatever framework: with whole weights, or with an adapter's.
+    """Return a critic's folder, which any framework may have written: whole weights or an adapter.
 
-    Raises: UserError: it is none.
+    Raises: UserError: there is no such folder, or its files are missing or damaged.
     """
     folder = local_folder(path)
     if folder is None:
@@ -126,9 +129,9 @@ def check_critic_folder(path: str) -> Path:
 
 
 def _check_weight_files(folder: Path) -> None:
-    """Compare each file's length with its header, without loading it; takes milliseconds.
+    """Compare each file's length with its header, without loading it. This takes milliseconds.
 
-    Raises: UserError naming the file and the fix.
+    Raises: UserError: a file is missing or damaged, or the weights are pickles.
     """
     files = weight_files(folder)
     if not files:
@@ -157,7 +160,10 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def _shapes_in(folder: Path) -> Shapes:
-    """The shapes of the folder's weights; of damaged ones, which the loader names, none."""
+    """Return the shapes of the folder's weights; empty if they are damaged.
+
+    The loader reports the damage.
+    """
     try:
         states = [(str(file), file.stat()) for file in weight_files(folder)]
         return _shapes(tuple((name, s.st_size, s.st_mtime_ns) for name, s in states))
@@ -167,7 +173,10 @@ def _shapes_in(folder: Path) -> Shapes:
 
 @lru_cache(maxsize=32)
 def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
-    """The shapes in weight files, which are known by size and time."""
+    """Read the shapes in weight files.
+
+    Each file is given with its size and time, so that the cache sees a change.
+    """
     shapes = {}
     for file, _, _ in files:
         with safe_open(file, framework="numpy") as weights:
@@ -177,6 +186,10 @@ def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
 
 
 def weight_files(folder: Path) -> list[Path]:
+    """List the safetensors files of a folder; with an index, those that it names.
+
+    Raises: UserError: the index is damaged.
+    """
     index = folder / _INDEX
     if not index.is_file():
         return sorted(folder.glob("*.safetensors"))

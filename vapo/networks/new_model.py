@@ -13,8 +13,8 @@ PAD, EOS = "<pad>", "<|endoftext|>"
 def make_tokenizer(alphabet: str) -> Qwen2Tokenizer:
     """Qwen2's tokenizer with a vocabulary of single characters and no merges.
 
-    (Transformers chooses the tokenizer's class by the model's; another class would be read
-    back as this one.)
+    Transformers chooses the tokenizer's class by the model's, so a tokenizer of another class would
+    be loaded as this one.
     """
     if len(set(alphabet)) != len(alphabet):
         raise UserError("new_model.alphabet: a character occurs twice; list each once")
@@ -25,7 +25,7 @@ def make_tokenizer(alphabet: str) -> Qwen2Tokenizer:
 
 
 def make_model(settings: NewModelConfig, tokenizer: Qwen2Tokenizer) -> Qwen2ForCausalLM:
-    """Random weights, tied embeddings. Seed torch before the call."""
+    """Make a model with random weights and tied embeddings. Seed torch before the call."""
     if settings.hidden_size % settings.num_heads:
         raise UserError(
             f"new_model.hidden_size {settings.hidden_size} must be a multiple of "

@@ -1,4 +1,4 @@
-"""A value head of the user's own in the place of the critic's linear one."""
+"""A value head that the user wrote, in the place of the critic's linear one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KEY = "critic.head_function"
 
 
 def put_own_head(model: PreTrainedModel, config: FitConfig) -> None:
-    """Replace the value model's `score`, if the config has a head for it.
+    """Replace the value model's `score` if the config names a head function.
 
     Raises: UserError: the head breaks its contract.
     """
@@ -39,10 +39,10 @@ def check_own_head(config: FitConfig) -> None:
 
 
 def make_own_head(config: FitConfig, hidden_size: int) -> nn.Module:
-    """The module that maps states [..., H] to values [..., 1], in the critic's dtype.
+    """Make the user's module, which maps states [..., H] to values [..., 1], in the critic's dtype.
 
-    The user's code initialises it, under a seed of the run's own. Dropout is 0, as in the rest of
-    the critic.
+    The user's code initialises it, with a seed derived from the run's. Dropout is 0, as in the rest
+    of the critic.
 
     Raises: UserError: it cannot be imported or made, or breaks its contract.
     """
@@ -67,7 +67,7 @@ def make_own_head(config: FitConfig, hidden_size: int) -> nn.Module:
 
 
 def _check_values(head: nn.Module, hidden_size: int, name: str) -> None:
-    """A state's value is one finite number, and depends on no other state beside it.
+    """Check that a state's value is a finite number that depends on no other state.
 
     Otherwise a minibatch's gradient would depend on how it is cut, as with batch normalization.
     """
@@ -86,6 +86,10 @@ def _check_values(head: nn.Module, hidden_size: int, name: str) -> None:
 
 
 def _values(head: nn.Module, states: Tensor, name: str) -> Tensor:
+    """Return the head's values of states.
+
+    Raises: UserError: the head raises, or its result is not a float tensor of the right shape.
+    """
     try:
         values = head(states)
     except Exception as error:  # a user's module may raise anything

@@ -1,9 +1,9 @@
 """Attention that is confined to each of the sequences packed into one row.
 
-A network with packed attention computes with torch's `scaled_dot_product_attention` as before,
-until it is called with packed inputs: then each sequence attends causally to itself alone, and a
-response beside its prompt to that prompt and itself (`vapo.networks.token_inputs.Segment`). A layer
-with a sliding window attends to the last tokens of these alone.
+A network with packed attention computes padded inputs with torch's `scaled_dot_product_attention`.
+In packed inputs each sequence attends causally to itself alone, and a response with a shared prompt
+attends to that prompt and itself (`vapo.networks.token_inputs.Segment`). A layer with a sliding
+window attends only to the last tokens of these.
 
     CUDA, half precision    torch's variable-length FlashAttention: one kernel for the row
     flash_attention_2       the package's variable-length kernel, called by Transformers, which
@@ -33,9 +33,9 @@ from vapo.networks.token_inputs import PackedRow, Segment, TokenInputs, blocks
 from vapo.system.private_attributes import attention_implementation
 
 PACKED_SDPA = "vapo_packed_sdpa"
-# One call of torch costs a CPU as much as so many pairs of tokens, times channels, of its work.
+# A call of torch costs a CPU as much as this much work, in pairs of tokens times channels.
 _CALL_COST = 300_000
-# On a CPU a call of at most so many pairs of tokens is computed in float32: in half precision
+# On a CPU a call of at most this many pairs of tokens is computed in float32: in half precision
 # torch's backward pass took 1 to 3.6 times as long.
 _SMALL_ON_CPU = 2**16
 _counts_for_gpu = ContextVar("counts_for_gpu", default=False)
@@ -43,7 +43,10 @@ _asks_for_windows = ContextVar("asks_for_windows", default=False)
 
 
 def last_hidden_states(model: PreTrainedModel, inputs: TokenInputs) -> Float[Tensor, "rows S H"]:
-    """The backbone's hidden states. Padded rows need no mask: later tokens do not affect one."""
+    """Return the states after the backbone's last norm.
+
+    Padded rows need no mask, because later tokens do not affect a state.
+    """
     return hidden_states(model, inputs)[-1]
 
 
@@ -54,14 +57,14 @@ def hidden_states(
     *,
     wants_last: bool = True,
 ) -> Mapping[int, Float[Tensor, "rows S H"]]:
-    """The states after these layers of the backbone, and under -1 those after its last norm.
+    """Return the states after the given layers of the backbone, and under -1 after its last norm.
 
-    Those of all layers that are run are kept meanwhile, unless -1 alone is asked for, or one layer
-    without it.
+    While it runs, the states of all layers are kept in memory, unless only -1 is asked for, or only
+    one layer without -1.
 
     Args:
-        wants_last: whether -1 is read; otherwise the layers after those asked for are not run,
-            and what is under -1 has no meaning.
+        wants_last: whether the caller reads -1. If not, the layers after the given ones are not run
+            where the backbone allows it, and the entry -1 has no meaning.
     """
     options: dict[str, Any] = {"attention_mask": None}
     if inputs.is_packed:
@@ -101,7 +104,7 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
 
 @contextmanager
 def _windows_for_masks(enabled: bool) -> Iterator[None]:
-    """Let Transformers make windows (`window_mask`) instead of [S, S] masks in the block."""
+    """Inside the block let Transformers make windows (`window_mask`) instead of [S, S] masks."""
     token = _asks_for_windows.set(enabled)
     try:
         yield
@@ -110,10 +113,10 @@ def _windows_for_masks(enabled: bool) -> Iterator[None]:
 
 
 def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | None:
-    """Make a mask as Transformers' own function does, or in packed rows the window of a mask.
+    """Make the mask that Transformers' own function makes, or for packed rows a `window_mask`.
 
-    Transformers calls it once for each kind of layers. So a layer has the window of Transformers'
-    own mask, even if its architecture does not tell its attention function of one.
+    Transformers calls this once for each kind of layer. So a layer gets the window of Transformers'
+    own mask even if its architecture does not pass a window to the attention function.
     """
     if not _asks_for_windows.get():
         return sdpa_mask(local_size=local_size, **options)
@@ -121,9 +124,9 @@ def packed_mask(*, local_size: int | None = None, **options: Any) -> Tensor | No
 
 
 def window_mask(window: int | None) -> Tensor:
-    """Make a mask that has no values and says the window by the size of its last dimension.
+    """Make a mask without values whose last dimension has the size of the window.
 
-    The size 0 stands for no window. A shape is read without waiting for a device.
+    The size 0 stands for no window. A shape can be read without waiting for a device.
     """
     return torch.zeros((1, 1, 1, 1), dtype=torch.uint8).expand(-1, -1, -1, window or 0)
 
@@ -139,7 +142,7 @@ def _window_of(attention_mask: Tensor | None) -> int | None:
 
 @contextmanager
 def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
-    """Keep the dtypes of a GPU on a CPU's fake tensors, whose bytes are counted in its place."""
+    """Inside the block compute on a CPU with a GPU's dtypes, to count the bytes of fake tensors."""
     token = _counts_for_gpu.set(enabled)
     try:
         yield
@@ -148,7 +151,7 @@ def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
 
 
 def computes_on_cpu(tensor: Tensor) -> bool:
-    """Whether a tensor is a CPU's, and does not stand for a GPU's."""
+    """Whether a tensor is on a CPU, and does not stand for one on a GPU (`counts_for_gpu`)."""
     return tensor.device.type == "cpu" and not _counts_for_gpu.get()
 
 
@@ -163,7 +166,7 @@ def packed_sdpa(
     packed_row: PackedRow | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function: packed if `packed_row` is given, else its own."""
+    """The attention function for Transformers: packed if `packed_row` is given, else its own."""
     if packed_row is None:
         output, _ = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
@@ -190,7 +193,10 @@ def _by_segments(
     row: PackedRow,
     window: int | None = None,
 ) -> Tensor:
-    """[1, S, heads, D] of one packed row, one call for each segment, block of it or small group."""
+    """Compute the attention of one packed row, [1, S, heads, D].
+
+    A segment, a block of one, or a small group of segments takes one call.
+    """
     on_cpu = computes_on_cpu(query)
     outputs = []
 
@@ -211,7 +217,7 @@ def _by_segments(
         outputs.append(output.to(dtype).transpose(1, 2))
 
     def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Let each query attend to the keys up to its own. The last keys are of the same tokens."""
+        """Let each query attend to the keys up to its own token; the last keys are the queries'."""
         num_keys, num_before = k.shape[2], k.shape[2] - q.shape[2]
         if window is None or num_keys <= window:
             attend(q, k, v, partial(row.mask, q.shape[2], num_before) if num_before else None)
@@ -243,7 +249,7 @@ def _by_segments(
 
 
 def _is_small(group: Sequence[Segment], *, channels: int) -> bool:
-    """Whether one call that masks siblings costs less than a call for each of them."""
+    """Whether one call that masks siblings costs less than one call for each segment."""
     num_needed = sum(s.length * (s.prompt_length + s.length) for s in group)
     num_masked = sum(s.length for s in group) ** 2 - num_needed
     return num_masked * channels < _CALL_COST * (len(group) - 1)
@@ -258,10 +264,10 @@ def _varlen_flash(
     row: PackedRow,
     window: int | None = None,
 ) -> Tensor:
-    """[1, S, heads, D] of one packed row, by torch's variable-length FlashAttention.
+    """Compute the attention of one packed row, [1, S, heads, D], by torch's FlashAttention.
 
-    Its causal mask is aligned to a segment's last query and last key, so that a response's first
-    token attends to all of its prompt. Its window counts the tokens left of a query's own.
+    The kernel's causal mask is aligned to a segment's last query and last key, so that a response's
+    first token attends to all of its prompt. Its window does not count the query's own token.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -269,7 +275,7 @@ def _varlen_flash(
     if row.keys is not None:
         k, v = row.keys.select(k), row.keys.select(v)
     options: dict[str, Any] = {"scale": scaling, "enable_gqa": q.shape[1] != k.shape[1]}
-    if _counts_for_gpu.get():  # in a GPU's place: as many bytes are kept, values do not matter
+    if _counts_for_gpu.get():  # only bytes count here, and they are the same
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         return scaled_dot_product_attention(q, k, v, **options).transpose(1, 2)
     # a window that is longer than the kernel's 32 bits limits nothing
@@ -282,7 +288,7 @@ def _varlen_flash(
         row.key_ends,
         row.max_queries,
         row.max_keys,
-        window_size=(num_left, 0),  # none to the right: causal
+        window_size=(num_left, 0),  # causal: no tokens to the right
         **options,
     )
     assert isinstance(output, Tensor)

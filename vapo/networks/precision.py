@@ -1,4 +1,4 @@
-"""What `trainer.precision` auto becomes: by the device's products, and by the policy's width."""
+"""Choose the precision for `trainer.precision` auto, by the device and the policy's width."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from vapo.system.private_attributes import cpu_has_bfloat16_products
 from vapo.system.process import is_main_process
 from vapo.system.shown_text import say
 
-# Below, matrix products are so small that bfloat16 gains little or nothing, and costs digits: a
+# Below this width matrix products are so small that bfloat16 gains little, and costs digits: a
 # width of 96 took 0.9 to 1.1 times as long in float32, 192 1.3 to 1.7, 256 1.6 to 1.8, 384 2.1.
 LEAST_WIDTH = 256
 
 
 def computing_dtype(config: FitConfig, network_dtype: str) -> str:
-    """The dtype of a network's states: FSDP2's mixed precision makes it bfloat16; else its own."""
+    """Return the dtype of a network's states: FSDP2's mixed precision makes it bfloat16."""
     is_cast = config.trainer.strategy == "fsdp" and config.trainer.precision == "bf16-mixed"
     return "bfloat16" if is_cast else network_dtype
 
 
 class Precision(NamedTuple):
-    """Lightning's precision, and why it was taken."""
+    """Lightning's precision, and why it was chosen."""
 
     name: Literal["32-true", "bf16-mixed"]
     reason: str
 
     def line(self) -> str:
+        """Return the line that tells the user of the choice."""
         return f"trainer.precision auto: {self.name}, since {self.reason}"
 
 
 def may_round_products(config: FitConfig) -> bool:
     """Whether float32 products may round their inputs where that is faster (`rounded_inputs`).
 
-    The setting for it is the process's. Where another thread of the process samples or judges ahead
-    of the trainer, by the engine `transformers` or a reward model, the setting would round that
-    thread's products, too, now and then. On a CPU this made the angles of rotary embeddings, which
-    are products in Transformers, wrong by up to 16 radians within 8,192 positions.
+    The setting is one of the whole process. Another thread may sample or judge ahead of the
+    trainer, with the engine `transformers` or a reward model. Then the setting would sometimes
+    round that thread's products, too. On a CPU this made the angles of rotary embeddings, which are
+    products in Transformers, wrong by up to 16 radians within 8,192 positions.
     """
     if config.training.max_staleness == 0:
         return True
@@ -56,9 +57,9 @@ def may_round_products(config: FitConfig) -> bool:
 
 
 def choose_precision(device: torch.device, width: int) -> Precision:
-    """bf16-mixed where the device multiplies in bfloat16 and the policy is wide enough to gain.
+    """Choose bf16-mixed if the device multiplies fast in bfloat16 and the policy is wide enough.
 
-    Torch says what the device can; nothing is timed, so that all processes of a run agree.
+    Torch says what the device supports. Nothing is timed, so that all processes of a run agree.
     """
     if device.type == "cuda":
         device_name, is_fast = "GPU", torch.cuda.is_bf16_supported(including_emulation=False)
@@ -70,9 +71,10 @@ def choose_precision(device: torch.device, width: int) -> Precision:
 
 
 def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
-    """What auto becomes, for an estimate: on this processor with `trainer.accelerator=cpu`.
+    """Choose the precision for an estimate.
 
-    Otherwise the estimate is for a GPU, most often of another machine, on which bfloat16 is fast.
+    With `trainer.accelerator=cpu` it is for this processor. Otherwise it is for a GPU, most often
+    one of another machine, and bfloat16 is taken to be fast there.
     """
     if trainer.accelerator == "cpu":
         return choose_precision(torch.device("cpu"), width)
@@ -90,11 +92,11 @@ def _precision_by_width(width: int, reason: str) -> Precision:
 
 
 def settle_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:
-    """Put what `trainer.precision` auto means here into the config, and say so in one line.
+    """Replace `trainer.precision` auto in the config by a choice, and print it in one line.
 
-    The run's record, its checkpoints and everything that is computed then have the same. Nothing
-    is said of a policy that is too narrow on every device. A precision that the config names is
-    kept, with a warning where the processor only emulates it.
+    The run's record, its checkpoints and all computations then have the same precision. Nothing is
+    printed for a policy that is too narrow on every device. A precision that the config names
+    stays, with a warning if the processor only emulates it.
     """
     if config.trainer.precision != "auto":
         _warn_of_emulation(config.trainer)
@@ -107,7 +109,7 @@ def settle_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:
 
 
 def _warn_of_emulation(trainer: TrainerConfig) -> None:
-    """A 135 M model's cold start, minutes a step instead of seconds, had said nothing of it."""
+    """Warn if bf16-mixed is emulated: a step may then take minutes instead of seconds."""
     if not is_main_process() or trainer.precision != "bf16-mixed":
         return
     if pick_device(trainer).type == "cpu" and not cpu_has_bfloat16_products():

@@ -27,10 +27,12 @@ from vapo.functional.value_heads import probe_features
 
 
 class ProbeModelConfig(PreTrainedConfig):
-    """`num_states` layers of an actor with `num_actor_layers` are read, of `state_size` channels.
+    """The config of a probe that reads `num_states` layers of an actor.
 
-    `actor_fingerprint` says which actor a saved one was trained on; None: not known.
-    `hidden_size` is what the head reads: all of these, or a hidden layer (`num_hidden_layers` 1).
+    The actor has `num_actor_layers` layers with states of `state_size` channels.
+    `actor_fingerprint` says which actor a saved probe was trained on; None: unknown. `hidden_size`
+    is the number of inputs of the head. They are the states of all read layers, or with
+    `num_hidden_layers` 1 the outputs of a hidden layer.
     """
 
     model_type = "vapo_probe"
@@ -53,7 +55,7 @@ class ProbeModelConfig(PreTrainedConfig):
 
 
 class ProbeFeatures(nn.Module):
-    """The place of a backbone. Its one hidden layer, if there is one, is sharded as a decoder's."""
+    """Stands in the place of a backbone. A hidden layer is sharded as a decoder layer is."""
 
     def __init__(self, config: ProbeModelConfig) -> None:
         super().__init__()
@@ -83,14 +85,14 @@ class ProbeForSequenceClassification(PreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of no tokens, which it does not read."""
+        """Return an empty embedding: a probe reads no tokens."""
         return nn.Embedding(0, self.config.state_size)
 
     def gradient_checkpointing_enable(self, *args: Any, **options: Any) -> None:
-        """It has no layers whose inputs would be less than what they keep."""
+        """Do nothing: the inputs of a probe's layers are no smaller than what the layers keep."""
 
     def empty_states(self, num: int, dtype: str) -> Float[Tensor, "n L H"]:
-        """States without values, as many as of `num` tokens, where memory is counted."""
+        """Return uninitialised states of `num` tokens, to count their memory."""
         shape = num, self.config.num_states, self.config.state_size
         return torch.empty(shape, dtype=getattr(torch, dtype))
 
@@ -100,9 +102,12 @@ AutoModelForSequenceClassification.register(ProbeModelConfig, ProbeForSequenceCl
 
 
 def probe_config(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> PreTrainedConfig:
-    """The config of a probe that starts from a folder: a saved one's, or a new one on its states.
+    """Return the config of a probe that starts from a folder.
 
-    Raises: UserError: the states that it reads are not the config's.
+    The folder has a saved probe, or an actor on whose states a new probe is made.
+
+    Raises: UserError: the saved probe's hidden layer is not the config's, or the actor lacks a
+        layer, or a layer is named twice.
     """
     probe = critic.probe
     if isinstance(model, ProbeModelConfig):
@@ -137,10 +142,10 @@ def probe_config(model: PreTrainedConfig, path: str, critic: ProbeCritic) -> Pre
 def checked_layers(
     layers: Sequence[int], model: PreTrainedConfig, *, key: str, path: str = ""
 ) -> tuple[int, ...]:
-    """The layers of an actor that a key names, as `layer_numbers` has them.
+    """Check that an actor has the layers that a config key names, and return their `layer_numbers`.
 
     Args:
-        path: the actor's folder; empty: its config knows it.
+        path: the actor's folder, for the error; empty: its config knows it.
 
     Raises: UserError: the actor has fewer layers.
     """
@@ -157,19 +162,19 @@ def checked_layers(
 def estimator_layers(
     algorithm: AlgorithmConfig, model: PreTrainedConfig, *, path: str = ""
 ) -> tuple[int, ...]:
-    """The layers whose states the advantage estimator reads, as `checked_layers` has them."""
+    """Return the layers whose states the advantage estimator reads, as `checked_layers` does."""
     key = "poise.layer" if isinstance(algorithm, PoiseOptions) else "estimator_reads_layers"
     return checked_layers(algorithm.read_layers, model, key=f"algorithm.{key}", path=path)
 
 
 def layer_numbers(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Each layer's one name: the last layer's is -1, that of others their number from 0 on."""
+    """Give each layer its one number: -1 for the last layer, for others their number from 0 on."""
     from_start = [n if n >= 0 else n + num_layers + 1 for n in layers]
     return tuple(-1 if n == num_layers else n for n in from_start)
 
 
 def new_probe(config: ProbeModelConfig, dtype: str, seed: int) -> PreTrainedModel:
-    """A probe that nothing has been loaded into: a hidden layer starts at random, by the seed."""
+    """Make a new probe. Its hidden layer, if any, starts at random by the seed."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return ProbeForSequenceClassification(config).to(getattr(torch, dtype))

@@ -31,17 +31,18 @@ _CURE = "take a mixture of attention and recurrent layers, as Qwen3.5 or LFM2"
 
 
 def cache_layers(config: PreTrainedConfig) -> list[Any]:
-    """The layers of the empty cache that Transformers makes for a model."""
+    """Return the layers of the empty cache that Transformers makes for a model."""
     layers: list[Any] = DynamicCache(config=config).layers
     return layers
 
 
 def is_recurrent(layer: object) -> bool:
-    """Whether a layer of the cache has a recurrent state, maybe beside keys and values."""
+    """Whether a layer of the cache has a recurrent state, with or without keys and values."""
     return type(layer) in (LinearAttentionLayer, LinearAttentionAndFullAttentionLayer)
 
 
 def has_recurrent_layers(config: PreTrainedConfig) -> bool:
+    """Whether any layer of a model has a recurrent state."""
     return any(map(is_recurrent, cache_layers(config)))
 
 
@@ -59,12 +60,12 @@ def recurrent_states(layer: Any) -> list[Tensor]:
 
 
 def num_attention_layers(config: PreTrainedConfig) -> int:
-    """How many layers attend to earlier tokens."""
+    """Count the layers that attend to earlier tokens."""
     return sum(map(has_keys, cache_layers(config)))
 
 
 def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object]) -> None:
-    """Check that the cache of a model has all of its state, and that a layer has attention.
+    """Check that the cache of a model has all of its state, and that some layer has attention.
 
     Args:
         layers: `cache_layers` of the config, each of a kind that the sampler supports.
@@ -84,10 +85,11 @@ def check_recurrent(path: str, config: PreTrainedConfig, layers: Sequence[object
 def check_layer_kinds(path: str, config: PreTrainedConfig) -> None:
     """Check that an architecture has the kinds of layers that `layer_types` of its config names.
 
-    Transformers checks that some architecture has them. So a model is made whose first forward pass
-    would raise KeyError.
+    Transformers checks only that some architecture has them. Without this check it would make a
+    model whose first forward pass raises KeyError.
 
-    Raises: UserError: it has not; names the key of config.json and the kinds that it has.
+    Raises: UserError: a kind is missing. The error names the key of config.json and the kinds that
+        the architecture has.
     """
     kinds = set(getattr(config, "layer_types", None) or ()).difference(_ATTENTION_KINDS)
     name, is_stateful = causal_lm_class(config)
@@ -99,22 +101,22 @@ def check_layer_kinds(path: str, config: PreTrainedConfig) -> None:
         ]
         raise UserError(
             f"{path}/config.json: layer_types has {', '.join(unsupported_kinds)}, and {name} has "
-            f"only layers of {' and '.join(supported_kinds)}: correct the file, or copy it again from "
-            "where the model comes from"
+            f"only layers of {' and '.join(supported_kinds)}: correct the file, or copy it again "
+            "from where the model comes from"
         )
 
 
 def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
-    """Whether a layer of this kind can be computed, by a forward pass of one without weights."""
+    """Whether a layer of this kind can be computed: a model of one layer without weights tries."""
     trial: Any = deepcopy(config)
     trial.num_hidden_layers, trial.layer_types = 1, [kind]
-    # whatever else goes wrong is not about kinds, and the model itself will say it
+    # any other error has nothing to do with kinds, and loading the model will report it
     with suppress(Exception), torch.device("meta"):
         try:
             model = AutoModelForCausalLM.from_config(
                 trial, attn_implementation="eager", trust_remote_code=False
             )
-            mask = torch.ones(1, 1, 1, 1)  # a whole one: others are looked at, and have no content
+            mask = torch.ones(1, 1, 1, 1)  # 4-d: Transformers would read the values of others
             model(torch.zeros(1, 1, dtype=torch.long), attention_mask=mask, use_cache=False)
         except KeyError as error:
             return error.args != (kind,)
@@ -124,9 +126,9 @@ def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
 def unbound_time_steps(model: nn.Module) -> None:
     """Let the time steps of Mamba layers be as small as they are.
 
-    Some architectures (Nemotron-H, Zamba2) bound them below when a whole sequence is computed, and
-    not when a token follows a cache; vLLM never does. So log-probs of trainer and engine would
-    differ.
+    Some architectures (Nemotron-H, Zamba2) bound them below when a whole sequence is computed, but
+    not when a token follows a cache. vLLM never bounds them. So log-probs of trainer and engine
+    would differ.
     """
     for module in model.modules():
         if isinstance(getattr(module, "time_step_limit", None), tuple | list):

@@ -1,4 +1,4 @@
-"""Reads rows of a tensor at several places, with a gradient that sorts nothing on a GPU."""
+"""Read rows of a tensor at several places, with a gradient that sorts nothing on a GPU."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class RepeatedRows:
             return on_device(torch.tensor(numbers), device)
 
         self.places = to_tensor(places)
-        self.first = to_tensor(order[first])  # of each row one place where it is read
+        self.first = to_tensor(order[first])  # for each row one place where it is read
         self.repeated_rows = to_tensor(repeated_rows)  # rows that are read more than once
-        self.other_places = to_tensor(order[other_places])  # the other places of these
+        self.other_places = to_tensor(order[other_places])  # the other places of those rows
         # rows are not repeated equally often, so only some of `other_places` are real
         self.is_place = to_tensor(is_place)
 
     def select(self, rows: Float[Tensor, "S heads D"]) -> Float[Tensor, "places heads D"]:
-        """Return the row of each place."""
+        """Return the row that is read at each place."""
         place_rows: Tensor = _ReadRows.apply(rows, self)
         return place_rows
 

@@ -1,4 +1,4 @@
-"""Gives a model's weights the names of its folder, which may differ from those in memory.
+"""Give a model's weights the names of its folder, which may differ from those in memory.
 
 Transformers holds all experts of a layer in one tensor, while a folder may have a tensor for each
 expert. An engine reads the names of the folder.

@@ -18,10 +18,10 @@ from vapo.errors import UserError
 
 
 def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer that `save_pretrained` wrote.
+    """Load the tokenizer that `save_pretrained` wrote.
 
-    AutoTokenizer takes the class of the model's architecture where a plain tokenizer.json was
-    saved: for Qwen2 that drops spaces and adds a token that the embedding does not have.
+    For a plain tokenizer.json AutoTokenizer would use the class of the model's architecture. For
+    Qwen2 that class drops spaces and adds a token that the embedding does not have.
     """
     class_name = get_tokenizer_config(path).get("tokenizer_class")
     is_plain = class_name in ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -31,16 +31,16 @@ def read_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def start_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """The start token, if this tokenizer begins texts with one."""
+    """Return the start token in a tuple, or () if this tokenizer begins texts without one."""
     bos = tokenizer.bos_token_id
     with_special = tokenizer("")["input_ids"]
     return (bos,) if bos is not None and bos in with_special[:1] else ()
 
 
 def with_start(ids: Sequence[int], start: tuple[int, ...]) -> tuple[int, ...]:
-    """The tokens of a whole text behind the tokenizer's start token.
+    """Put the tokenizer's start token before the tokens of a whole text.
 
-    It is not put before one that the text has already, as a text that a chat template rendered.
+    A text that has the start token already, as chat templates may render it, is unchanged.
 
     Args:
         start: the `start_ids` of the tokenizer.
@@ -80,7 +80,7 @@ def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase)
 def end_token_ids(
     generation_config: GenerationConfig | None, tokenizer: PreTrainedTokenizerBase
 ) -> frozenset[int]:
-    """The tokenizer's end token, and those that the model's generation config names."""
+    """Return the tokenizer's end token and those that the model's generation config names."""
     configured = getattr(generation_config, "eos_token_id", None)
     if configured is None:
         configured = []
@@ -90,6 +90,6 @@ def end_token_ids(
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """12 hex digits, equal where ids mean the same: the vocabulary, begin and end token."""
+    """Return 12 hex digits of a digest of the vocabulary and the begin and end token."""
     parts = [sorted(tokenizer.get_vocab().items()), tokenizer.bos_token_id, tokenizer.eos_token_id]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""A tokenizer's special tokens: which they are, and where their texts stand."""
+"""A tokenizer's special tokens: their ids, and patterns that find their texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokens with a role, as the end token, and those that the tokenizer's files mark special.
+    """Return the tokens with a role, as the end token, and those that are marked as special.
 
     Turn markers often have no role: Llama 3's `<|eot_id|>` is only marked.
     """
@@ -18,9 +18,9 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The special tokens but padding, which is no token to a model, and the unknown token.
+    """Return the special tokens except for padding and the unknown token.
 
-    Both may stand for ordinary text.
+    Those two may stand for ordinary text. They are included if they also begin or end texts.
     """
     harmless = {tokenizer.unk_token_id, tokenizer.pad_token_id}
     ends = {tokenizer.bos_token_id, tokenizer.eos_token_id} - {None}
@@ -28,14 +28,15 @@ def control_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
 
 
 def special_text(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """A pattern that matches the text of each special token."""
+    """Return a pattern that matches the text of each special token."""
     return text_of_any(special_ids(tokenizer), tokenizer)
 
 
 def text_of_any(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """A pattern that matches the text of each of these tokens, of two that begin alike the longer.
+    """Return a pattern that matches the text of each of these tokens.
 
-    They must be tokens whose text is their name: special and added ones.
+    Of two texts that begin alike it matches the longer one. The tokens must be special or added
+    ones, whose text is their name.
     """
     texts = {str(token) for token in tokenizer.convert_ids_to_tokens(sorted(ids))}
     longest_first = sorted(filter(None, texts), key=lambda text: (-len(text), text))

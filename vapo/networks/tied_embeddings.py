@@ -1,4 +1,4 @@
-"""Whether a model's embedding and its output layer are one matrix: what is saved decides."""
+"""Whether a model's embedding and its output layer are one matrix, by the weights in its folder."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ _ROWS_AT_A_TIME = 4096
 
 
 def set_tied(config: PreTrainedConfig, is_tied: bool) -> None:
+    """Set a config, and its part for text, to tied or untied embeddings."""
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         if hasattr(part, "tie_word_embeddings"):
             part.tie_word_embeddings = is_tied
 
 
 def untie_as_saved(path: str, config: PreTrainedConfig) -> None:
-    """Let the config of a causal language model say that its embeddings are untied, where its
-    folder has two different matrices for them. A warning names the folder.
+    """Set a causal language model's config to untied embeddings if its folder has two matrices.
 
-    Transformers loads such a folder untied, too; other programs tie it, which is another model.
+    This is done only if the two differ, with a warning that names the folder. Transformers loads
+    such a folder untied, too. Other programs tie it, which gives another model.
     """
     folder = local_folder(path)
     says_tied = getattr(config.get_text_config(), "tie_word_embeddings", False)
@@ -51,8 +52,10 @@ def untie_as_saved(path: str, config: PreTrainedConfig) -> None:
 
 @lru_cache(maxsize=16)
 def _matrices_differ(states: tuple[tuple[str, int, int], ...]) -> bool:
-    """Whether the weight files, which are known by size and time, have both matrices, and these
-    differ."""
+    """Whether the weight files have both matrices, and these differ.
+
+    Each file is given with its size and time, so that the cache sees a change.
+    """
     places: dict[str, tuple[str, str]] = {}
     for file, _, _ in states:
         with safe_open(file, framework="pt") as weights:

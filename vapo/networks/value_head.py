@@ -1,8 +1,8 @@
-"""The critic's head: what its outputs mean, which of the two a folder brings, and how it starts.
+"""The critic's head: what its outputs mean, which head a folder brings, and how a head starts.
 
-The head is the linear layer `score` of a sequence classifier. What is computed from its outputs
-stands in config.json under `vapo_value_head`, so that a saved critic says what it is; a folder
-without that key has a scalar head.
+The head is the linear layer `score` of a sequence classifier. config.json says under
+`vapo_value_head` what is computed from its outputs, so that a saved critic describes itself. A
+folder without that key has a scalar head.
 """
 
 from __future__ import annotations
@@ -37,20 +37,22 @@ from vapo.functional.value_heads import (
 )
 from vapo.networks.probe import ProbeModelConfig, layer_numbers
 
-KEY = "vapo_value_head"  # of config.json
-LOGPROB_SCORE = "logprob_score"  # beside `score`: the layer on `logprob_columns`
+KEY = "vapo_value_head"  # the key in config.json
+LOGPROB_SCORE = (
+    "logprob_score"  # the layer on `logprob_columns`, whose outputs are added to those of `score`
+)
 HEAD_LAYERS = ("score", LOGPROB_SCORE)
-_MARGIN = 0.01  # of the head's range, in which no head starts: its gradient would be next to 0
+_MARGIN = 0.01  # share of the range at each end where no head starts: its gradient is near 0
 
 
 @dataclass(frozen=True)
 class ValueHead:
-    """What a head's outputs mean, and what it reads beside the hidden state.
+    """What a head's outputs mean, and what it reads besides the hidden state.
 
-    `low` and `high` are the scalar head's no more than its bins. `num_logprob_columns` are those of
-    `logprob_columns`, None where the head reads none. `layers` are those of the actor whose
-    states it reads; None: the last one's of a network of the critic's own. `target` is what the
-    outputs are of; None: the return.
+    `low`, `high`, `num_bins` and `support` are None where the kind of head has no such option.
+    `num_logprob_columns` is None if the head reads no `logprob_columns`. `layers` are the actor's
+    layers whose states it reads; None: it reads the last layer of the critic's own network.
+    `target` is what the outputs predict; None: the return.
     """
 
     kind: Literal["scalar", "bounded", "categorical"] = "scalar"
@@ -73,7 +75,7 @@ class ValueHead:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The range of a bounded head, the bins of a categorical one; a scalar head has none."""
+        """The options of a bounded or categorical head by name; empty for a scalar head."""
         by_name = {name: getattr(self, name) for name in ("low", "high", "num_bins", "support")}
         return {name: value for name, value in by_name.items() if value is not None}
 
@@ -83,7 +85,7 @@ class ValueHead:
         return categorical_centers(**self.options)
 
     def values(self, outputs: Float[Tensor, "n K"]) -> Float[Tensor, " n"]:
-        """The values of states with these outputs, which are float32."""
+        """Turn the head's float32 outputs for n states into values."""
         if self.kind == "categorical":
             return categorical_value(outputs, self.centers)
         values = outputs.squeeze(-1)
@@ -92,7 +94,7 @@ class ValueHead:
         return values.clone()  # a view would warn under FSDP2
 
     def within(self, mean_reward: float) -> float:
-        """The nearest value that a head of weight 0 may start at."""
+        """Return the value nearest to a mean reward at which a head of weight 0 may start."""
         if self.kind == "scalar":
             return mean_reward
         is_bounded = self.kind == "bounded"
@@ -102,9 +104,9 @@ class ValueHead:
         return float(min(max(mean_reward, low + margin), high - margin))
 
     def bias_at(self, mean_reward: float) -> Float[Tensor, " K"]:
-        """The bias with which a head of weight 0 has this value in every state.
+        """Return the bias with which a head of weight 0 gives this value in every state.
 
-        Raises: ValueError: it is not inside of the head's range.
+        Raises: ValueError: the value is not inside the head's range.
         """
         if self.kind == "categorical":
             return categorical_bias(mean_reward, self.centers)
@@ -114,7 +116,7 @@ class ValueHead:
         )
 
     def describe(self) -> str:
-        """As `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
+        """Return a text as `categorical (low -1.1, high 1.1, num_bins 101, support midpoint)`."""
         options = ", ".join(
             f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
             for name, value in self.options.items()
@@ -127,10 +129,11 @@ class ValueHead:
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """The head of a critic, and whether its weights are those of the folder that it starts from.
+    """A critic's head, and whether it keeps the weights of the folder that it starts from.
 
-    If they are not, its weight is 0 and its bias that of `mean_reward` (None: 0). What the folder's
-    head lacks of this one starts at 0: the weights of log-probs, or the bias (`adds_bias`).
+    If not `keeps_weights`, its weight is 0 and its bias gives the value `mean_reward`; None: the
+    bias is 0. A part that the folder's head lacks starts at 0: the weights on log-probs, or the
+    bias (`adds_bias`).
     """
 
     head: ValueHead
@@ -140,8 +143,10 @@ class HeadPlan:
 
 
 def head_of(critic: CriticConfig) -> ValueHead:
-    """The head that a config asks for. With a given start it needs a bias, whatever it is, and so
-    does a regression."""
+    """Return the head that a config describes.
+
+    It has a bias if it starts at a mean reward or is fitted by a regression, whatever its kind.
+    """
     options = critic.head
     has_bias = critic.head.start != "as_loaded" or critic.ridge is not None
     reads: dict[str, Any] = {
@@ -158,13 +163,14 @@ def head_of(critic: CriticConfig) -> ValueHead:
 
 
 def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -> HeadPlan:
-    """What becomes of the folder's head under a config; without a config it is as the folder says.
+    """Plan the head of a critic that starts from a folder. Without a config the folder decides.
 
-    The start `as_loaded` takes the folder's head, which must then be the config's, or become it
-    when it reads log-probs, too. Any other start takes the backbone alone. A folder without a head
-    (a causal language model) gives a zero one.
+    The start `as_loaded` takes the folder's head, which must be the config's; the config's may
+    also read log-probs. Any other start takes only the backbone. A folder without a head (a causal
+    language model) gets a head of weight 0.
 
-    Raises: UserError naming both heads; or a reward model's, which has no log-probs to read.
+    Raises: UserError: the two heads differ, and the error names both. Without a config: the head
+        needs log-probs or a target that a text alone does not have.
     """
     folder_head = saved_head(model, path) if has_classifier(model) else None
     if critic is None and folder_head is not None and folder_head.num_logprob_columns is not None:
@@ -216,7 +222,7 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
 def _target_problem(
     folder_head: ValueHead, config_head: ValueHead, critic: CriticConfig | None
 ) -> str:
-    """What is wrong with a folder's head whose target is not the config's, and the fix."""
+    """Say that a folder's head predicts another target than the config's, and how to fix that."""
     start = "first_batch" if config_head.target is None else "mean_reward critic.head.mean_reward=0"
     anew = (
         "name the folder as critic.reward_model_path, with critic.init=reward_model and "
@@ -232,14 +238,15 @@ def _target_problem(
 
 
 def has_classifier(model: PreTrainedConfig) -> bool:
-    """Whether a folder brings a head."""
+    """Whether a model folder's config describes a sequence classifier, which has a head."""
     return (model.architectures or [""])[0].endswith("ForSequenceClassification")
 
 
 def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
     """The head of a sequence classifier's folder.
 
-    Raises: UserError: it has several labels and is none of our critics, or the key is damaged.
+    Raises: UserError: the head has several labels and does not say what they mean, or the key is
+        damaged.
     """
     entry: Any = getattr(model, KEY, None)
     if entry is None:
@@ -257,6 +264,7 @@ def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
 
 
 def _parse_head(entry: Any) -> ValueHead | None:
+    """Return the head that an entry of config.json describes; None: the entry is invalid."""
     if not isinstance(entry, Mapping) or not entry.keys() <= {f.name for f in fields(ValueHead)}:
         return None
     try:
@@ -277,13 +285,13 @@ def _parse_head(entry: Any) -> ValueHead | None:
 
 
 def head_in(model: PreTrainedConfig) -> ValueHead:
-    """The head of a live model or its config, as `write_head` left it."""
+    """Return the head that a model's config describes, as `write_head` wrote it."""
     entry = getattr(model, KEY, None)
     return ValueHead() if entry is None else ValueHead(**entry)
 
 
 def write_head(model: PreTrainedConfig, head: ValueHead) -> None:
-    """Put the head into a model's config. A plain scalar one leaves no mark."""
+    """Write the head into a model's config. A plain scalar head leaves no key."""
     model.num_labels = head.num_outputs
     if head != ValueHead():
         setattr(model, KEY, {k: v for k, v in asdict(head).items() if v is not None})

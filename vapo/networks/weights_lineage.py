@@ -1,4 +1,4 @@
-"""Which weights the actor has, known from how they came about: none of them is read."""
+"""Name the actor's weights by how they came about, without reading them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from vapo.system.installation import __version__
 
 
 class Lineage:
-    """Identifies the actor's weights, alike on all ranks: equal names mean equal bits.
+    """Names the actor's weights, alike on all ranks. Equal names mean equal bits.
 
-    The name of the first weights is a digest of where they are loaded from. Each minibatch adds
-    to the history what it was computed by (the config, and what the arithmetic depends on: device,
+    The name of the first weights is a digest of the files that they are loaded from. Each minibatch
+    adds to the history what it depended on (the config, and what the arithmetic depends on: device,
     threads, versions, number of processes) and what came out of it: losses, gradient norms,
     learning rates and the other metrics, to the last bit. The weights' name is the history at the
-    actor's last update. Checkpoints carry both.
+    actor's last update. Checkpoints have both.
 
-    Training repeated on a CPU has the same bits, and so the same names. Elsewhere it need not:
-    there each session's updates have names of their own, and only a checkpoint's weights are
-    known again.
+    Training that is repeated on a CPU has the same bits, and so the same names. On other devices it
+    need not. There each session's updates get new names, and only a checkpoint's weights keep
+    their name.
     """
 
     def __init__(self) -> None:
@@ -38,10 +38,11 @@ class Lineage:
         self._setting = self.weights
 
     def begin(self, config: FitConfig, device: torch.device, *, loads_weights: bool) -> None:
-        """At the start of every session; every rank must call it.
+        """Begin a session. Every rank must call this at its start.
 
         Args:
-            loads_weights: from the model's folder; else a checkpoint has them, and their name.
+            loads_weights: whether the weights come from the model's folder. Otherwise they and
+                their name come from a checkpoint.
         """
         identity = config_identity(flatten(config))
         computed_by = [
@@ -55,7 +56,12 @@ class Lineage:
             self.weights = self._history = _digest(identity, torch.__version__, files)
 
     def trained(self, metrics: Mapping[str, float], *, actor: bool) -> None:
-        """After a minibatch, with its metrics over all ranks; whether the actor was updated."""
+        """Add a trained minibatch to the history.
+
+        Args:
+            metrics: the minibatch's metrics over all ranks.
+            actor: whether the minibatch updated the actor.
+        """
         self._history = _digest(self._history, self._setting, sorted(metrics.items()))
         if actor:
             self.weights = self._history
@@ -68,6 +74,7 @@ class Lineage:
 
 
 def _random_name() -> str:
+    """Return a name that no other weights have."""
     return secrets.token_hex(16)
 
 
@@ -76,9 +83,9 @@ def _digest(*parts: Any) -> str:
 
 
 def _file_states(path: str) -> list[Any]:
-    """What tells whether a model's folder is still the same: sizes and times of its files.
+    """List name, size and times of each file of a model's folder, which change if the folder does.
 
-    The time of a file's last change (ctime) cannot be set, so a file that was replaced differs.
+    The time of a file's last change (ctime) cannot be set, so a replaced file differs.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():  # the name of a model on the Hugging Face hub
@@ -88,6 +95,6 @@ def _file_states(path: str) -> list[Any]:
             config = None
         if config is None:
             return [_random_name()]
-        folder = Path(config).parent  # of one revision
+        folder = Path(config).parent  # the cached folder of one revision
     states = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     return [[name, state.st_size, state.st_mtime_ns, state.st_ctime_ns] for name, state in states]

@@ -1,4 +1,4 @@
-"""Where a command may write a model's folder, and how: whole, or not at all. Imports no torch."""
+"""Check where a command may write a model's folder, and write it whole or not at all. No torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vapo.system.files import sync, why_not_writable
 from vapo.system.made_folders import missing_folders
 
 _ASIDE = ".saving"
-"""The folder in which a model lies until it is whole. A command that was killed leaves it."""
+"""The folder in which a model lies until it is complete. A killed command leaves it behind."""
 
 
 def check_new_folder(
@@ -23,11 +23,11 @@ def check_new_folder(
 
     Args:
         key: the config's key that names the folder; errors begin with it.
-        sources: what the command reads: the folder is none of these and lies in none of them,
-            by whatever path it is named.
-        may_have: names of what an earlier try of the command may have left in the folder.
+        sources: paths that the command reads. The folder must not be one of them or lie in one,
+            also by way of links.
+        may_have: names of entries that an earlier try of the command may have left in the folder.
 
-    Raises: UserError: it is the folder of a source, in one, not empty, or cannot be written.
+    Raises: UserError: the folder is a source, lies in one, is not empty, or cannot be written.
     """
     path = Path(folder).expanduser().absolute()
     label = f"{key} {folder}" if key else str(folder)
@@ -50,11 +50,11 @@ def check_new_folder(
 
 @contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, whose files appear in `final` once the block has ended.
+    """Yield a folder to write into, whose files move to `final` when the block ends.
 
-    Files of the same names are replaced. If the block fails, nothing of it is left. It lies in
-    `final`, which may be on a disk of its own. `config.json` comes last: without it a folder is no
-    model's.
+    Files of the same names are replaced. If the block fails, nothing that it wrote stays. The
+    yielded folder lies in `final`, because that may be on another disk. `config.json` moves last:
+    a folder without it is not a model's.
     """
     new_folders = missing_folders(final)
     aside = final / _ASIDE
