@@ -1,4 +1,4 @@
-"""What masks tokens in the policy's losses by how far several critics agree on their values."""
+"""Mask tokens in the policy's losses by how far several critics agree on their values."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from vapo.types import TrainingBatch
 def mask_by_spread(
     batch: TrainingBatch, *, agreement: float = 0.0, disagreement: float = 0.0
 ) -> tuple[TrainingBatch, dict[str, float]]:
-    """Take from the policy's losses tokens on which critics agree or disagree; with the metrics.
+    """Mask tokens on which critics agree or disagree, and return the batch with its metrics.
 
-    `policy_mask` loses the share `agreement` of its tokens of the lowest spread. `entropy_mask`
-    loses the share `disagreement` of the tokens of `loss_mask` of the highest: there a bonus would
-    have the policy explore states that no critic can judge.
+    From `policy_mask` the share `agreement` of its tokens is removed, those of the lowest spread.
+    From `entropy_mask` the share `disagreement` of the tokens of `loss_mask` is removed, those of
+    the highest spread: there a bonus would make the policy explore states that no critic can judge.
 
-    Needs the final policy mask. The tokens are those of the whole rollout batch, in one process (a
-    rule). Policy loss and bonus are means over those that are left; all else keeps all tokens.
+    The policy mask must be final. Shares are of the whole rollout batch, which one process has (a
+    rule). Policy loss and bonus are means over the remaining tokens; all else keeps all tokens.
     Nothing changes while the policy is not trained.
 
     Source: AsyPPO (arXiv 2510.01656).
@@ -43,8 +43,10 @@ def mask_by_spread(
 def _without_lowest(
     batch: TrainingBatch, mask: Bool[Tensor, "B T"], share: float, *, sign: int = 1
 ) -> tuple[Bool[Tensor, "B T"], float]:
-    """The mask without the share of its tokens of the lowest spread, or with `sign` -1 of the
-    highest; the share that was left out, which whole tokens round."""
+    """Remove from a mask the share of its tokens of the lowest spread, or highest (`sign` -1).
+
+    Returns: the mask, and the share that was removed; whole tokens round it.
+    """
     assert batch.value_spread is not None, "a rule: several critics"
     lowest = lowest_share_mask(sign * batch.value_spread, mask, share=share)
     return mask & ~lowest, int(lowest.sum()) / max(int(mask.sum()), 1)

@@ -1,4 +1,4 @@
-"""What an advantage estimator is given and returns, and a user's own function held to it."""
+"""The contract of advantage estimators, and the check that a user's function fulfils it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,14 @@ Estimator = Callable[[EvaluatedBatch, Float[Tensor, "B T"], Hyperparameters], Es
 
 
 def user_estimator(algorithm: AlgorithmConfig) -> Estimator:
-    """The user's function, held to the contract; its numbers beside the responses are dropped.
+    """Import the user's function and wrap it, so that each result is checked by the contract.
 
-    A batch with numbers that are not finite is not trained on, so the function may pass them on.
+    Its numbers outside the sampled tokens are dropped. If the batch has numbers that are not
+    finite, its result may have such, because the batch is then not trained on.
 
     Raises:
-        UserError: it cannot be imported or called; in a call: it raises or breaks the contract.
+        UserError: the function cannot be imported or does not take the arguments. Later, in a
+            call: it raises or breaks the contract.
     """
     assert isinstance(algorithm, OwnEstimatorOptions)
     function = import_function(
@@ -74,13 +76,13 @@ def user_estimator(algorithm: AlgorithmConfig) -> Estimator:
 def check_estimate(
     estimate: Any, batch: EvaluatedBatch, token_rewards: Tensor, *, trains_critic: bool, name: str
 ) -> None:
-    """Hold an estimator's result to the contract.
+    """Check that an estimator's result fulfils the contract.
 
-    There are value targets exactly if they train a critic, and numbers are finite where the
-    batch's own are. `name` is the key and the estimator, for the message.
+    It must have value targets exactly if they train a critic, and finite numbers if the batch's
+    are finite. `name` is the key and the estimator, for the message.
 
     Raises:
-        UserError: naming what is wrong.
+        UserError: it does not. The error says what is wrong.
     """
     if not isinstance(estimate, Estimate):
         raise UserError(

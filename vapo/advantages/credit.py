@@ -1,4 +1,4 @@
-"""Rewards on tokens, and the places to which values and advantages belong: tokens, or turns."""
+"""Put rewards on tokens, and compute values' and advantages' steps: tokens, or whole turns."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from vapo.types import EvaluatedBatch, RolloutBatch, TrainingBatch
 def rewards_on_tokens(
     batch: EvaluatedBatch, algorithm: AlgorithmConfig, rewards: Float[Tensor, " B"] | None = None
 ) -> Float[Tensor, "B T"]:
-    """The rewards on their tokens, less the KL penalty if it goes there.
+    """Put the rewards on their tokens, less the KL penalty if the config places it there.
 
-    Reference log-probs are there only while the policy is trained; before that the policy is
-    the reference, and the penalty 0.
+    The batch has reference log-probs only while the policy is trained. Before that the policy is
+    the reference, and the penalty is 0.
 
     Args:
-        rewards: in place of the batch's.
+        rewards: used instead of the batch's rewards.
     """
     final = batch.rewards if rewards is None else rewards
     token_rewards = placed_rewards(batch, final)
@@ -48,7 +48,7 @@ def rewards_on_tokens(
 
 
 def critic_rewards(batch: RolloutBatch, config: FitConfig) -> Float[Tensor, " B"]:
-    """The rewards of the value targets: the batch's, or those without the overlong punishment.
+    """Return the rewards of the value targets, with or without the overlong punishment.
 
     Source: JustRL-II.
     """
@@ -62,12 +62,12 @@ def bootstrap_truncated_rewards(
 
         r_l <- gamma * V(s_l)        l its last token, so that delta_l = (gamma - 1) * V(s_l)
 
-    Over turns l is the last turn. What an environment gave for the turns before it stays. The last
-    turn's own reward goes, whether it was cut or the episode after it: V(s_l) has it in it.
+    Over turns, l is the last turn. The rewards of earlier turns stay. The last turn's own reward is
+    dropped, whether the turn or the episode after it was cut: V(s_l) already predicts it.
 
-    Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. Kept, the
-    reward would count beside the value of the same future, and a target V(s_l) + r trained on
-    would run away.
+    Source: EGAE (T-PPO, arXiv 2506.15050), where a response that is cut has no reward. If it were
+    kept, the reward would count in addition to the value of the same future, and training on a
+    target V(s_l) + r would diverge.
     """
     last = last_column(value_places(batch, hyperparameters))[:, None]
     last_values = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
@@ -79,19 +79,19 @@ def bootstrap_truncated_rewards(
 
 
 def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
-    """The tokens before which a value is used and learned: all sampled ones, or turns' first."""
+    """Mark the tokens before which a value is used and learned: sampled ones, or turns' first."""
     return batch.turn_starts if hyperparameters.gae_over == "turns" else batch.response_mask
 
 
 def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
-    """The length of each response in steps of gamma and lambda: sampled tokens, or turns."""
+    """Count each response's steps of gamma and lambda: its sampled tokens, or its turns."""
     return value_places(batch, hyperparameters).sum(dim=1)
 
 
 def policy_lambda(
     batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> float | Float[Tensor, "B 1"]:
-    """The policy's lambda: one constant, or one number a response, by its tokens or turns."""
+    """Return the policy's lambda: a constant, or one number a response by its `num_gae_steps`."""
     hp, lengths = hyperparameters, num_gae_steps(batch, hyperparameters)
     if hp.k is not None:
         return length_geometric_lambda(lengths, k=hp.k)
@@ -99,9 +99,10 @@ def policy_lambda(
 
 
 def gae_lambdas(batch: TrainingBatch, hyperparameters: Hyperparameters) -> Float[Tensor, "B 1"]:
-    """The lambda with which each response's advantages were made, in float64.
+    """Return the lambda with which each response's advantages were made, in float64.
 
-    A trusted baseline raises the config's; before the policy trains it is the config's.
+    It is the config's lambda, which a trusted baseline may have raised. Before the policy is
+    trained there are no advantages, and it is the config's.
     """
     lambdas: float | Tensor | None = batch.policy_lambdas
     if lambdas is None:
@@ -119,7 +120,7 @@ def advantages_and_targets(
     lambda_policy: float | Float[Tensor, "B 1"],
     lambda_critic: float | Float[Tensor, "B 1"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """GAE over tokens or turns. Value targets of turns stand on the turns' first tokens."""
+    """Compute GAE over tokens or turns. Value targets of turns are on the turns' first tokens."""
     columns = (token_rewards, values, batch.response_mask)
     numbers: dict[str, Any] = {
         "gamma": hyperparameters.gamma,
@@ -134,7 +135,7 @@ def advantages_and_targets(
 def achieved_returns(
     batch: RolloutBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
-    """The Monte-Carlo return from each value's place on, whatever the lambdas are; 0 elsewhere."""
+    """Return the Monte-Carlo return at each token with a value (`value_places`); 0 elsewhere."""
     if hyperparameters.gae_over == "tokens":
         gamma = hyperparameters.gamma
         return monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma)
@@ -148,7 +149,7 @@ def achieved_returns(
 def received_rewards(
     batch: RolloutBatch, token_rewards: Float[Tensor, "B T"]
 ) -> Float[Tensor, "B T"]:
-    """The rewards of a response before each sampled token, where gamma is 1; 0 elsewhere."""
+    """Sum a response's rewards before each sampled token, undiscounted; 0 on other tokens."""
     to_come = monte_carlo_returns(token_rewards, batch.response_mask, gamma=1.0)
     return zero_outside(token_rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)
 
@@ -156,7 +157,7 @@ def received_rewards(
 def of_steps(
     x: Float[Tensor, "B T"], batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
-    """Values or returns as every token has them: of turns that of the token's turn."""
+    """Give every token its value or return. Over turns each token gets that of its turn."""
     if hyperparameters.gae_over == "tokens":
         return x
     return on_whole_turns(x, batch.response_mask, batch.turn_starts)

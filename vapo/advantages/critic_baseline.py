@@ -1,4 +1,4 @@
-"""`algorithm.baseline`: the critic's advantages weighed against a group's or the batch's mean."""
+"""`algorithm.baseline`: mix the critic's advantages with those against a mean reward."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from vapo.types import EvaluatedBatch
 
 
 class CriticBaseline:
-    """The baseline of a run, with what it has learned of earlier rollouts.
+    """The baseline of a run, with what it has learned from earlier rollouts.
 
-    `rho` is tether's weight of the critic, fitted on the policy iterations before; the counts are
-    of those iterations. `metrics` say what the latest batch's advantages are. A checkpoint has the
-    state, so that a resumed run continues with it.
+    `rho` is tether's weight of the critic, fitted on earlier policy iterations. The counts are over
+    those iterations. `metrics` describe the latest batch's advantages. A checkpoint has the state,
+    so that a resumed run continues with it.
     """
 
     def __init__(self, config: BaselineConfig) -> None:
@@ -62,12 +62,12 @@ class CriticBaseline:
         *,
         gamma: float,
     ) -> Float[Tensor, "B T"]:
-        """The advantages to train the policy on, unwhitened. Every rank must call this.
+        """Return the advantages to train the policy on, unwhitened. Every rank must call this.
 
         Args:
-            advantages: the critic's (GAE).
-            token_rewards: the policy's, whose sum is compared with the other responses'.
-            value_rewards: the critic's, whose returns the values are held against.
+            advantages: the critic's advantages (GAE).
+            token_rewards: the policy's rewards. Their sum is compared with other responses' sums.
+            value_rewards: the critic's rewards. Their returns say how good the values are.
         """
         config, mask = self.config, batch.response_mask
         rewards = token_rewards.sum(dim=1)
@@ -93,7 +93,7 @@ class CriticBaseline:
         rewards: Float[Tensor, " B"],
         config: Tether,
     ) -> Float[Tensor, "B T"]:
-        """Use the weight of earlier rollouts, then fit this batch's for later ones."""
+        """Mix by the weight from earlier rollouts, then fit the weight on this batch for later ones."""
         others_mean = mean_of_others(rewards, group_size=batch.group_size)
         columns = (batch.values, others_mean[:, None], advantages)
         earlier_rho, mixed = (
@@ -120,7 +120,7 @@ class CriticBaseline:
         returns: Float[Tensor, "B T"],
         config: Evpo,
     ) -> Float[Tensor, "B T"]:
-        """The critic's advantages where it explains enough of the returns, else a mean's."""
+        """Return the critic's advantages if it explains enough of the returns, else a mean's."""
         values, mask = batch.values, batch.counted_mask
         predictions, outcomes = values[mask], returns[mask]
         if config.level == "response":
@@ -129,7 +129,7 @@ class CriticBaseline:
             first = first_column(mask)[:, None]
             outcomes = returns.gather(1, first)[:, 0][has_tokens]
         explained_share = gate_explained_variance(predictions, outcomes, reduce=sum_over_ranks)
-        # both before the choice, which a rank with a nan of its own could make another way
+        # all sums over ranks come before the choice, which could differ on a rank with a nan
         from_batch = batch_mean_advantages(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)
         uses_critic = float(explained_share) > config.threshold
         self.num_critic += uses_critic

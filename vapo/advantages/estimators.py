@@ -1,4 +1,4 @@
-"""The advantage stage: rewards and values of a rollout batch to advantages and value targets."""
+"""The advantage stage: from rewards and values to advantages and value targets."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from vapo.types import EvaluatedBatch, Phase, RolloutBatch, TrainingBatch
 def gae_estimate(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """PPO, VC-PPO, VAPO: of ours the only one with values; a user's own may have them, too."""
+    """Estimate by GAE (PPO, VC-PPO, VAPO), the only shipped estimator that trains a critic."""
     hp, lambda_policy = hyperparameters, policy_lambda(batch, hyperparameters)
     advantages, value_targets = advantages_and_targets(
         batch,
@@ -68,7 +68,7 @@ def gae_estimate(
 def reward_to_go(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """REINFORCE++; its baseline is the batch's mean, taken by whitening."""
+    """Estimate by the reward to go (REINFORCE++). Whitening subtracts its baseline, the mean."""
     gamma = hyperparameters.gamma
     return Estimate(monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma))
 
@@ -76,7 +76,7 @@ def reward_to_go(
 def greedy_baseline(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """ReMax."""
+    """Estimate by the difference from the greedy response's reward (ReMax)."""
     assert batch.baseline_rewards is not None
     return on_every_token(
         batch, greedy_baseline_advantages(token_rewards.sum(dim=1), batch.baseline_rewards)
@@ -86,7 +86,7 @@ def greedy_baseline(
 def correct_only(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """RAFT."""
+    """Give correct responses the advantage 1, and keep no others (RAFT)."""
     estimate = on_every_token(batch, correct_only_advantages(batch.is_correct))
     return estimate._replace(kept=batch.is_correct)
 
@@ -94,7 +94,7 @@ def correct_only(
 def vine(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """VinePPO."""
+    """Estimate by how each step changes the expected reward (VinePPO)."""
     assert batch.step_values is not None
     assert batch.step_starts is not None
     return Estimate(
@@ -105,7 +105,7 @@ def vine(
 def gae_of_step_values(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """GAE with values that nothing is trained for: those of milestones, or of OPPO's evidence."""
+    """Estimate by GAE with `step_values`, which no network computes: of milestones, or OPPO's."""
     assert batch.step_values is not None
     columns = (token_rewards, batch.step_values, batch.response_mask)
     lambda_ = policy_lambda(batch, hyperparameters)
@@ -119,7 +119,7 @@ def optimal_token_baseline(
     *,
     alone: Literal["others_mean", "zero"] = "others_mean",
 ) -> Estimate:
-    """OTB, whose `alone` is the config's."""
+    """Estimate by OTB. `alone` is the baseline where no other response is as long."""
     assert batch.old_logprobs is not None
     assert batch.old_collisions is not None
     columns = (token_rewards, batch.old_logprobs, batch.old_collisions, batch.response_mask)
@@ -128,12 +128,12 @@ def optimal_token_baseline(
 
 
 def on_every_token(batch: RolloutBatch, per_response: Float[Tensor, " B"]) -> Estimate:
-    """One number a response is the advantage of each of its tokens."""
+    """Make each response's number the advantage of each of its tokens."""
     return Estimate(per_response[:, None] * batch.response_mask)
 
 
 def _group_estimator(advantages: Callable[..., Tensor]) -> Estimator:
-    """Make the estimator that compares the rewards of the responses to one prompt."""
+    """Make an estimator that compares the rewards of the responses to one prompt."""
 
     def estimate(
         batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
@@ -147,7 +147,7 @@ def _group_estimator(advantages: Callable[..., Tensor]) -> Estimator:
 def group_mean_whitened(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """Of the variance over all ranks; fillers are not counted in it."""
+    """Estimate by REINFORCE++-baseline. Its variance is over all ranks, without fillers."""
     scored = whitened_group_mean_advantages(
         token_rewards.sum(dim=1),
         group_size=batch.group_size,
@@ -160,7 +160,7 @@ def group_mean_whitened(
 def group_relative_apart(
     batch: EvaluatedBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Estimate:
-    """GDPO: the rewards of several verifiers, each compared in its group before they are summed."""
+    """Estimate by GDPO: compare each verifier's rewards in their group, then sum them."""
     weights = hyperparameters.verifier_weights
     rewards = [[r.by_verifier[name]["reward"] for name in weights] for r in batch.rollouts]
     scored = group_relative_apart_advantages(
@@ -180,9 +180,8 @@ ESTIMATORS: dict[str, Estimator] = {
     "group_mean": _group_estimator(group_mean_advantages),  # Dr.GRPO
     "group_mean_whitened": group_mean_whitened,  # REINFORCE++-baseline
     "leave_one_out": _group_estimator(leave_one_out_advantages),  # RLOO
-    "poise": _group_estimator(
-        leave_one_out_advantages
-    ),  # as POISE begins; then its baseline weighs
+    # POISE's first iterations; later its baseline makes the advantages
+    "poise": _group_estimator(leave_one_out_advantages),
     "reward_to_go": reward_to_go,
     "greedy_baseline": greedy_baseline,
     "correct_only": correct_only,
@@ -194,10 +193,10 @@ ESTIMATORS: dict[str, Estimator] = {
 
 
 def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
-    """The estimator that the config names.
+    """Return the estimator that the config names.
 
     Raises:
-        UserError: a function of the user's own that cannot be imported or called.
+        UserError: it is a function of the user that cannot be imported or called.
     """
     if algorithm.advantage_estimator == "function":
         return user_estimator(algorithm)
@@ -209,14 +208,14 @@ def estimator_of(algorithm: AlgorithmConfig) -> Estimator:
 def estimate_advantages(
     batch: EvaluatedBatch, phase: Phase, config: FitConfig, baseline: Baseline | None = None
 ) -> TrainingBatch:
-    """The batch with token rewards, and the advantages and value targets that the phase trains on.
+    """Add token rewards to the batch, and the advantages and value targets of the phase.
 
-    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, with
-    those of continuations where the batch has some, and there are no advantages. Rows that an
-    estimator does not keep lose their loss. Every rank must call this.
+    In value pretraining the value targets are the Monte-Carlo returns of the fixed policy, averaged
+    with those of continuations if the batch has some, and there are no advantages. Rows that an
+    estimator does not keep carry no loss. Every rank must call this.
 
     Args:
-        baseline: what weighs the advantages of a critic and of POISE; None: they stay as they are.
+        baseline: weighs the advantages of a critic and of POISE; None: they stay as they are.
     """
     hp, algorithm = resolve(config), config.algorithm
     if isinstance(algorithm, OppoOptions):
@@ -284,7 +283,7 @@ def estimate_advantages(
 def rewards_of_both(
     batch: EvaluatedBatch, config: FitConfig, *, bootstraps: bool = False
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Token rewards of the advantages and of the value targets: one tensor where they are alike."""
+    """Return the token rewards of advantages and of value targets; one tensor if they are alike."""
     is_one = critic_is_punished(config) or not config.rewards.overlong.soft_punishment
     finals = (batch.rewards, critic_rewards(batch, config))
     if bootstraps:

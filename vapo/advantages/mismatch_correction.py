@@ -1,9 +1,9 @@
-"""What weighs or masks tokens in the policy's loss for the engine's mismatch.
+"""Weigh or mask tokens in the policy's loss, to correct for the engine's mismatch.
 
-The mismatch is what the engine's policy differs from the trainer's by. Its correction is for the
-surrogate alone. The value loss and the positive-example LM loss keep every token and weight: value
-targets are of whatever policy acted, and a response that the verifier found correct is an example
-to imitate whoever wrote it. The KL term and the entropy bonus keep theirs too.
+The mismatch is the difference of the engine's policy from the trainer's. Only the surrogate is
+corrected. The value loss and the positive-example LM loss keep every token and weight: value
+targets belong to whatever policy acted, and a response that the verifier found correct is an
+example to imitate, whatever sampled it. The KL term and the entropy bonus keep theirs, too.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from vapo.types import EvaluatedBatch, TrainingBatch
 
 
 def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> TrainingBatch:
-    """The batch with the importance weights and the policy mask that the config asks for.
+    """Set the importance weights and the policy mask that the config describes.
 
-    Needs the final `loss_mask`. Nothing changes while the policy is not trained.
+    The batch's `loss_mask` must be final. Nothing changes while the policy is not trained.
     """
     if batch.old_logprobs is None:
         return batch
@@ -52,17 +52,17 @@ def correct_mismatch(batch: TrainingBatch, correction: MismatchConfig) -> Traini
 
 
 def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
-    """Engine against trainer, over the sampled tokens of all ranks."""
+    """Compare engine and trainer over the sampled tokens of all ranks; empty without log-probs."""
     if batch.old_logprobs is None:
         return {}
     return gap_metrics(batch.rollout_logprobs, batch.old_logprobs, batch.response_mask)
 
 
 class EngineGaps:
-    """Engine against trainer, of the log-probs that an iteration's updates compute.
+    """Compares the engine's log-probs with those that an iteration's updates compute.
 
-    In the first optimizer step they are those from before the update. Those of a later step have
-    the steps before it in them, too.
+    In the first optimizer step the trainer's are those from before the update. In a later step
+    they also contain the effect of the earlier steps.
     """
 
     def __init__(self) -> None:
@@ -70,17 +70,17 @@ class EngineGaps:
         self._micro_batches: list[tuple[Tensor, Tensor]] = []
 
     def clear(self) -> None:
-        """Forget the iteration's."""
+        """Forget the log-probs of the iteration."""
         self._micro_batches.clear()
 
     def add(self, logprobs: Float[Tensor, "b T"], rows: TrainingBatch) -> None:
-        """Keep a micro-batch's log-probs beside the engine's."""
+        """Keep a micro-batch's log-probs together with the engine's."""
         mask = rows.response_mask
         tokens = torch.stack([rows.rollout_logprobs, logprobs.detach()])[:, mask]
         self._micro_batches.append((tokens.cpu(), mask.sum(dim=1).cpu()))
 
     def metrics(self) -> dict[str, float]:
-        """As `mismatch_metrics`; nothing where no rank has a token. Every rank must call this."""
+        """Return the metrics, or none if no rank has a token. Every rank must call this."""
         lengths = torch.cat(
             [n for _, n in self._micro_batches] or [torch.zeros(1, dtype=torch.long)]
         )
@@ -100,7 +100,7 @@ def gap_metrics(
     logprobs: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> dict[str, float]:
-    """The keys `rollout/logprob_gap_*` and `rollout/mismatch_*`."""
+    """Compute the metrics `rollout/logprob_gap_*` and `rollout/mismatch_*`."""
     gap = mismatch(
         rollout_logprobs, logprobs, mask, reduce=sum_over_ranks, reduce_max=max_over_ranks
     )

@@ -1,4 +1,4 @@
-"""OPPO: what the policy's log-probs behind the answer say of a response's chance of success."""
+"""OPPO: values from how much likelier the answer makes the policy's tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vapo.types import EvaluatedBatch
 def with_success_values(
     batch: EvaluatedBatch, options: OppoConfig, rewards: RewardConfig
 ) -> EvaluatedBatch:
-    """The batch with the value of each state as `step_values`."""
+    """Return the batch with OPPO's value of each state as `step_values`."""
     if batch.answer_logprobs is None or batch.old_logprobs is None:
         raise ValueError("OPPO reads log-probs with and without the answer, which this batch lacks")
     values = success_values(
@@ -36,9 +36,10 @@ def with_success_values(
 
 
 def success_metrics(batch: EvaluatedBatch) -> dict[str, float]:
-    """What the values explain of the rewards, and the evidence of right and of wrong responses.
+    """Measure how much the values explain of the rewards, and the evidence by kind of response.
 
-    Every rank must call this. Nothing is said of a kind of response that there is none of.
+    The evidence is averaged over right and over wrong responses. If there are none of a kind, its
+    key is missing. Every rank must call this.
     """
     values, mask = batch.step_values, batch.response_mask
     assert values is not None

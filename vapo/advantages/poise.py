@@ -1,4 +1,4 @@
-"""The baseline of POISE: a prompt's expected reward, read from the states of a sibling response."""
+"""The baseline of POISE: a prompt's expected reward, predicted from its other responses' states."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vapo.types import EvaluatedBatch
 
 
 class PoiseBaseline:
-    """What POISE has learned of earlier rollouts, and the baselines that it gives later ones.
+    """Predicts baselines for rollouts by a regression on earlier rollouts.
 
-    `features` [N, F] and `targets` [N] are of the latest responses of all ranks, oldest first:
-    what the actor's states say of a response, and the mean reward of the others to its prompt. The
-    regression is fitted to them anew in each iteration, before they get its own rollouts, so that
-    neither a response nor another of its iteration is in the fit of its baseline. A checkpoint has
-    them, so that a resumed run fits the same.
+    `features` [N, F] and `targets` [N] are those of the latest responses of all ranks, oldest
+    first: a response's `response_features`, and the mean reward of its prompt's other responses.
+    The regression is fitted anew in each iteration, before the iteration's responses are added. So
+    no response of an iteration is in the fit of its baselines. A checkpoint has both tensors, so
+    that a resumed run fits the same.
     """
 
     def __init__(self, config: PoiseConfig) -> None:
@@ -43,7 +43,10 @@ class PoiseBaseline:
         return state | {"read": [self.config.layer, self.config.num_states]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises: UserError: the responses of the checkpoint were read in another way."""
+        """Restore the state.
+
+        Raises: UserError: the checkpoint's features are of another layer or number of states.
+        """
         features_read = [self.config.layer, self.config.num_states]
         if state["read"] != features_read:
             raise UserError(
@@ -64,10 +67,10 @@ class PoiseBaseline:
         *,
         gamma: float,
     ) -> Float[Tensor, "B T"]:
-        """The rewards against the mean of what the other responses' states predict.
+        """Return each reward less the mean of what the other responses' states predict.
 
-        In the first iterations against their mean reward, as `advantages` are already. Every rank
-        must call this.
+        In the first iterations `advantages` are returned unchanged, which compare with the other
+        responses' mean reward. Every rank must call this.
         """
         size = batch.group_size
         rewards, features = token_rewards.sum(dim=1), response_features(batch)
@@ -87,6 +90,7 @@ class PoiseBaseline:
         return advantages
 
     def _predict(self, features: Float[Tensor, "B F"]) -> Float[Tensor, " B"]:
+        """Predict targets from features by a ridge regression on their principal components."""
         config, samples, rows = self.config, self.features.double(), features.double()
         channels = rows.shape[1] // 2
         parts = [
@@ -106,9 +110,10 @@ class PoiseBaseline:
         others_mean: Float[Tensor, " B"],
         batch: EvaluatedBatch,
     ) -> None:
-        """Responses without loss teach nothing: fillers, filtered ones, failed episodes.
+        """Add the responses to the samples of the regression.
 
-        Nor do numbers that are not finite, which a batch that trains nothing still has.
+        Responses without loss are left out: fillers, filtered ones, failed episodes. So are those
+        with numbers that are not finite, which a batch that is not trained on may have.
         """
         is_counted = (
             batch.loss_mask.any(dim=1) & others_mean.isfinite() & features.isfinite().all(dim=1)
@@ -127,7 +132,7 @@ Baseline = CriticBaseline | TrustedBaseline | PoiseBaseline
 
 
 def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
-    """What weighs a run's advantages, and remembers earlier iterations for it."""
+    """Make the run's baseline, which weighs advantages by what it learned in earlier iterations."""
     if isinstance(algorithm, PoiseOptions):
         return PoiseBaseline(algorithm.poise)
     if isinstance(algorithm.baseline, Trusted):
@@ -136,8 +141,11 @@ def baseline_of(algorithm: AlgorithmConfig) -> Baseline:
 
 
 def response_features(batch: EvaluatedBatch) -> Float[Tensor, "B F"]:
-    """Of each response: the state of the last prompt token, the mean of its own last states, and
-    the mean entropy of its tokens; 0 where it has none. F is 2 H + 1."""
+    """Return the features of each response.
+
+    They are the state of the last prompt token, the mean of the response's last states, and the
+    mean entropy of its tokens; 0 where a response has none. F is 2 H + 1.
+    """
     states, entropy = batch.actor_states, batch.old_entropy
     if states is None or entropy is None:
         raise ValueError("POISE reads the actor's states and entropies, which this batch lacks")

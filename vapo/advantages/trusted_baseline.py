@@ -46,9 +46,9 @@ class TrustedEstimate(NamedTuple):
 class TrustedBaseline:
     """How far a run trusts its critic, with the evidence of earlier rollouts for it.
 
-    `trust` is of the rollout batches before, so that no response chooses its own baseline: it
-    believes nothing in the first batch. The batches of value pretraining count as earlier ones. A
-    checkpoint has the evidence, so that a resumed run continues with it.
+    `trust` comes from earlier rollout batches, so that no response influences its own baseline. In
+    the first batch the critic has no weight. The batches of value pretraining count as earlier
+    ones. A checkpoint has the evidence, so that a resumed run continues with it.
     """
 
     def __init__(self, config: Trusted) -> None:
@@ -58,7 +58,7 @@ class TrustedBaseline:
 
     @property
     def trust(self) -> Trust:
-        """What the next batch's advantages will be made with."""
+        """The trust with which the next batch's advantages will be made."""
         return earned_trust(self.evidence)
 
     def state_dict(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class TrustedBaseline:
         A batch with numbers that are not finite adds nothing.
 
         Args:
-            value_rewards: the rewards that the critic is taught.
+            value_rewards: the rewards that the critic learns to predict.
         """
         rewards, received = value_rewards.sum(dim=1), received_rewards(batch, value_rewards)
         others_mean = _others_mean(batch, rewards)
@@ -104,14 +104,15 @@ class TrustedBaseline:
         value_rewards: Float[Tensor, "B T"],
         hyperparameters: Hyperparameters,
     ) -> TrustedEstimate:
-        """The advantages by the trust of earlier batches; then learn from this one.
+        """Compute advantages by the trust from earlier batches, then learn from this batch.
 
-        Without trust they are the leave-one-out advantages of every token, bit for bit, and with
-        full trust VAPO's. Every rank must call this.
+        Without trust every token has its response's leave-one-out advantage, bit for bit. With full
+        trust the advantages are VAPO's. Every rank must call this.
 
         Args:
-            token_rewards: the policy's.
-            value_rewards: the critic's, which may lack the punishment of overlong responses.
+            token_rewards: the policy's rewards.
+            value_rewards: the critic's rewards, which may lack the punishment of overlong
+                responses.
         """
         trust, rewards = self.trust, token_rewards.sum(dim=1)
         others_mean, mask = _others_mean(batch, rewards), batch.response_mask
@@ -144,7 +145,7 @@ class TrustedBaseline:
     def _without_critic(
         self, batch: EvaluatedBatch, rewards: Float[Tensor, " B"], others_mean: Float[Tensor, " B"]
     ) -> Float[Tensor, "B T"]:
-        """Each response's reward less the others' mean, on each of its tokens."""
+        """Put each response's reward less the others' mean on each of its tokens."""
         per_response = rewards - others_mean
         if batch.group_size > 1:  # as the estimator leave_one_out rounds it
             per_response = leave_one_out_advantages(rewards, group_size=batch.group_size)
@@ -152,7 +153,7 @@ class TrustedBaseline:
 
 
 def _others_mean(batch: EvaluatedBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
-    """The mean reward of the prompt's other responses; of the batch's where it has none."""
+    """Return the mean reward of the prompt's other responses, or of the batch's if G is 1."""
     if batch.group_size > 1:
         return mean_of_others(rewards, group_size=batch.group_size)
     return mean_of_batch_others(rewards, counted=~batch.is_filler, reduce=sum_over_ranks)

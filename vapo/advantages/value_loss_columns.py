@@ -1,4 +1,4 @@
-"""What the critic's loss is on: targets, weights of responses, the tokens that carry it."""
+"""The columns of the critic's loss: targets, weights of responses, and the tokens that carry it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBat
 
         V_t = C_t + mean_{j != i} R_j - sum_{u < t} r_u        i: the response, j: of its group
 
-    C_t is the critic's output, r_u the rewards that value targets add up, and R_j the sum of a
-    response's. The offset depends on neither token t nor those after it, so V_t is a value like any
-    other one. The critic is taught R_i less the others' mean. With C = 0 and lambda 1 the advantage
-    of each token is leave-one-out's.
+    C_t is the critic's output. r_u are the rewards that value targets add up, and R_j is the sum of
+    a response's. The offset depends on neither token t nor later ones, so V_t is a value like any
+    other. The critic learns R_i less the others' mean. With C = 0 and lambda 1 the advantage of
+    each token is leave-one-out's.
 
     Source: NeMo-RL, in a branch of August 2026. Deviation: what a response has received already
     (the rewards of earlier turns, a KL penalty) is taken from its offset.
@@ -51,19 +51,21 @@ def with_value_offsets(batch: EvaluatedBatch, config: FitConfig) -> EvaluatedBat
 
 
 def predicted_targets(batch: TrainingBatch) -> Float[Tensor, "B T"]:
-    """The value targets without the offsets: what the critic's own outputs are to be."""
+    """Return the value targets without the offsets, which the critic's own outputs should equal."""
     assert batch.value_targets is not None, "the estimator trains a critic"
     targets, offsets = batch.value_targets, batch.value_offsets
     return targets if offsets is None else targets - offsets
 
 
 def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B"]:
-    """The weights of the responses in the value loss. Every rank must call this.
+    """Return the weights of the responses in the value loss. Every rank must call this.
 
-    They are of the whole rollout batch's rewards, those of truncated responses included, and
-    average 1 over the prompts that carry value loss: fillers of dynamic sampling change none.
+    They depend on all rewards of the rollout batch, also those of truncated responses. They average
+    1 over the prompts that carry value loss, so that fillers of dynamic sampling change nothing.
     """
-    if config.critic.weights == "none" or batch.group_size == 1:  # one: a held-out page's alone
+    if (
+        config.critic.weights == "none" or batch.group_size == 1
+    ):  # group size 1: only in a held-out page
         return torch.ones_like(batch.rewards)
     weights = prompt_noise_weights(
         critic_rewards(batch, config),
@@ -81,7 +83,7 @@ def value_weights(batch: EvaluatedBatch, config: FitConfig) -> Float[Tensor, " B
 
 
 def reward_range(config: FitConfig) -> tuple[float, float]:
-    """The least and the largest reward that a value target has in it."""
+    """Return the least and the largest reward that a value target can contain."""
     rewards = config.rewards
     return rewards.incorrect - 1.0 * critic_is_punished(config), rewards.correct
 
@@ -89,11 +91,11 @@ def reward_range(config: FitConfig) -> tuple[float, float]:
 def pretraining_columns(
     batch: EvaluatedBatch, returns: Float[Tensor, "B T"], settings: ValuePretraining
 ) -> dict[str, Tensor]:
-    """The columns of the value loss in value pretraining: targets, and where prefixes were
-    continued how many returns each has in it and which tokens carry the loss.
+    """Make the columns of the value loss in value pretraining.
 
-    The returns are not scaled to a mean of 1, as `value_weights` are: the minibatch's denominator
-    counts them.
+    They are the targets, and where prefixes were continued also the number of returns in each
+    target (`value_draws`) and the tokens that carry the loss. The numbers of returns are not scaled
+    to a mean of 1, as `value_weights` are, because the minibatch's denominator counts them.
     """
     if batch.measured_values is None or batch.measured_draws is None:
         return {"value_targets": returns}
@@ -107,7 +109,7 @@ def pretraining_columns(
 
 
 def anchor_token_mask(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tensor, "B T"]:
-    """The value mask with the anchors alone (SP3O), in the policy phase."""
+    """Reduce the value mask to the anchor tokens, if the config has any (SP3O, policy phase)."""
     if not critic.anchors:
         return batch.value_mask
     is_anchor = anchor_mask(batch.response_mask, fractions=critic.anchors)
@@ -118,11 +120,12 @@ def anchor_token_mask(batch: EvaluatedBatch, critic: CriticConfig) -> Bool[Tenso
 
 
 def check_value_targets(batch: TrainingBatch, critic: CriticConfig) -> None:
-    """Compare before the update; nothing to do for a head without a range. All ranks call it.
+    """Check before the update that the value targets are within the head's range, if it has one.
 
-    Verifiers that give rewards of their own are known only now.
+    The config cannot be checked for this, because verifiers may give any rewards. All ranks must
+    call it.
 
-    Raises: UserError on all ranks, naming the targets' range and the head's.
+    Raises: UserError: on all ranks, naming the targets' range and the head's.
     """
     ends = value_range(critic)
     if ends is None or batch.value_targets is None:
