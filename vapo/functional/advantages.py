@@ -22,7 +22,7 @@ from vapo.functional.masking import (
     zero_outside,
 )
 
-_CPU_BLOCK = 16_384  # entries per block of rows on CPU: fits the cache, wakes no second thread
+_CPU_BLOCK = 16_384  # entries of a block of rows on a CPU: it fits the cache and takes one thread
 _RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
 _VARIANCE_EPS = 1e-8  # keeps the whitening of a constant batch finite
 
@@ -150,9 +150,9 @@ def anchor_mask(
 
         of n sampled tokens, those numbered min(round(fraction * (n - 1)), n - 2), from 0
 
-    Source: SP3O (arXiv 2609.18708): 0.3, 0.6, 0.9, and 0.95 from 6144 tokens on, which is the
-    caller's to add. Halves round to even, as Python's do. Anchors that meet are one; n = 1
-    keeps its token, any other response not its last.
+    Source: SP3O (arXiv 2609.18708): 0.3, 0.6, 0.9, and 0.95 from 6144 tokens on, which the caller
+    must add. Halves round to even, as in Python. Fractions may fall on the same token. A response
+    of one token keeps it; others do not keep their last.
     Padding: False; tokens are counted over the True ones only.
     Raises: ValueError when there is no fraction, or one outside [0, 1].
     """
@@ -205,9 +205,9 @@ def whiten(
         with a floor f:   A <- (A - mean) / sqrt(max(variance, f^2 * variance of R) + 1e-8)
         with R constant:  A <- 0                    where it needs contrast
 
-    Source: not stated in the paper; it has a switch of its own. The floor: this repository.
-    Without one, advantages are trained at unit size however small they are. Where all returns are
-    equal, what they differ by is the critic's noise alone.
+    Source: not stated in the paper; whitening has its own switch. The floor: this repository.
+    Without a floor, advantages are trained at unit size however small they are. If all returns are
+    equal, advantages differ only by the critic's noise.
     Padding: ignored, and 0 in the result. Constant advantages become 0, not NaN.
     `reduce` adds the sums up over ranks, so every rank uses the moments of all of them.
     returns: R of the same tokens; None: neither floor nor zeros.
@@ -250,7 +250,7 @@ def discounted_suffix_sums(
 
 
 def _row_blocks(x: Tensor) -> list[slice]:
-    """Slices of rows that cover x: on CPU small ones, elsewhere all rows at once."""
+    """Cut the rows of x into slices: small ones on a CPU, elsewhere one slice of all rows."""
     num_rows, num_columns = x.shape
     size = max(1, num_rows)
     if x.device.type == "cpu":
@@ -259,7 +259,7 @@ def _row_blocks(x: Tensor) -> list[slice]:
 
 
 def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
-    """delta_t = r_t + gamma * V(s_{t+1}) - V(s_t); rows compacted, so V is 0 after the end."""
+    """Return r_t + gamma * V(s_{t+1}) - V(s_t) of compacted rows; V is 0 after the end."""
     deltas = rewards - values
     deltas[:, :-1].add_(values[:, 1:], alpha=gamma)
     return deltas
@@ -268,7 +268,10 @@ def _td_errors(rewards: Tensor, values: Tensor, gamma: float | int) -> Tensor:
 def _sampled_tokens(
     token_rewards: Tensor, values: Tensor, mask: Tensor
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Float64 rewards and values with the sampled tokens leftmost, 0 after; where they were."""
+    """Return float64 rewards and values with the sampled tokens leftmost, followed by 0.
+
+    The third result is the index for `scatter_back`; None: the tokens were leftmost already.
+    """
     if is_left_aligned(mask):
         rewards, values = zero_outside(token_rewards, mask), zero_outside(values, mask)
         return rewards.double(), values.double(), None
@@ -277,11 +280,15 @@ def _sampled_tokens(
 
 
 def _restore(x: Tensor, index: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Undo `_sampled_tokens` and convert to a dtype."""
     return (x if index is None else scatter_back(x, index)).to(dtype)
 
 
 def _decay(gamma: float | int, lambda_: float | int | Tensor, like: Tensor) -> Tensor:
-    """gamma * lambda, [B, 1] in float64."""
+    """Return gamma * lambda as [B, 1] in float64.
+
+    Raises: ValueError: gamma or lambda is outside [0, 1].
+    """
     if not 0 <= gamma <= 1:
         raise ValueError(f"gamma must be in [0, 1], got {gamma}")
     column = torch.as_tensor(lambda_, dtype=torch.float64, device=like.device)

@@ -1,7 +1,7 @@
-"""Advantages without a critic: one number a response, or a step, its reward against a baseline.
+"""Advantages without a critic: a response's or a step's reward against a baseline.
 
-And what rewards say to a critic: those of a group how noisy its targets are, those of
-continuations what a state is worth. Groups are contiguous rows. Nothing here is
+Two functions serve a critic: `prompt_noise_weights` says how noisy its targets are, and
+`measured_targets` what continuations of a state earned. Groups are contiguous rows. Nothing here is
 differentiated. REINFORCE++'s advantages are per token and need no baseline: they are
 `advantages.monte_carlo_returns`, whitened.
 """
@@ -63,7 +63,7 @@ def leave_one_out_advantages(
 
 @torch.no_grad()
 def mean_of_others(x: Float[Tensor, " B"], *, group_size: int) -> Float[Tensor, " B"]:
-    """The mean of the other G - 1 of each response's group.
+    """Return the mean of x over the other G - 1 responses of each response's group.
 
     Groups are contiguous.
     Units: those of x.
@@ -105,7 +105,7 @@ def whitened_group_mean_advantages(
         a_i = r_i - mean(r)                            mean over the group
         A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)       j over the N counted responses, all ranks
 
-    counted: those that are no fillers, of which alone the variance is; None: all of them.
+    counted: the responses that are not fillers, over which the variance is; None: all.
 
     Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline. The batch mean
     of a is 0, as every group's is, so whitening has none to subtract. Deviation: each response
@@ -138,8 +138,8 @@ def group_relative_apart_advantages(
     number, and a group of such responses would teach nothing. The batch's mean of a is 0, as every
     group's is.
 
-    R is the number of verifiers. counted: those that are no fillers, of which alone the variance
-    is; None: all of them.
+    R is the number of verifiers. counted: the responses that are not fillers, over which the
+    variance is; None: all.
 
     Source: GDPO (arXiv 2601.05242). Deviation: the batch's standard deviation divides by N, and
     its epsilon is under the root.
@@ -158,7 +158,7 @@ def group_relative_apart_advantages(
 def _scaled_to_one(
     centered: Float[Tensor, " B"], counted: Bool[Tensor, " B"] | None, reduce: Reduce
 ) -> Float[Tensor, " B"]:
-    """Divide numbers of mean 0 by the root of the counted ones' mean square, over all ranks."""
+    """Divide by the root of the mean square of the counted numbers of all ranks."""
     squares = centered.double().square()
     weights = torch.ones_like(squares) if counted is None else counted.to(squares.dtype)
     total, count = reduce(torch.stack([(weights * squares).sum(), weights.sum()]))
@@ -272,7 +272,7 @@ def measured_targets(
     measured_values: Float[Tensor, "B T"],
     measured_draws: Float[Tensor, "B T"],
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-    """Put continuations of a state beside the response's own return; how many returns that makes.
+    """Average a response's own return with those of continuations, and count the returns.
 
         n_t = 1 + k_t                        k_t continuations, of mean M_t
         y_t = (R_t + k_t * M_t) / n_t
@@ -280,14 +280,14 @@ def measured_targets(
     The own return is one more independent draw of V(s_t): y_t has 1/n_t of its variance, and n_t
     is its weight. n_t (V - y_t)^2 is, but for a constant, the sum of (V - draw)^2 over the draws:
     the gradient is that of n_t responses which share the state. Weights by the variance that the
-    draws themselves show would bias the critic to the ends: of four draws of 0 or 1 with p = 0.2
-    all are 0 with probability 0.41 and all 1 with 0.0016, both of no variance, and a mean with
-    such weights is 0.0016 / 0.4112 = 0.004.
+    draws themselves show would bias the critic to the ends: four draws of 0 or 1 with p = 0.2 are
+    all 0 with probability 0.41 and all 1 with 0.0016. Both have no variance, and a mean with such
+    weights is 0.0016 / 0.4112 = 0.004.
 
     Source: this repository (docs/rollout_files.md).
-    Units: those of the reward; draws are numbers of returns, which need not be whole where several
+    Units: those of the reward. k_t is a number of returns, which need not be whole where several
     responses share continuations.
-    Padding: where k_t is 0 the return comes back as it is, bit for bit, with 1.
+    Padding: where k_t is 0 the results are the return, bit for bit, and 1.
 
     >>> r, mean, draws = torch.ones(1, 2), torch.tensor([[0.0, 0.5]]), torch.tensor([[0.0, 4.0]])
     >>> measured_targets(r, mean, draws)

@@ -1,4 +1,4 @@
-"""A batch's columns: its rewards on their tokens, its numbers by name, and parts of its rows."""
+"""The columns of a batch: put rewards on tokens, list numbers, select rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from vapo.types import RolloutBatch
 Batch = TypeVar("Batch", bound=RolloutBatch)
 
 _NOT_READ = ("turn_rewards", "unshaped_rewards")
-"""What is in `rewards`, too."""
+"""Columns that are not trained on, because `rewards` contains them."""
 
 
 def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[Tensor, "B T"]:
-    """Each turn's reward on its last sampled token, and the rest on the last token of all.
+    """Put each turn's reward on its last sampled token, and the rest on the row's last one.
 
-    The rest is the overlong punishment, or a bootstrapped value. A single turn has its row's
-    reward as it is: what is subtracted and added again may be rounded.
+    The rest is the overlong punishment, or a bootstrapped value. A row of a single turn gets its
+    reward unchanged, because subtracting and adding could round it.
 
     Raises: ValueError: a reward is on a token that the policy did not sample.
     """
@@ -38,7 +38,7 @@ def placed_rewards(batch: RolloutBatch, rewards: Float[Tensor, " B"]) -> Float[T
 
 
 def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
-    """The batch's numbers by name: of each response [B], or of each of its tokens [B, T]."""
+    """Return the float columns of a batch by name: [B] for responses, [B, T] for tokens."""
     return {
         name: value
         for name, value in vars(batch).items()
@@ -49,11 +49,11 @@ def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
 def bad_inputs(
     batch: RolloutBatch, *, reads_entropies: bool = False
 ) -> dict[str, Bool[Tensor, " B"]]:
-    """For each number that is trained on, the rows in which a token's is not finite.
+    """Find for each column that is trained on the rows with a number that is not finite.
 
     Args:
-        reads_entropies: whether the estimator does; otherwise they are a page's, which must not
-            change the training.
+        reads_entropies: whether the estimator reads entropies. If not, they are only for a value
+            page, which must not change the training.
     """
     bad_rows: dict[str, Tensor] = {}
     for name, value in float_columns(batch).items():
@@ -65,7 +65,7 @@ def bad_inputs(
 
 
 def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) -> Batch:
-    """Select rows of a batch in the order given, cut to the first `width` response tokens."""
+    """Select rows of a batch in the order of `rows`, cut to the first `width` response tokens."""
     columns: dict[str, Any] = {}
     index = list(rows)
     for name, value in vars(batch).items():
@@ -77,7 +77,7 @@ def select_rows(batch: Batch, rows: Sequence[int], *, width: int | None = None) 
 
 
 def without_failed(batch: Batch) -> Batch:
-    """The groups that have lost no episode to its environment; all where none is whole."""
+    """Drop the groups with an episode whose environment failed, unless that is every group."""
     size = batch.group_size
     in_failed_group = batch.is_lost.view(-1, size).any(dim=1).repeat_interleave(size)
     return (
@@ -88,7 +88,7 @@ def without_failed(batch: Batch) -> Batch:
 
 
 def with_loss_on(batch: Batch, rows: Bool[Tensor, " B"]) -> Batch:
-    """The batch whose other rows are fillers, without loss of the policy or the critic."""
+    """Make all other rows of a batch fillers, without loss of the policy or the critic."""
     masks = {name: getattr(batch, name) & rows[:, None] for name in ("loss_mask", "value_mask")}
     return replace(batch, **masks, is_filler=~rows)
 

@@ -49,9 +49,8 @@ def tether_advantages(
 
         A <- A + (1 - rho) * (V - B)
 
-    Source and choice of version: as `tether_fit`, whose rho of *earlier* groups it
-    is. rho 1 gives the critic's advantages, rho 0 those against B; at lambda 1 it is
-    `linear_mix`.
+    Source and choice of version: as `tether_fit`, which fits rho on *earlier* groups. rho 1 gives
+    the critic's advantages, rho 0 those against B; at lambda 1 it is `linear_mix`.
     Units: those of the reward.
     Padding: ignored, and 0 in the result.
     """
@@ -113,14 +112,14 @@ def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
 def gate_explained_variance(
     values: Float[Tensor, " B"], rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
 ) -> Float[Tensor, ""]:
-    """What decides whether a batch's advantages are the critic's or those against the mean reward.
+    """Compute what decides between the critic's advantages and those against the mean reward.
 
         EV = 1 - Var(R - V) / Var(R);    critic where EV > 0 (a threshold of the config)
 
-    Source: EVPO (arXiv 2604.19485), silent on tokens or responses, and on which value; public
-    code takes responses. Here B entries of whatever the caller counts, values from before the
-    update. Rewards all equal: EV := 0, the mean reward's turn, as with no entry.
-    A NaN among the inputs shows as NaN.
+    Source: EVPO (arXiv 2604.19485), which does not say whether over tokens or responses, nor which
+    value; public code takes responses. Here the B entries are what the caller chooses, with values
+    from before the update. If all rewards are equal or there is no entry, EV is 0, which chooses
+    the mean reward. A NaN among the inputs gives NaN.
     """
     columns = (at_least_float32(values)[:, None], rewards[:, None])
     explained = explained_variance(*columns, torch.ones_like(columns[0]).bool(), reduce=reduce)
@@ -139,10 +138,10 @@ def batch_mean_advantages(
 
         A_i = r_i - mean(r)
 
-    counted: those that are no fillers, of which alone the mean is; None: all of them.
+    counted: the responses that are not fillers, over which the mean is; None: all.
 
-    Source: EVPO (arXiv 2604.19485), the gate's other branch; batch or group: silent, we take
-    the batch. Equal rewards give 0 up to rounding.
+    Source: EVPO (arXiv 2604.19485), the gate's other branch. It does not say whether the mean is
+    the batch's or the group's; this is the batch's. Equal rewards give 0 up to rounding.
     Units: those of the reward.
 
     >>> batch_mean_advantages(torch.tensor([1.0, 0.0, 0.0, 0.0]))
@@ -161,12 +160,12 @@ def mean_of_batch_others(
     counted: Bool[Tensor, " B"] | None = None,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """The mean reward of all other counted responses of the batch, on all ranks.
+    """Return the mean reward of all other counted responses of the batch, on all ranks.
 
-    It stands in the place of the group's mean where each prompt has one response. A batch of one
-    counted response has no others, and gets 0.
+    It replaces the group's mean where each prompt has one response. In a batch of one counted
+    response there are no others, and it is 0 for that response.
 
-    counted: the responses that are no fillers; None: all of them.
+    counted: the responses that are not fillers; None: all.
     Units: those of the reward.
 
     >>> mean_of_batch_others(torch.tensor([3.0, 1.0, 0.0]))
@@ -181,12 +180,12 @@ def mean_of_batch_others(
 
 @torch.no_grad()
 def ensemble_spread(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
-    """Standard deviation over the M critics of an ensemble, with denominator M.
+    """Compute the standard deviation over the M critics of an ensemble, with denominator M.
 
         sqrt(mean_m (V_m - V)^2), V the mean
 
-    Source: AsyPPO (arXiv 2510.01656); the denominator: silent. Members that are equal to the last
-    bit have exactly 0, so that they mask nothing (`masking.lowest_share_mask`).
+    Source: AsyPPO (arXiv 2510.01656), which does not state the denominator. Members that are equal
+    to the last bit give exactly 0, so that they mask nothing (`masking.lowest_share_mask`).
     Units: those of the values.
 
     >>> ensemble_spread(torch.tensor([[0.0, 1.0], [0.3, 0.3]]))
@@ -196,9 +195,9 @@ def ensemble_spread(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
 
 
 def ensemble_mean(values: Float[Tensor, "*n M"]) -> Float[Tensor, "*n"]:
-    """Mean over the M critics of an ensemble: the value of AsyPPO (arXiv 2510.01656).
+    """Compute the mean over the M critics of an ensemble, the value of AsyPPO (arXiv 2510.01656).
 
-    Members that are equal to the last bit have exactly their value.
+    Members that are equal to the last bit give exactly their value.
     """
     first = values[..., 0]
     return first + (values - values[..., :1]).mean(dim=-1)

@@ -1,4 +1,4 @@
-"""Scales and caps logits, and multiplies gradients by the slope of that."""
+"""Scale and cap logits, and multiply gradients by the slope of that function."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class LogitTransform(NamedTuple):
-    """The function by which an architecture makes logits y of the products x with its output layer.
+    """The function by which an architecture turns its output layer's products x into logits y.
 
         cap is None: y = scale * x        else: y = cap * tanh(scale * x / cap)
         dy / dx = scale                         dy / dx = scale * (1 - (y / cap)^2)
@@ -34,7 +34,7 @@ class LogitTransform(NamedTuple):
         """Multiply the gradient of y by dy / dx, in place.
 
         Args:
-            logits: y, which is used up; None: there is no cap.
+            logits: y, which is overwritten. It may be None if there is no cap.
         """
         if self.cap is not None:
             assert logits is not None

@@ -1,4 +1,4 @@
-"""What a critic reads of the log-probabilities of the tokens that the policy has sampled."""
+"""Features for a critic from the log-probabilities of the tokens that the policy has sampled."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 NUM_LOGPROB_COLUMNS = 10
-_LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # where the columns of log-probs and of the count end
-_LENGTH = 32.0  # tokens, after which the column of the length is half of its limit
-_START = 8.0  # tokens, over which the column of the start falls to 1/e
+_LEAST, _SUM, _COUNT = 4.0, 16.0, 3.0  # bounds of the columns of log-probs, and of the count
+_LENGTH = 32.0  # in tokens: at this length the column of the length is 1/2
+_START = 8.0  # in tokens: at this length the column of the start is 1/e
 
 
 def logprob_columns(
     logprobs: Float[Tensor, "B T"], is_sampled: Bool[Tensor, "B T"]
 ) -> Float[Tensor, "B T 10"]:
-    """Columns for the state before each token, of the tokens that the policy sampled before it.
+    """Compute features of the state before each token, from the tokens sampled before it.
 
     A policy that has just written something wrong often had little confidence in it, which its
-    hidden states need not show. With m the least log-prob before the token, s their sum, c how many
-    are below log 0.5, n how many there are and t = n / (n + 32):
+    hidden states need not show. Before the token, m is the least log-prob, s the sum of all, c the
+    number of those below log 0.5, n the number of all, and t = n / (n + 32):
 
         exp(m), max(m, -4) / 4, exp(s), max(s, -16) / 16, min(c, 3) / 3, [c > 0],
         t, t exp(m), t exp(s), exp(-n / 8)
 
-    before the first token m = s = c = n = 0. Each column lies within [-1, 1]. With the products a
-    linear function can rise along a response that has gone well so far, and with the last column it
-    can start where a response starts.
+    Before the first token m = s = c = n = 0. Each column lies within [-1, 1]. The products let a
+    linear function rise along a response that has gone well so far. The last column lets it have
+    another value at the start of a response.
 
     Source: this repository (docs/critic_options.md).
     Units: `logprobs` in nats, of the distribution that was sampled from.
@@ -62,5 +62,5 @@ def logprob_columns(
 
 
 def _shift_right(columns: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Of each token what is known before it: the column to its left, 0 for the first."""
+    """Give each token the number of the column to its left, and the first token 0."""
     return torch.nn.functional.pad(columns, (1, -1))

@@ -13,7 +13,7 @@ from torch.nn.functional import linear
 
 from vapo.functional.logit_transforms import LogitTransform
 
-_BLOCK = 2**20  # weights that a CPU makes float32 at a time: 4 MiB, which its cache keeps
+_BLOCK = 2**20  # weights that a CPU turns into float32 at a time: 4 MiB, which fit its cache
 
 Rounding = Callable[..., Any]  # makes a context, as `vapo.system.products.rounded_inputs` does
 
@@ -38,20 +38,21 @@ def token_logprobs(
         entropy = logsumexp(z) - sum_v softmax(z)_v * z_v
         collision = sum_v softmax(z)_v^2
 
-    At most [chunk_size, V] logits exist at a time, in the backward too, where they are
-    computed again; None: `rows_of_logits` of the device. Logits and everything after them are
-    float32, whatever the dtype of `hidden` and autocast, since in bfloat16 those above 16 are
-    multiples of 1/8; float64 stays float64. Their gradient is multiplied in the dtype of `hidden`
-    or autocast.
+    At most [chunk_size, V] logits exist at a time, also in the backward, which computes them again.
+    Logits and everything after them are float32, whatever the dtype of `hidden` and autocast, since
+    in bfloat16 logits above 16 are multiples of 1/8; float64 stays float64. The products with their
+    gradient are in the dtype of `hidden` or autocast.
     Units: nats.
 
     Args:
-        on_cpu: computed as on a CPU; None: as the tensors' device says. A GPU is counted on a CPU.
-        transform: what the architecture makes of its products with the output layer.
+        chunk_size: the tokens whose logits are computed at once; None: `rows_of_logits`.
+        on_cpu: whether to compute as on a CPU; None: as the tensors' device says. It is False on a
+            CPU where fake tensors stand for those of a GPU.
+        transform: how the architecture scales or caps the logits; None: not at all.
         rounding: see `output_logits`.
-        wants_entropy: without it the entropies are nan, which spares three passes over the logits.
-        collisions: filled with the chance that two tokens drawn there are the same, which has no
-            gradient; None: not computed, which spares three passes.
+        wants_entropy: if False the entropies are nan, which saves three passes over the logits.
+        collisions: a tensor to be filled with the collision of each token, without gradient. None
+            saves three passes over the logits.
 
     Raises: ValueError when temperature <= 0 or chunk_size < 1.
 
@@ -78,10 +79,10 @@ def token_logprobs(
 
 
 def rows_of_logits(vocabulary: int, *, on_cpu: bool) -> int:
-    """For how many tokens logits are computed at once.
+    """Return for how many tokens logits are computed at once.
 
-    On a CPU those of 32 MiB in float32, the most that the C library's allocator keeps for the next
-    ones; on a GPU, whose products are slow on few rows, those of 512 MiB.
+    On a CPU their float32 logits take 32 MiB, the most that the C library's allocator keeps for the
+    next ones. On a GPU, whose products are slow on few rows, they take 512 MiB.
     """
     return max(1, (2**23 if on_cpu else 2**27) // vocabulary)
 
@@ -93,15 +94,15 @@ def output_logits(
     on_cpu: bool,
     rounding: Rounding | None = None,
 ) -> Float[Tensor, "... V"]:
-    """The product with the output layer, with sums and results in float32 or float64.
+    """Multiply with the output layer, with sums and results in float32 or float64.
 
     Both inputs have one dtype. Under autocast a GPU multiplies float32 inputs in autocast's dtype
     (`product_inputs`). On a CPU `rounding` makes a context in which the inputs of a float32 product
-    may be rounded to bfloat16, as autocast would, where the processor is faster so (AMX). Of inputs
-    in half precision there is no gradient: `token_logprobs` has its own.
+    may be rounded to bfloat16, as autocast would, where that is faster on the processor (AMX).
+    Products of inputs in half precision have no gradient: `token_logprobs` computes its own.
     """
     hidden, weight = product_inputs(hidden, weight, on_cpu=on_cpu)
-    # a CPU's product is one of float32 inputs, too, which were bfloat16
+    # on a CPU bfloat16 inputs are multiplied as float32
     is_rounded = on_cpu and (
         hidden.dtype is torch.bfloat16
         or (hidden.dtype is torch.float32 and torch.is_autocast_enabled(hidden.device.type))
@@ -114,10 +115,10 @@ def output_logits(
 
 
 def product_inputs(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> tuple[Tensor, Tensor]:
-    """States and weights as the output layer's product takes them.
+    """Cast states and weights for the output layer's product.
 
-    Under autocast a GPU's are cast to autocast's dtype, as in all other layers. Whoever multiplies
-    chunk by chunk casts before, so that the matrix of the whole vocabulary is cast once.
+    Under autocast float32 tensors of a GPU are cast to autocast's dtype, as in all other layers. A
+    caller that multiplies chunk by chunk casts them first, so that the whole weight is cast once.
     """
     device = hidden.device.type
     if on_cpu or hidden.dtype is not torch.float32 or not torch.is_autocast_enabled(device):
@@ -127,6 +128,7 @@ def product_inputs(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> tuple[Ten
 
 
 def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
+    """Multiply states with the output layer's weight; results are float32 or float64."""
     with torch.autocast(hidden.device.type, enabled=False):
         if hidden.dtype in (torch.float32, torch.float64):
             return linear(hidden, weight)
@@ -139,10 +141,10 @@ def _product(hidden: Tensor, weight: Tensor, *, on_cpu: bool) -> Tensor:
 
 
 def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
-    """The product of float32 states and other weights, of which a block is float32 at a time.
+    """Multiply float32 states with weights of another dtype, casting one block of them at a time.
 
-    Torch has no product of bfloat16 inputs with float32 results on a CPU. Where the processor
-    emulates bfloat16 this took a sixth of the time of torch's product in it.
+    Torch has no product of bfloat16 inputs with float32 results on a CPU. On a processor that
+    emulates bfloat16 this took a sixth of the time of torch's product in bfloat16.
     """
     logits = hidden.new_empty(len(hidden), len(weight))
     size = max(1, _BLOCK // weight.shape[1])
@@ -152,7 +154,7 @@ def _by_blocks(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 class _Settings(NamedTuple):
-    """How `token_logprobs` computes. `gradient_dtype` is that of the gradient's products."""
+    """The settings of `token_logprobs`. Products for the gradient have `gradient_dtype`."""
 
     temperature: float | int
     transform: LogitTransform | None
@@ -164,13 +166,14 @@ class _Settings(NamedTuple):
     collisions: Tensor | None
 
     def logits(self, hidden: Tensor, weight: Tensor) -> Float[Tensor, "chunk V"]:
+        """Compute the logits of a chunk of tokens, transformed and divided by the temperature."""
         logits = output_logits(hidden, weight, on_cpu=self.on_cpu, rounding=self.rounding)
         if self.transform is not None:
             logits = self.transform.apply_(logits)
         return logits if self.temperature == 1 else logits.div_(self.temperature)
 
     def log_softmax(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probs of the whole vocabulary, and the normalizers. The logits are used up."""
+        """Return log-probs of the whole vocabulary and the normalizers. Overwrites the logits."""
         if self.on_cpu:
             normalizer = logits.logsumexp(dim=1)
             return logits.sub_(normalizer[:, None]), normalizer
@@ -204,7 +207,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[part] = log_softmax.gather(1, targets[part, None]).squeeze(1)
             if settings.wants_entropy:
                 entropy[part] = -(log_softmax.exp().mul_(log_softmax)).sum(dim=1)
-            if settings.collisions is not None:  # last, since it uses the log-probs up
+            if settings.collisions is not None:  # last, since this overwrites the log-probs
                 settings.collisions[part] = log_softmax.mul_(2).exp_().sum(dim=1)
         ctx.save_for_backward(hidden, weight, targets, log_normalizer, entropy)
         ctx.settings = settings
@@ -223,7 +226,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_weight = torch.zeros_like(weight, dtype=log_normalizer.dtype)
         device, dtype, transform = hidden.device.type, settings.gradient_dtype, settings.transform
         of_hidden, of_weight = hidden.to(dtype), weight.to(dtype)
-        # a GPU multiplied these in the forward, too; a CPU's product has inputs of its own
+        # a GPU multiplied the same tensors in the forward; a CPU multiplied the original ones
         multiplied = (hidden, weight) if settings.on_cpu else (of_hidden, of_weight)
         for start in range(0, hidden.shape[0], settings.chunk_size):
             part = slice(start, start + settings.chunk_size)
@@ -259,7 +262,7 @@ def _grad_logits(
     grad_logprobs: Tensor | None,
     grad_entropy: Tensor | None,
 ) -> Tensor:
-    """The gradient of one chunk's logits; `log_softmax` is used up."""
+    """Compute the gradient of one chunk's logits. Overwrites `log_softmax`."""
     if grad_entropy is None:
         scale = torch.zeros_like(entropy) if grad_logprobs is None else -grad_logprobs
         grad_logits = log_softmax.exp_().mul_(scale)

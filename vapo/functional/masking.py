@@ -1,4 +1,4 @@
-"""Masks: what counts, how many, and how rows with gaps are closed up.
+"""Masks of tokens: select and count tokens, and close up rows with gaps.
 
 A masked-out entry may hold anything, NaN and inf included. So nothing here multiplies by a
 mask (0 * NaN is NaN); `torch.where` selects, and its backward gives such entries gradient 0.
@@ -33,7 +33,7 @@ def zero_outside(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Te
 
 
 def response_means(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, " B"]:
-    """The mean of each row's True tokens; 0 where there is none.
+    """Return the mean of each row's True tokens; 0 where there is none.
 
     >>> response_means(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]]))
     tensor([2.])
@@ -42,7 +42,7 @@ def response_means(x: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """bfloat16 and float16 as float32; float64 stays float64."""
+    """Convert bfloat16 and float16 to float32; float64 stays float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -105,9 +105,9 @@ def first_column(mask: Bool[Tensor, "B T"]) -> Int[Tensor, " B"]:
 def check_rewards_on_sampled(
     token_rewards: Float[Tensor, "B T"], response_mask: Bool[Tensor, "B T"]
 ) -> None:
-    """Raises: ValueError: a reward stands on a token that the policy did not sample.
+    """Check that all rewards are on sampled tokens. GAE would silently drop others.
 
-    GAE over the sampled tokens would drop it without a word.
+    Raises: ValueError: a reward is on a token that the policy did not sample.
     """
     is_bad = (token_rewards != 0) & ~response_mask
     if bool(is_bad.any()):
@@ -126,10 +126,11 @@ def lowest_share_mask(
 
         True where spread_t < the (floor(share * n) + 1)-th smallest spread, n True tokens
 
-    Source: AsyPPO (arXiv 2510.01656): the standard deviation over critics; these tokens lose
-    their policy loss (with -spread: those that differ most, which lose the entropy bonus). The
-    share and its rounding: silent. Tokens that tie at the bound are not in it, so that the
-    order of rows does not matter and critics that agree everywhere mask nothing.
+    Source: AsyPPO (arXiv 2510.01656): the spread is the standard deviation over critics, and these
+    tokens lose their policy loss. With -spread they are those that differ most, which lose the
+    entropy bonus. The source states neither the share nor its rounding. Tokens that tie at the
+    bound are not in it, so that the order of rows does not matter and critics that agree everywhere
+    mask nothing.
     Padding: ignored, and False in the result.
     Raises: ValueError when share is not in [0, 1).
     """
@@ -158,5 +159,5 @@ def compact(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor,
 
 
 def scatter_back(x: Float[Tensor, "B T"], index: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Undo `compact`: each True token back to its own column, 0 on False ones."""
+    """Undo `compact`: move each True token back to its column, and put 0 on False ones."""
     return torch.nn.functional.pad(x, (0, 1)).gather(1, index)

@@ -1,7 +1,7 @@
 """Diagnostics of an update: numbers to look at, never differentiated.
 
-Each takes `reduce`, which adds a tensor of sums up over ranks, and works on float64 sums, so
-that the number logged is the one over all True tokens of all ranks, not a mean of means.
+Those that take `reduce`, which adds a tensor of sums up over ranks, work on float64 sums. So the
+logged number is the one over all True tokens of all ranks, not a mean of means.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def advantage_variance_ratio(
         Var(R_t - V(s_t)) / Var(R_t - B)
 
     B is one number a response, as the mean reward of the others to its prompt. Below 1 the values
-    leave less noise than B, above 1 more. It is of lambda 1: at a smaller lambda the variance of
-    GAE falls whatever the values are, those of a constant among them.
+    leave less noise than B, above 1 more. The advantages are those at lambda 1, because at a
+    smaller lambda the variance of GAE falls for any values, even constant ones.
     Source: this repository; NeMo-RL logs a ratio of this kind.
     Padding: ignored. NaN when there is no token or B leaves nothing of the returns (x/0).
     """
@@ -78,10 +78,10 @@ def mean_of_other_responses(
     counted: Bool[Tensor, " B"],
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """The mean reward of the others to each response's prompt, whatever the groups' sizes are.
+    """Return the mean reward of the prompt's other responses, in groups of any sizes.
 
-    A response without another to its prompt has the mean of all other responses of all ranks. Only
-    those that are `counted` are in a mean. `groups` numbers the prompts from 0.
+    A response that is alone in its group gets the mean of all other responses of all ranks. Only
+    responses that are `counted` enter a mean. `groups` numbers the prompts from 0.
     Units: those of the reward. NaN where there is no other response at all.
 
     >>> rewards, groups = torch.tensor([1.0, 0.0, 0.0, 5.0]), torch.tensor([0, 0, 0, 1])
@@ -100,7 +100,7 @@ def mean_of_other_responses(
 
 
 class ValueBias(NamedTuple):
-    """How far the level of the values is off, in units of the reward and as a share of a scale."""
+    """By how much the values are too high on average; `share` is relative to the returns' std."""
 
     mean: Tensor
     share: Tensor
@@ -114,7 +114,7 @@ def value_bias(
     *,
     reduce: Reduce = identity,
 ) -> ValueBias:
-    """Measure by how much the values are too high on average, which explained variance ignores.
+    """Measure by how much the values are too high on average; explained variance ignores this.
 
         mean  = mean(V - R)
         share = |mean| / std(R)        population std
@@ -271,7 +271,7 @@ def explained_variance_by_position(
 
 
 class Calibration(NamedTuple):
-    """Tokens by predicted value; the means are NaN where a bin has no token."""
+    """Statistics of tokens in bins of their value; the means are NaN where a bin has no token."""
 
     num_tokens: Tensor
     num_clusters: Tensor
@@ -322,7 +322,7 @@ def calibration(
 def _moments(
     columns: list[Float[Tensor, "B T"]], mask: Bool[Tensor, "B T"], reduce: Reduce
 ) -> tuple[Tensor, Tensor]:
-    """The mean and the population variance of each column, which is 0 outside the mask."""
+    """Return the mean and population variance of each column; columns are 0 outside the mask."""
     count, *sums = reduce(torch.stack([mask.sum(), *(x.sum() for x in columns)]))
     means = torch.stack(sums) / count
     centered = [torch.where(mask, x - m, 0.0) for x, m in zip(columns, means, strict=True)]
@@ -332,11 +332,12 @@ def _moments(
 def _position_bins(
     mask: Tensor, *, bin_tokens: int, num_bins: int
 ) -> tuple[Bool[Tensor, "B T"], Int[Tensor, " n"]]:
-    """The tokens that some bin holds, and the bin of each of them."""
+    """Return a mask of the tokens that are in a bin, and the bin of each of them."""
     position_bin = (mask.cumsum(dim=1) - 1) // bin_tokens
     is_used = mask & (position_bin < num_bins)
     return is_used, position_bin[is_used]
 
 
 def _bin_sums(x: Float[Tensor, " n"], bins: Int[Tensor, " n"], num_bins: int) -> Tensor:
+    """Sum x over the tokens of each bin."""
     return x.new_zeros(num_bins).index_add_(0, bins, x)

@@ -1,4 +1,4 @@
-"""Values that train nothing: what the other responses earned that came to the same state."""
+"""Values without a network: the rewards of other responses that came to the same state."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ def milestone_values(
 
         V(s_t) = (sum_j r_j + shrinkage * m) / (n + shrinkage)     m where n = 0
 
-    j are the n other responses of the group with the milestone of s_t on any token, m is the mean
-    reward of all G - 1 others. The response's own reward is not in it, and neither is anything of
-    the response after s_t: as a baseline it leaves the policy's gradient unbiased.
+    j are the n other responses of the group that have the milestone of s_t on any token. m is the
+    mean reward of all G - 1 others. The value depends neither on the response's own reward nor on
+    the response after s_t. So as a baseline it leaves the policy's gradient unbiased.
 
-    Source: ours, after Numca (arXiv 2605.29782), of which the abstract alone was read.
-    Units: those of the reward. Milestones are numbers from 0 on, equal within a group where the
-    states are taken for the same. Groups are contiguous.
-    Padding: its milestones may be any; 0 in both results. The second is n.
+    Source: ours, after Numca (arXiv 2605.29782), of which only the abstract was read.
+    Units: those of the reward. Milestones are numbers from 0 on. Within a group, states with equal
+    milestones count as the same state. Groups are contiguous.
+    Padding: its milestones may be any; 0 in both results.
+    Returns: the values, and n.
     Raises: ValueError when group_size < 2 or it does not divide the number of responses.
 
     >>> r, states = torch.tensor([1.0, 0.0, 0.0]), torch.tensor([[0, 1], [0, 1], [0, 2]])

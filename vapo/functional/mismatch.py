@@ -22,11 +22,11 @@ from vapo.functional.masking import Reduce, identity, zero_outside
 MAX_LOG_RATIO = 20.0  # e^20 ~ 5e8: keeps exp finite in float32; far outside any clip bound
 _ROUNDING = 8  # units in the last place by which the exponential of a log-prob may be off
 OUTLIER_BOUND = 2.0
-"""A token whose ratio leaves [1/2, 2] is an outlier of the metric, whatever is corrected."""
+"""The metric counts a token as an outlier if its ratio leaves [1/2, 2], whatever is corrected."""
 
 
 class RatioStatistics(NamedTuple):
-    """Of pi_old / pi_rollout, per token or per response; std is the population's."""
+    """Statistics of pi_old / pi_rollout, per token or per response; std is the population's."""
 
     mean: Tensor
     std: Tensor
@@ -154,8 +154,8 @@ def responses_in_range(
 
     Source: sequence masking (MIS) of verl and TRL, here on the geometric mean: the product of
     token ratios, and their extremes, leave any range more often the longer the response is,
-    so bounds on those would mask long responses for being long. For a single extreme token there is
-    `truncated_importance_weights`. None: no bound on that side.
+    so bounds on those would mask long responses for being long. Single extreme tokens are handled
+    by `truncated_importance_weights`. None: no bound on that side.
     Padding: ignored; a row without tokens is in range, as is one with a NaN, which must show
     in the loss and not disappear.
     """
@@ -213,11 +213,13 @@ def mean_log_ratio(gap: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Floa
 
 
 def _limited(log_ratio: Tensor) -> Tensor:
+    """Hold log-ratios within +-20; those that are not finite become NaN."""
     limited = log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     return torch.where(torch.isfinite(log_ratio), limited, torch.nan)
 
 
 def _maximum(x: Tensor, mask: Tensor, reduce_max: Reduce) -> Tensor:
+    """Return the maximum of x over the True entries of all ranks; -inf if there is none."""
     masked = torch.where(mask, x, -torch.inf)
     return reduce_max(masked.amax() if masked.numel() else masked.new_tensor(-torch.inf))
 

@@ -1,4 +1,4 @@
-"""A regression that is fitted in closed form: what a few thousand rows of features say of others.
+"""Ridge regressions in closed form, on up to some thousands of rows of features.
 
 Nothing here is differentiated.
 """
@@ -12,19 +12,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-_NO_VARIANCE = 1e-12  # a direction with this share of the largest one's variance is rounding
-_COLLINEAR = 1e-9  # less than this share of a feature's square, beside other features, is rounding
-_ROWS_AT_ONCE = 4096  # of a Gram matrix: more would need much memory in float64
+_NO_VARIANCE = 1e-12  # a variance below this share of the scale is rounding
+_COLLINEAR = 1e-9  # a remainder below this share of a feature's square is rounding
+_ROWS_AT_ONCE = 4096  # in a Gram matrix: more would take much memory in float64
 
 
 @torch.no_grad()
 def principal_components(
     samples: Float[Tensor, "N F"], rows: Float[Tensor, "B F"], *, count: int
 ) -> tuple[Float[Tensor, "N K"], Float[Tensor, "B K"]]:
-    """Project both on the `count` directions in which the known rows vary most, about their mean.
+    """Project samples and rows on the `count` directions in which the samples vary most.
 
-    K is smaller where the known rows vary in fewer directions. The signs are arbitrary, which a
-    regression on the components does not see.
+    Both are centered by the samples' mean. K is smaller than `count` if the samples vary in fewer
+    directions. The signs are arbitrary, which does not affect a regression on the components.
 
     >>> samples = torch.tensor([[0.0, 1.0], [3.0, 1.0], [6.0, 1.0]])
     >>> [x.abs().flatten().tolist() for x in principal_components(samples, samples[:1], count=2)]
@@ -50,12 +50,12 @@ def ridge_predictions(
     *,
     ridge: float,
 ) -> Float[Tensor, " B"]:
-    """Predict rows by a ridge regression of the targets on the known ones.
+    """Predict the targets of rows by a ridge regression on samples.
 
         w = (X^T X + ridge I)^-1 X^T (y - mean(y)),    prediction = mean(y) + x w
 
-    X are the known features with mean 0 and variance 1; those that do not vary are left at 0. The
-    intercept is not shrunk. A prediction stays between the least and the largest target.
+    X are the samples' features, scaled to mean 0 and variance 1; features that do not vary are 0.
+    The intercept is not shrunk. A prediction is held between the least and the largest target.
 
     >>> samples, targets = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
     >>> ridge_predictions(samples, targets, torch.tensor([[2.0], [9.0]]), ridge=2.0)
@@ -94,8 +94,11 @@ def weighted_gram(
 
 
 class RidgeSolution(NamedTuple):
-    """A prediction is `intercept` + features @ `weights`. `explained`: the share of the targets'
-    variance that it explains on the rows that it is fitted to; nan where they are all equal."""
+    """A fitted regression, which predicts `intercept` + features @ `weights`.
+
+    `explained` is the share of the targets' variance that it explains on the rows that it is fitted
+    to; nan if all targets are equal.
+    """
 
     weights: Float[Tensor, " F"]
     intercept: Float[Tensor, ""]
@@ -108,9 +111,9 @@ def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolutio
 
         minimize  mean (y - b - x w)^2 + penalty * sum_j var(x_j) w_j^2
 
-    where the means and variances are the weighted ones. So neither the scale of a feature nor the
-    number of rows changes a prediction, and the intercept b is not shrunk: the mean prediction is
-    the mean target. Features that do not vary have the weight 0.
+    The means and variances are the weighted ones. So neither the scale of a feature nor the number
+    of rows changes a prediction. The intercept b is not shrunk, so the mean prediction is the mean
+    target. Features that do not vary have the weight 0.
 
     >>> x, y = torch.tensor([[0.0], [2.0]]), torch.tensor([0.0, 1.0])
     >>> ridge_of_gram(weighted_gram(x, y, torch.ones(2)), penalty=1.0)[:2]
@@ -141,8 +144,9 @@ def ridge_of_gram(gram: Float[Tensor, "J J"], *, penalty: float) -> RidgeSolutio
 def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n n"]:
     """Invert the features' matrix X'X, with zeros for features that later ones make up exactly.
 
-    From the last feature on, Gauss's elimination leaves of each its square beside those after it.
-    Less than 1e-9 of the square is rounding, and such a feature gets no weight.
+    Going backwards from the last feature, each is compared with the usable ones after it. If less
+    than 1e-9 of its square remains when these are projected out, that is rounding, and its row and
+    column are 0.
 
     >>> inverse_without_collinear(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
     tensor([[0.2500, 0.0000],
@@ -167,11 +171,11 @@ def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n 
 def two_weights_from_0_to_1(
     matrix: Float[Tensor, "3 3"], target: Float[Tensor, " 3"]
 ) -> tuple[float, float]:
-    """Least squares with three features, of which the first two have weights in [0, 1].
+    """Fit least squares with three features, whose first two weights must be in [0, 1].
 
-    `matrix` is X'X and `target` X'y. The third weight has no bounds. Its best value is a function
-    of the others', and leaves a problem in those two alone. If that one's solution is outside the
-    square, the best inside is on an edge.
+    `matrix` is X'X and `target` is X'y. The third weight has no bounds. Its best value is a
+    function of the other two, which leaves a problem in those. If its solution is outside the
+    square, the best solution inside is on an edge.
 
     Returns: the first two weights.
 
@@ -197,7 +201,7 @@ def two_weights_from_0_to_1(
 
 
 def _on_edge(matrix: Tensor, target: Tensor, index: int, value: float) -> tuple[float, float]:
-    """The best two weights of which one has a given value and the other is within [0, 1]."""
+    """Return the best two weights if weight `index` is `value` and the other within [0, 1]."""
     other_index = 1 - index
     power = float(matrix[other_index, other_index])
     slope = (

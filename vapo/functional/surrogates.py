@@ -1,4 +1,4 @@
-"""Losses of the actor's tokens that other systems have in place of PPO's clipped surrogate.
+"""Losses of the actor's tokens that other systems use instead of PPO's clipped surrogate.
 
 VAPO's own is `losses.clipped_surrogate`. `log pi` are the log-probs of the current policy,
 `log old` those of the policy before the iteration's update, and `log mu` those of the policy that
@@ -165,7 +165,7 @@ def logprob_surrogate(
 def _finite_inputs(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return where all three are finite, and each of them in at least float32, 0 elsewhere."""
+    """Return a mask of where all three are finite, and each in at least float32, 0 elsewhere."""
     inputs = (logprobs, rollout_logprobs.detach(), advantages.detach())
     is_valid = torch.stack([torch.isfinite(x) for x in inputs]).all(dim=0)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)

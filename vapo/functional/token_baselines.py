@@ -1,4 +1,4 @@
-"""Baselines and values of single tokens that train no network and need the policy's log-probs.
+"""Baselines and values of single tokens, from the policy's log-probs and without a network.
 
 OTB weighs the group's returns by the gradients that each response has gathered so far; OPPO counts
 how much likelier the answer makes each token. Nothing here is differentiated.
@@ -35,12 +35,12 @@ def optimal_token_advantages(
         B_t = sum_i G_it W_it / sum_i W_it      over the responses i that have a t-th token
         A_t = G_t - B_t
 
-    w_t is the squared length of the gradient of log pi_t by the logits. t counts sampled tokens,
-    so that what an environment writes between them moves nothing. Where all W are 0 they count
-    alike. Where a response is alone its own return is no baseline: `alone` says what is, the mean
-    of the others' whole returns or 0.
+    w_t is the squared length of the gradient of log pi_t by the logits. t counts sampled tokens
+    only, so an environment's tokens between them change nothing. If all W at t are 0, the responses
+    count alike. If only one response has a t-th token, its own return would be no baseline. `alone`
+    says what is used instead: the mean of the others' whole returns, or 0.
 
-    Source: OTB (arXiv 2602.07078), read in the authors' code in verl, which has 0 for `alone`.
+    Source: OTB (arXiv 2602.07078), as in the authors' code in verl, where `alone` is 0.
     Deviation: theirs also weighs w_t by the squared ratio to the policy that sampled.
     Units: those of the reward. `collisions` are sum_v pi(v)^2. Groups are contiguous.
     Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
@@ -63,7 +63,7 @@ def optimal_token_advantages(
     # each [N, G, T]
     g, w, is_there = (x.unflatten(0, (-1, group_size)) for x in (returns, weights, runs))
     w = torch.where((w * is_there).sum(dim=1, keepdim=True) > 0, w, 1.0) * is_there
-    # against the least return, so that equal ones leave exactly nothing
+    # the least return is subtracted first, so that equal returns give exactly 0
     least = torch.where(is_there, g, torch.inf).amin(dim=1, keepdim=True).nan_to_num(posinf=0.0)
     excess = (torch.where(is_there, g - least, 0.0) * w).sum(dim=1, keepdim=True)
     baseline = least + excess / w.sum(dim=1, keepdim=True).clamp(min=torch.finfo(w.dtype).tiny)
@@ -93,11 +93,11 @@ def success_values(
         logit p_t = logit p_1 + sum_{j < t} (log pi(a_j | answer) - log pi(a_j))
         V(s_t)    = low + (high - low) p_t
 
-    Neither the response's own reward nor anything of it after s_t is in V(s_t): as a baseline it
-    leaves the policy's gradient unbiased.
+    V(s_t) depends neither on the response's own reward nor on the response after s_t. So as a
+    baseline it leaves the policy's gradient unbiased.
 
     Source: OPPO (arXiv 2605.21851), of which the abstract and a summary were read. The recursion
-    and the ratio are theirs; p_1, and the bound max_evidence on each term, are our reading.
+    and the ratio are from there; p_1 and the bound max_evidence on each term are ours.
     Units: those of `low` and `high`, the rewards of wrong and right responses. Log-probs in nats.
     Padding: masked-out entries may hold anything and come back as 0; the mask may have gaps.
     Raises: ValueError when group_size < 2 or it does not divide the number of responses.

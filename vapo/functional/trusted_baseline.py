@@ -6,12 +6,12 @@ that mixture. Nothing here is differentiated.
 
     y       = R - B                     what the others' mean leaves of the reward
     first   = V(s_1) - B                what the critic adds before the first token
-    within  = V(s_t) + r_<t - V(s_1)    what it has changed its mind by since; r_<t rewards received
+    within  = V(s_t) + r_<t - V(s_1)    how its prediction has changed; r_<t: rewards so far
     y       ~ a * first + w * within + c * B      least squares over tokens; a, w in [0, 1]
 
-What the mixture U does not know of the reward before a response's last token, the final surprise,
-reaches every token of the response, however short the lambda: no value has said which token it is
-of.
+The final surprise is the part of the reward that the mixture U does not predict before the
+response's last token. It reaches every token of the response, however short the lambda, because no
+value says which token it belongs to.
 
 Source: this repository (docs/trusted_critic.md).
 """
@@ -27,16 +27,16 @@ from torch import Tensor
 from vapo.functional.masking import Reduce, first_column, identity, last_column, zero_outside
 from vapo.functional.regression import inverse_without_collinear, two_weights_from_0_to_1
 
-_LEAST_GROUPS = 3  # fewer prompts do not say how uncertain a weight is
+_LEAST_GROUPS = 3  # fewer prompts give no variance of a weight
 
 
 class Trust(NamedTuple):
-    """What is believed of a critic: the defaults believe nothing, and two weights of 1 all.
+    """How much a critic is trusted. The defaults are no trust; two weights of 1 are full trust.
 
-    first: weight a of its value before the first token, beside the others' mean.
-    within: weight w of what it has changed since.
+    first: the weight a of its value before the first token, beside the others' mean.
+    within: the weight w of its change since then.
     first_level, within_level: by how much the two are too high on average, in units of reward.
-    end: the share of what is uncertain before a response that is known before its last token.
+    end: the share of the uncertainty before a response that is gone before its last token.
     """
 
     first: float = 0.0
@@ -80,10 +80,10 @@ def trusted_values(
 
         U_t = B + a * (V_1 - B - first_level) + w * (V_t + r_<t - V_1 - within_level) - r_<t
 
-    V_1 is the value before a response's first True token. Two weights of 1 without levels give V,
-    bit for bit; two of 0 give B less what the response has received.
+    V_1 is the value before a response's first True token, and B is `others`, the mean reward of the
+    others. Two weights of 1 without levels give V, bit for bit. Two weights of 0 give B - r_<t.
 
-    received: the rewards of a response before each token, not discounted.
+    received: r_<t, the rewards of a response before each token, not discounted.
     Units: those of the reward.
     Padding: may hold anything, and is 0 in the result.
 
@@ -122,7 +122,7 @@ def final_surprise(
     received: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
 ) -> Float[Tensor, " B"]:
-    """What a response earned from its last True token on, less the value before that token.
+    """Return the reward from a response's last True token on, less the value before that token.
 
     Units: those of the reward. A row without a True token has 0.
 
@@ -147,14 +147,14 @@ def batch_evidence(
     group_size: int,
     reduce: Reduce = identity,
 ) -> Evidence:
-    """Sum up over a batch what says how well its values predict its rewards.
+    """Sum over a batch the evidence of how well its values predict its rewards.
 
-    Both features and y are centered by their means over the True tokens of all ranks. The sums are
+    The features and y are centered by their means over the True tokens of all ranks. The sums are
     made prompt by prompt, because responses to one prompt are not independent.
 
     rewards: the sum of each response's rewards. mask: the tokens whose values count.
-    trusted: the mixture of the trust so far (`trusted_values`), whose errors before the first and
-    the last token say what is known at the end.
+    trusted: the mixture by the trust so far (`trusted_values`). Its errors before the first and the
+    last token say how much uncertainty is gone at the end.
     Raises: ValueError when group_size does not divide the number of responses.
     """
     first = _first_values(values, mask).double().expand(mask.shape)
@@ -190,7 +190,7 @@ def batch_evidence(
 
 
 def no_evidence() -> Evidence:
-    """The evidence of no batch at all."""
+    """Return the evidence before any batch: zeros."""
     size = len(_COLUMNS)
     zeros = torch.zeros(size, size, dtype=torch.double)
     return Evidence(zeros[0].clone(), zeros)
@@ -201,7 +201,7 @@ def later_evidence(earlier: Evidence, batch: Evidence, *, decay: float) -> Evide
 
         sums <- decay * sums + sums of the batch;    products <- decay^2 * products + the batch's
 
-    The products are for variances, so that they fall by the square.
+    The products are for variances, so they decay by the square.
     """
     return Evidence(
         decay * earlier.sums.to(batch.sums.device) + batch.sums,
@@ -217,9 +217,9 @@ def earned_trust(evidence: Evidence) -> Trust:
         end:     1 - sum (R - U before the last token)^2 / sum (R - U before the first)^2
         each is then multiplied by max(0, 1 - (its standard error / it)^2)
 
-    The standard errors are those of independent prompts (sandwich), which do not presume that a
-    prompt's tokens are independent. A number no larger than its standard error becomes 0. Fewer
-    than three prompts earn no trust.
+    The standard errors take prompts as independent (sandwich), but not the tokens of a prompt. A
+    number that is no larger than its standard error becomes 0. Fewer than three prompts earn no
+    trust.
 
     >>> earned_trust(no_evidence())
     Trust(first=0.0, within=0.0, first_level=0.0, within_level=0.0, end=0.0)
@@ -236,11 +236,11 @@ def earned_trust(evidence: Evidence) -> Trust:
 
 
 def _shrunk_weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, float]:
-    """The weights of the first value and of the change within a response, shrunk.
+    """Fit the weights of the first value and of the change within a response, and shrink them.
 
-    The others' mean is a third feature whose weight is fitted and not used. A mean of few rewards
-    is worth less than its face, and any number beside it, noise included, would else seem to
-    predict what it lacks.
+    The others' mean is a third feature, whose fitted weight is not used. A mean of few rewards is
+    noisy, so its best weight is below 1. Without that feature any other number, even noise, would
+    seem to predict the difference.
     """
     cells = [
         (f"{name}_y", *(_product_column(name, other_name) for other_name in _FEATURES))
@@ -265,23 +265,23 @@ def _shrunk_weights(sums: dict[str, float], evidence: Evidence) -> tuple[float, 
 
 
 def _product_column(feature: str, other_feature: str) -> str:
-    """The column that has the product of two features."""
+    """Return the name of the column with the product of two features."""
     return "_".join(sorted((feature, other_feature), key=_FEATURES.index))
 
 
 def _shrunk(number: float, variance: float, estimate: float) -> float:
-    """The number times max(0, 1 - variance / estimate^2); 0 where nothing is known of it."""
+    """Return number * max(0, 1 - variance / estimate^2); 0 unless the estimate is above 0."""
     return number * max(0.0, 1 - variance / estimate**2) if estimate > 0 else 0.0
 
 
 def _shrunk_ratio(evidence: Evidence, numerator: str, denominator: str) -> float:
-    """A ratio of two sums over prompts, shrunk by its standard error."""
+    """Return a ratio of two sums over prompts, shrunk by its standard error."""
     ratio, variance = _ratio(evidence, numerator, denominator)
     return _shrunk(ratio, variance, abs(ratio))
 
 
 def _ratio(evidence: Evidence, numerator: str, denominator: str) -> tuple[float, float]:
-    """A ratio of two sums over prompts and its variance, by the delta method; 1 for 0 / 0."""
+    """Return a ratio of two sums over prompts and its variance (delta method); 1, 0 for x / 0."""
     sums = dict(zip(_COLUMNS, evidence.sums.tolist(), strict=True))
     if sums[denominator] <= 0:
         return 1.0, 0.0
@@ -293,10 +293,10 @@ def _ratio(evidence: Evidence, numerator: str, denominator: str) -> tuple[float,
 
 
 def _small_sample_factor(sums: dict[str, float]) -> float:
-    """What a variance over so many prompts is multiplied by, as two numbers were fitted to them."""
+    """Return the factor that corrects a variance over prompts for two fitted numbers."""
     return sums["prompts"] / (sums["prompts"] - 2)
 
 
 def _first_values(values: Float[Tensor, "B T"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B 1"]:
-    """The value before the first True token of each row; 0 where there is none."""
+    """Return the value before the first True token of each row; 0 where there is none."""
     return zero_outside(values, mask).gather(1, first_column(mask)[:, None])

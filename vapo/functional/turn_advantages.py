@@ -67,7 +67,7 @@ def decoupled_turn_gae(
 def turn_numbers(
     response_mask: Bool[Tensor, "B T"], turn_starts: Bool[Tensor, "B T"]
 ) -> Int[Tensor, "B T"]:
-    """The number of each sampled token's turn in its row, from 0; -1 on every other token.
+    """Number each sampled token's turn in its row, from 0; other tokens have -1.
 
     Raises: ValueError where a turn starts on a token that was not sampled, or a token was sampled
     before the first turn.
@@ -93,7 +93,7 @@ def on_whole_turns(
     response_mask: Bool[Tensor, "B T"],
     turn_starts: Bool[Tensor, "B T"],
 ) -> Float[Tensor, "B T"]:
-    """Give every sampled token the number at its turn's first one; 0 on other tokens.
+    """Give every sampled token the entry of its turn's first token; 0 on other tokens.
 
     >>> x = torch.tensor([[7.0, 2.0, 7.0, 3.0]])
     >>> sampled = torch.tensor([[False, True, True, True]])

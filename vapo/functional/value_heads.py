@@ -1,7 +1,7 @@
-"""What a critic's head outputs, as a value: bounded, or the mean of K bins; its targets.
+"""Turn a critic head's outputs into values (bounded, or the mean of K bins), and make its targets.
 
-A scalar head's output is the value itself. Values, targets and biases are at least float32,
-bfloat16 inputs included; float64 stays float64. Any shape goes, and K bins come last.
+A scalar head's output is the value itself. Values, targets and biases are at least float32, also
+for bfloat16 inputs; float64 stays float64. Any shape is accepted, and K bins come last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Support = Literal["midpoint", "inclusive"]
 """Where bins lie in [low, high]: `midpoint`, the centers of K equal bins; `inclusive`, K points
 of which the first and the last are low and high, and whose outer bins have no end."""
 
-_BISECTIONS = 200  # of an interval of 2e7: down to float64's resolution
+_BISECTIONS = 200  # they cut an interval of 2e7 down to float64's resolution
 
 
 def bounded_value(
@@ -63,13 +63,13 @@ def categorical_centers(
 
 
 def probe_features(states: Float[Tensor, "n L H"]) -> Float[Tensor, "n L*H"]:
-    """What a head on another network's hidden states reads: each layer's normed, side by side.
+    """Make the features of a head on another network's states: each layer's normed, side by side.
 
         z_l = (h_l - mean(h_l)) / sqrt(var(h_l) + 1e-5)        z = [z_1, ..., z_L]
 
-    Source: ours; token-level kin of POISE (arXiv 2605.07579), whose probe values prompts. Layers
-    grow in norm from the first to the last, and one learning rate has to do for all. Side by side
-    they are one linear layer, of which every weighted mean of the layers is a case.
+    Source: ours; POISE (arXiv 2605.07579) has a similar probe that values prompts. States grow in
+    norm from the first layer to the last, and one learning rate must serve all of them. A linear
+    layer on the features can form any weighted mean of the layers.
     Units: none. The mean and variance are over the H channels of a layer, in float32.
 
     >>> probe_features(torch.tensor([[[0.0, 2.0], [5.0, 5.0]]]))
@@ -96,9 +96,9 @@ def hl_gauss_targets(
 
     e are the edges between the bins; with `inclusive` the outer ones are -inf and inf.
     Source: HL-Gauss (arXiv 2403.03950) for critics of language models (2608.02181); sigma_ratio
-    0.75 is the usual one, the authors' settings are not known. A target outside [low, high]:
-    silent; as in public code it counts as the nearer end with `midpoint`, and keeps its own
-    tail masses with `inclusive`.
+    0.75 is the usual one, and the authors' settings are not known. They do not say what becomes of
+    a target outside [low, high]. As in public code it counts as the nearer end with `midpoint`, and
+    keeps its own tail masses with `inclusive`.
     Padding: there is no mask here; a non-finite target gives a row of NaN.
     Raises: ValueError as `categorical_centers`, or when sigma_ratio is not finite and above 0.
     """
@@ -150,8 +150,8 @@ def categorical_value(
 
         V = sum_k softmax(z)_k * c_k
 
-    Source: HL-Gauss critics (arXiv 2608.02181). No temperature: the rollouts' is not the
-    head's. Equal logits, a head that starts at zero, give the middle of the support.
+    Source: HL-Gauss critics (arXiv 2608.02181). The rollouts' temperature does not apply to the
+    head. Equal logits, as of a head that starts at zero, give the middle of the support.
     Units: those of the reward.
 
     >>> categorical_value(torch.zeros(1, 2), torch.tensor([0.0, 1.0]))
@@ -182,7 +182,7 @@ def categorical_bias(mean_reward: float | int, centers: Float[Tensor, " K"]) -> 
 
         b_k = beta * (c_k - (c_1 + c_K) / 2), beta such that sum_k softmax(b)_k * c_k = p
 
-    Source: silent for K > 2. These are the logits of the distribution with mean p nearest to
+    Source: ours for K > 2. These are the logits of the distribution with mean p that is nearest to
     the uniform one (of greatest entropy). Two bins: b_2 - b_1 = logit((p - c_1) / (c_2 - c_1)).
     Raises: ValueError on bad centers, or when p is not strictly between the first and the last.
 
@@ -236,7 +236,7 @@ def _checked_centers(centers: Tensor) -> Tensor:
 
 
 def _finite_or_nan(x: Tensor) -> Tensor:
-    """A target that is inf is broken and must show; clamped it would be an ordinary one."""
+    """Replace infinite targets by NaN. Clamped, a broken target would look like an ordinary one."""
     return torch.where(torch.isfinite(x), x, torch.nan)
 
 
