@@ -1,7 +1,7 @@
 """The data that flows between the stages, and the shape legend that every annotation uses.
 
     B  rollouts in a batch
-    T  response tokens, right-padded to the longest response; of an episode the observations, too
+    T  response tokens, right-padded to the longest response; in episodes also observed tokens
     S  prompt + response tokens
     V  vocabulary
     H  hidden size
@@ -31,9 +31,8 @@ from torch import Tensor
 class FinishReason(StrEnum):
     """Why a response ended. Truncated is not finished: only `STOP` emitted the end token.
 
-    An episode is finished where its environment ended it. Before that, one of its turns may have
-    reached the limit of a turn (`TURN_LENGTH`), or it had all the turns that it may have (`TURNS`).
-    Both count as truncated, too.
+    An episode is finished if its environment ended it. Before that, a turn may reach the limit of
+    its length (`TURN_LENGTH`), or the episode its limit of turns (`TURNS`). Both are truncated.
     """
 
     STOP = "stop"
@@ -43,6 +42,8 @@ class FinishReason(StrEnum):
 
 
 class Phase(StrEnum):
+    """The phases of a run: the critic alone is trained, or the policy with its critic."""
+
     VALUE_PRETRAINING = "value_pretraining"
     POLICY_OPTIMIZATION = "policy_optimization"
 
@@ -51,8 +52,8 @@ class Phase(StrEnum):
 class IterationStart:
     """The run's counters and phase when an iteration begins.
 
-    `number` is 1 for the first iteration of the run, whatever its phase; `policy_iterations` and
-    `policy_steps` count what the policy phase has done before it.
+    `number` is 1 for the first iteration of the run, whatever its phase. `policy_iterations` and
+    `policy_steps` count the iterations and optimizer steps of the policy phase before it.
     """
 
     number: int
@@ -70,12 +71,12 @@ class IterationStart:
 class Prompt:
     """One problem. `text` is the policy's input, after the template.
 
-    `source` is its name in a mixture, else empty; `record` the row of the file it is from.
+    `source` is the name of its data set in a mixture, else empty. `record` is its row in the file.
     `demonstration` is a worked response, or the policy's turns of an episode.
-    `critic_prompt_ids` are what the critic alone reads in place of `prompt_ids`, or OPPO's pass of
-    the policy that is told the answer; None: the same.
-    `max_response_tokens` is its responses' own budget; None, or more than the run's: the run's.
-    `problem` is the row's own text or messages, before any template; empty: not known.
+    `critic_prompt_ids` replace `prompt_ids` for the critic, or for OPPO's pass of the policy behind
+    the answer; None: they are the same.
+    `max_response_tokens` limits its responses. If None or above the run's limit, the run's applies.
+    `problem` is the row's text or messages before any template; empty: unknown.
     """
 
     prompt_id: str
@@ -92,11 +93,11 @@ class Prompt:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What a verifier gets as metadata: the row, with its problem under `prompt`."""
+        """The metadata for a verifier: the row of the file, with the problem under `prompt`."""
         return {"prompt": self.problem or self.text, **self.record, **self.metadata}
 
     def budget(self, run_limit: int) -> int:
-        """How many tokens its responses may have where the run allows `most`."""
+        """Return the limit of a response's tokens, where the run's limit is `run_limit`."""
         prompt_limit = self.max_response_tokens
         return run_limit if prompt_limit is None else min(prompt_limit, run_limit)
 
@@ -105,11 +106,11 @@ class Prompt:
 class Turn:
     """One turn: what the environment wrote, then what the policy sampled.
 
-    `num_observed` and `num_sampled` are tokens; `reward` is what environment or verifier gave for
-    what was sampled, and stands on the turn's last token. `version` counts the weight updates
-    before the turn was asked for, None where nobody counts. Where updates came while it was
-    sampled and the engine says so, `updates` are (those since it was asked for, number of tokens),
-    in order.
+    `num_observed` and `num_sampled` count tokens. `reward` is what environment or verifier gave for
+    the sampled tokens, and belongs to the last of them. `version` counts the weight updates before
+    the turn was requested; None: they are not counted. If weights were updated while the turn was
+    sampled and the engine reports it, `updates` has for each part of the turn, in order, the number
+    of updates since the request and the number of tokens.
     """
 
     num_observed: int
@@ -120,9 +121,9 @@ class Turn:
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """(weight updates before the weights that sampled them, number of tokens), in order.
+        """The number of weight updates and the number of tokens of each part of the turn, in order.
 
-        Nothing where nobody counts.
+        The list is empty if updates are not counted.
         """
         if self.version is None:
             return []
@@ -154,17 +155,17 @@ class Rollout:
     `finish_reason` is STOP; `rollout_logprobs` has one entry for each of them, under the
     distribution that was sampled from. `response_text` is their text without the end token.
 
-    The tokens of the `turns` follow each other in `response_ids` as the engine read them: the
-    environment's, whose log-probs are 0, are among them. Only an episode whose environment failed
-    before the first turn has none.
+    The tokens of the `turns` follow each other in `response_ids` as the engine read them. They
+    include the environment's tokens, whose log-probs are 0. Only an episode whose environment
+    failed before the first turn has no turns.
 
-    `is_correct` is what the positive-example LM loss and the accuracies use; None: nobody has
-    judged yet. `extracted` is the answer that a verifier read. `by_verifier` has the verdicts of
-    several verifiers by their names, and is empty with one. `in_environment`: an environment
-    answered the turns; else a verifier judged the one turn. `failure` names why one of them failed
-    (timeout, crash, garbled, ...): without a verdict a response counts as incorrect. A rollout that
-    `is_lost` cannot be trained on: its environment failed, and what it would have earned is not
-    known.
+    `is_correct` is used by the positive-example LM loss and the accuracies; None: not judged yet.
+    `extracted` is the answer that a verifier read. `by_verifier` has the verdicts of several
+    verifiers by their names, and is empty with one. `in_environment` says whether an environment
+    answered the turns; otherwise a verifier judges the one turn. `failure` names why environment or
+    verifier failed (timeout, crash, garbled, ...): without a verdict a response counts as
+    incorrect. A rollout that `is_lost` cannot be trained on, because its environment failed and its
+    reward is unknown.
     """
 
     prompt: Prompt
@@ -182,30 +183,30 @@ class Rollout:
 
     @property
     def reward(self) -> float:
-        """What the turns earned together, without shaping."""
+        """The sum of the turns' rewards, without shaping."""
         return float(sum(turn.reward for turn in self.turns))
 
     @property
     def version(self) -> int | None:
-        """The weight updates before the first turn; None where nobody counts."""
+        """The number of weight updates before the first turn; None: not counted, or no turn."""
         return self.turns[0].version if self.turns else None
 
     @property
     def turn_spans(self) -> list[TurnSpan]:
-        """Of each turn, where its tokens are."""
+        """The place of each turn's tokens."""
         ends = list(accumulate(turn.num_observed + turn.num_sampled for turn in self.turns))
         firsts = [end - turn.num_sampled for turn, end in zip(self.turns, ends, strict=True)]
         return list(map(TurnSpan, (0, *ends), firsts, ends))
 
     @property
     def is_sampled(self) -> tuple[bool, ...]:
-        """Of each token of `response_ids`, whether the policy sampled it."""
+        """Whether the policy sampled each token of `response_ids`."""
         parts = ((False,) * turn.num_observed + (True,) * turn.num_sampled for turn in self.turns)
-        return tuple(is_own for part in parts for is_own in part)
+        return tuple(is_sampled for part in parts for is_sampled in part)
 
     @property
     def num_sampled(self) -> int:
-        """How many tokens the policy sampled."""
+        """The number of tokens that the policy sampled."""
         return sum(turn.num_sampled for turn in self.turns)
 
 
@@ -222,27 +223,28 @@ class RolloutBatch:
     """All judged rollouts of one iteration with their rewards, response-aligned.
 
     Rows of a group are contiguous. Column t belongs to response token t. `response_mask` marks the
-    tokens that the policy sampled, `loss_mask` those that carry loss of the policy, `value_mask`
-    those that carry value loss. `turn_rewards` has each turn's reward on its last sampled token,
-    and `turn_starts` marks the first sampled token of each turn; `is_lost` are episodes whose
-    environment failed, and `is_filler` rows without loss that keep a batch's size where dynamic
-    sampling found too few. `unshaped_rewards` are the sums over turns, `rewards` have the overlong
-    punishment in them, too.
+    tokens that the policy sampled, `loss_mask` those that carry policy loss, and `value_mask` those
+    that carry value loss. `turn_rewards` has each turn's reward on its last sampled token.
+    `turn_starts` marks the first sampled token of each turn. `is_lost` marks episodes whose
+    environment failed. `is_filler` marks rows without loss, which keep the batch's size where
+    dynamic sampling found too few. `unshaped_rewards` are sums over turns; `rewards` also contain
+    the overlong punishment.
 
-    The others are None where the system needs none. `baseline_rewards` is the reward of the greedy
-    response to the row's prompt. `step_starts` marks the first token of each step of VinePPO and
-    `step_values` has, on every token, what continuations from the start of its step earned, or the
-    other responses that came to its milestone, or what OPPO's evidence says. Of stored rollouts
-    whose prefixes were continued, `measured_values` has the mean return of the continuations at the
-    first token after such a prefix, and `measured_draws` how many of them count for the row; 0
-    elsewhere. `actor_states` are what a critic without a network reads, or the advantage estimator:
-    of each row [num sampled tokens, L, H], the actor's states before these tokens, without padding;
-    for POISE the first of them and a few last ones. `sampled_groups` has the score of each group
-    that was sampled for the batch, those included that dynamic sampling has dropped. Stored
-    rollouts have none.
+    The other fields are None if the system does not need them. `baseline_rewards` has the reward of
+    the greedy response to the row's prompt. `step_starts` marks the first token of each step of
+    VinePPO. `step_values` has a value on every token: what continuations from the start of its step
+    earned, what other responses with its milestone earned, or what OPPO's evidence says. In stored
+    rollouts whose prefixes were continued, `measured_values` has the mean return of the
+    continuations at the first token after such a prefix, and `measured_draws` how many of them
+    count for the row; both are 0 elsewhere. `actor_states` is for a critic without a network, or
+    for the advantage estimator. For each row it has the actor's states before the sampled tokens,
+    [num sampled tokens, L, H], without padding; for POISE only the first and a few last ones.
+    `sampled_groups` has the score of each group that was sampled for the batch, also of those that
+    dynamic sampling has dropped. It is empty for stored rollouts.
 
-    Each later stage returns a batch of its own type, which has what it adds. A new column is a
-    field of the type whose stage computes it: rows and micro-batches are cut from all fields.
+    Each later stage returns a batch of its own type, with the columns that it adds. A new column
+    must be a field of the type whose stage computes it, because rows and micro-batches are cut from
+    all fields.
     """
 
     rollouts: list[Rollout]
@@ -273,16 +275,17 @@ class RolloutBatch:
 
     @property
     def response_lengths(self) -> Int[Tensor, " B"]:
-        """How many tokens the policy sampled, whatever lies between them."""
+        """The number of tokens that the policy sampled in each row, without observed tokens."""
         return self.response_mask.sum(dim=1)
 
     @property
     def counted_mask(self) -> Bool[Tensor, "B T"]:
-        """The sampled tokens that means and variances over a batch count: not those of fillers."""
+        """The sampled tokens that means and variances over a batch count: fillers are left out."""
         return self.response_mask & ~self.is_filler[:, None]
 
     @property
     def is_truncated(self) -> Bool[Tensor, " B"]:
+        """Whether each response ended without `FinishReason.STOP`."""
         return torch.tensor([r.finish_reason is not FinishReason.STOP for r in self.rollouts])
 
 
@@ -294,14 +297,14 @@ class EvaluatedBatch(RolloutBatch):
     are None while the policy is not trained, `ref_logprobs` without a KL term, values without a
     critic, `old_entropy` where no value page shows it and POISE does not read it.
 
-    For OTB `old_collisions` is the sum of the squared probabilities of all tokens that might have
-    come, for OPPO `answer_logprobs` are those of the tokens behind the prompt with the answer.
+    For OTB `old_collisions` has the sum over the vocabulary of the squared probabilities. For OPPO
+    `answer_logprobs` has the log-probs of the tokens behind the prompt with the answer.
 
-    With several critics `old_values` is their mean and `value_spread` their standard deviation;
-    `critic_members` says which of them trains on the row, `old_member_values` are that one's.
+    With several critics `old_values` is their mean and `value_spread` their standard deviation.
+    `critic_members` says which critic trains on the row, and `old_member_values` has its values.
 
-    `value_offsets` are what the critic is not asked to predict, with `critic.target` residual: both
-    columns of values are the critic's outputs with the offset added.
+    With `critic.target` residual `value_offsets` has the part of the value that the critic does not
+    predict. Both columns of values are then the critic's outputs plus this offset.
     """
 
     old_logprobs: Float[Tensor, "B T"] | None = None
@@ -317,7 +320,7 @@ class EvaluatedBatch(RolloutBatch):
 
     @property
     def values(self) -> Float[Tensor, "B T"]:
-        """`old_values`, of a system that has a critic."""
+        """`old_values`, which must not be None: the system must have a critic."""
         assert self.old_values is not None, "a critic is trained"
         return self.old_values
 
@@ -326,14 +329,15 @@ class EvaluatedBatch(RolloutBatch):
 class TrainingBatch(EvaluatedBatch):
     """An evaluated batch with everything that the losses need.
 
-    `token_rewards` places the response's reward and the KL penalty on tokens, `value_rewards`
-    those of the value targets; `raw_advantages` are those before whitening. `importance_weights`
-    multiply the tokens' policy losses and `value_weights` the responses' value losses.
-    `value_draws` says how many returns a token's value target is the mean of; the value loss is a
-    mean over them. `policy_mask` marks the tokens of `loss_mask` that carry policy loss,
-    `entropy_mask` those that carry the entropy bonus. Advantages are None while the policy is not
-    trained, targets without a critic. `policy_lambdas` are those of the advantages where GAE made
-    them, and `baseline_values` what they were made of in place of the critic's values, if so.
+    `token_rewards` has the response's reward and the KL penalty on tokens, and `value_rewards` the
+    rewards of the value targets. `raw_advantages` are the advantages before whitening.
+    `importance_weights` multiply the tokens' policy losses, and `value_weights` the responses'
+    value losses. `value_draws` says how many returns are averaged in a token's value target; the
+    value loss is a mean over returns. `policy_mask` marks the tokens of `loss_mask` that carry
+    policy loss, and `entropy_mask` those that carry the entropy bonus. Advantages are None while
+    the policy is not trained, and targets are None without a critic. `policy_lambdas` are the
+    lambdas of advantages that GAE made. `baseline_values` are the values of which advantages were
+    made, if they are not the critic's.
     """
 
     token_rewards: Float[Tensor, "B T"] = field(kw_only=True)
