@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.sweep.conftest import grid, plan
-from vapo.sweep.display import Running, SweepDisplay, num_iterations, seconds_left
+from vapo.sweep.display import RunningTask, SweepDisplay, num_iterations, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.plan import Plan
 from vapo.tracking.journal import Journal
@@ -41,10 +41,10 @@ class NoProcess:
         raise AssertionError("nothing is stopped here")
 
 
-def running(planned: Plan, number: int, folder: Path) -> Running:
+def running(planned: Plan, number: int, folder: Path) -> RunningTask:
     """The task as if its process were started in 1970."""
     task = planned.tasks[number]
-    return Running(task, TaskFolder(folder, task), NoProcess(), started=100.0, started_at=0.0)
+    return RunningTask(task, TaskFolder(folder, task), NoProcess(), started=100.0, started_at=0.0)
 
 
 @pytest.fixture
@@ -55,7 +55,9 @@ def journals(tmp_path: Path) -> Iterator[list[Journal]]:
         journal.close()
 
 
-def record(run: Running, journals: list[Journal], attempt: str = "20250101-000000_x") -> Journal:
+def record(
+    run: RunningTask, journals: list[Journal], attempt: str = "20250101-000000_x"
+) -> Journal:
     journals.append(Journal(run.folder.output_dir / attempt / "tracking"))
     return journals[-1]
 
@@ -163,14 +165,14 @@ class Work:
         one = Outcome("finished", seconds, was_done=was_done, was_resumed=was_resumed)
         self.outcomes[self.tasks[name].identity] = one
 
-    def at_work(self, name: str) -> Running:
+    def at_work(self, name: str) -> RunningTask:
         """Since 30 seconds."""
         task = self.tasks[name]
-        run = Running(task, TaskFolder(self.folder, task), NoProcess())
+        run = RunningTask(task, TaskFolder(self.folder, task), NoProcess())
         run.started -= 30.0
         return run
 
-    def left(self, jobs: int = 1, *runs: Running) -> float | None:
+    def left(self, jobs: int = 1, *runs: RunningTask) -> float | None:
         return seconds_left(self.planned.tasks, self.outcomes, runs, jobs)
 
 

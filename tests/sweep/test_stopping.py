@@ -117,7 +117,7 @@ def test_the_first_signal_waits_until_a_run_is_noted_down(number: signal.Signals
     raised = KeyboardInterrupt if number == signal.SIGINT else StopRequested
 
     def start() -> None:
-        with signals.taken(), signals.held():
+        with signals.catching(), signals.deferred():
             os.kill(os.getpid(), number)
             noted.append("the run")
 

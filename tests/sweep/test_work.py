@@ -13,7 +13,7 @@ import pytest
 from tests.sweep.conftest import grid, plan
 from vapo.errors import UserError
 from vapo.sweep.display import SweepDisplay
-from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_of
+from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_identity
 from vapo.sweep.grid import choose_rows
 from vapo.sweep.launch import LocalLauncher, SlurmLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
@@ -98,9 +98,9 @@ def test_rows_start_from_the_critic_of_their_pretraining(tmp_path: Path) -> None
     critic = TaskFolder(tmp_path, first).attempts()[0] / "pretrained_critic"
     for row in rows:
         assert f"init: {critic}\n" in TaskFolder(tmp_path, row).config.read_text()
-    assert pretraining_of(str(critic)) == first.identity
-    assert pretraining_of("reward_model") is None
-    assert pretraining_of("runs/vapo/20250101-000000_x/pretrained_critic") is None
+    assert pretraining_identity(str(critic)) == first.identity
+    assert pretraining_identity("reward_model") is None
+    assert pretraining_identity("runs/vapo/20250101-000000_x/pretrained_critic") is None
 
 
 @pytest.mark.slow

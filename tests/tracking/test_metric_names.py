@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from tests.tracking.metric_docs import documented_keys
 from tests.tracking.trouble import client_of
 from vapo.config.schema import TrackingConfig
-from vapo.sweep.report.rows import as_recorded
+from vapo.sweep.report.rows import make_recorded_run
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.metric_names import (
     RENAMED,
@@ -53,14 +53,14 @@ def test_a_run_of_an_older_version_goes_on_under_the_present_names(
     run_id = str(first.run_id)
     for key, value in OLD.items():
         client.log_metric(run_id, key, value, step=1)
-    assert as_recorded(client.get_run(run_id)).score == 0.25
+    assert make_recorded_run(client.get_run(run_id)).score == 0.25
     with RunLogger(own_store, run_name="x", run_id=run_id, journal=journal) as again:
         assert again.recorded_steps["rollout/num_response_tokens"] == 1
         again.log_metrics(METRICS, step=2)
     run = client.get_run(run_id)
     assert run.data.metrics.keys() >= METRICS.keys()
     assert by_present_name(run.data.metrics) == METRICS
-    assert as_recorded(run).score == 0.5
+    assert make_recorded_run(run).score == 0.5
     assert stored_names(run.data.metrics, "time/rollout_s") == [
         "system/time/rollout_s", "time/rollout_s",
     ]  # fmt: skip

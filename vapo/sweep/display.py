@@ -1,7 +1,7 @@
-"""How far the runs of a sweep are, by the journals in their folders: lines, or a block below them.
+"""Shows how far the runs of a sweep are, as the journals in their folders say.
 
-On a terminal it is a block below the lines on what starts and ends; elsewhere a line now and then,
-if it has changed.
+On a terminal this is a block that is redrawn below the lines about runs that start and end.
+Elsewhere it is a few lines at intervals, printed only if they have changed.
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ _EXPLAINED_VARIANCE = "critic/explained_variance"
 
 
 @dataclass
-class Running:
-    """A task whose process was started; `latest`: of each metric that it recorded the last value.
+class RunningTask:
+    """A task whose process was started.
 
-    `started`, `started_at`: by the monotonic clock, and as Unix time, in seconds.
+    `started` is the time of the start by the monotonic clock, `started_at` the same as Unix time,
+    both in seconds. `latest` has the last recorded value of each metric.
     """
 
     task: Task
@@ -52,23 +53,30 @@ class Running:
     _read_bytes: int = field(default=0, init=False, repr=False)
 
     def read(self) -> None:
-        """Take in what the run has recorded since the last call; nothing while it starts up."""
-        with contextlib.suppress(OSError):  # not made yet, or of a file system that is away
-            if self._journal is None:  # an earlier attempt's was not written to since the start
+        """Read what the run has recorded since the last call; nothing while it starts up."""
+        with contextlib.suppress(OSError):  # the journal does not exist yet, or cannot be reached
+            if self._journal is None:  # a journal older than this start is of an earlier attempt
                 files = [a / "tracking" / JOURNAL_NAME for a in reversed(self.folder.attempts())]
-                own = (f for f in files if f.is_file() and f.stat().st_mtime >= self.started_at)
-                self._journal = next((file.parent for file in own), None)
+                new_files = (
+                    f for f in files if f.is_file() and f.stat().st_mtime >= self.started_at
+                )
+                self._journal = next((file.parent for file in new_files), None)
             if self._journal is not None:
                 records, self._read_bytes = read_from(self._journal, self._read_bytes)
-                points = [p for one in records if one.kind == "metrics" for p in one.payload]
+                points = [
+                    p for record in records if record.kind == "metrics" for p in record.payload
+                ]
                 self.latest |= {key: value for key, value, *_ in points}
 
     def describe(self) -> str:
-        """`iteration 12 of 40, score 45.3 %`; of a value pretraining, what its critic explains."""
+        """Say how far the run is: `iteration 12 of 40, score 45.3 %`.
+
+        A value pretraining has its critic's explained variance in place of the score.
+        """
         if not self.latest:
             return "starting"
-        done = int(self.latest.get(_ITERATION, 0))
-        text = f"iteration {done} of {num_iterations(self.task.config)}"
+        iteration = int(self.latest.get(_ITERATION, 0))
+        text = f"iteration {iteration} of {num_iterations(self.task.config)}"
         if self.task.is_pretraining and _EXPLAINED_VARIANCE in self.latest:
             text += f", explained variance {self.latest[_EXPLAINED_VARIANCE]:.2f}"
         elif not self.task.is_pretraining and _SCORE in self.latest:
@@ -77,36 +85,43 @@ class Running:
 
 
 def num_iterations(config: FitConfig) -> int:
-    """Of both phases; value pretraining may stop before its last one."""
+    """Return the number of iterations of both phases; value pretraining may stop earlier."""
     return resolve(config).value_pretraining_iterations + config.training.num_iterations
 
 
 def seconds_left(
-    tasks: Sequence[Task], outcomes: Mapping[str, Outcome], running: Sequence[Running], jobs: int
+    tasks: Sequence[Task],
+    outcomes: Mapping[str, Outcome],
+    running: Sequence[RunningTask],
+    jobs: int,
 ) -> float | None:
-    """Until all is done, `jobs` at a time; None where a task's time is not known, or none is left.
+    """Estimate the seconds until all tasks have ended, with `jobs` of them at a time.
 
-    Each is expected to take the mean of those of its kind, row or value pretraining, that have
-    finished. The seconds of a resumed run are a part of it, and do not count.
+    A task is expected to take the mean time of the finished tasks of its kind (row or value
+    pretraining). Resumed runs do not count there: their seconds cover only a part of the run.
+    Returns None when no task is left, or when a task of a kind is left of which none has finished.
     """
-    took = defaultdict(list)
+    durations = defaultdict(list)
     for task in tasks:
         outcome = outcomes.get(task.identity)
         if outcome and outcome.state == "finished" and not outcome.was_resumed:
-            took[task.is_pretraining].append(outcome.seconds)
-    left = [task for task in tasks if task.identity not in outcomes]
-    if not left or not all(task.is_pretraining in took for task in left):
+            durations[task.is_pretraining].append(outcome.seconds)
+    open_tasks = [task for task in tasks if task.identity not in outcomes]
+    if not open_tasks or not all(task.is_pretraining in durations for task in open_tasks):
         return None
     now = time.monotonic()
     elapsed = {run.task.identity: now - run.started for run in running}
-    expected = (fmean(took[task.is_pretraining]) - elapsed.get(task.identity, 0) for task in left)
-    return sum(max(0.0, seconds) for seconds in expected) / min(jobs, len(left))
+    expected = (
+        fmean(durations[task.is_pretraining]) - elapsed.get(task.identity, 0) for task in open_tasks
+    )
+    return sum(max(0.0, seconds) for seconds in expected) / min(jobs, len(open_tasks))
 
 
 class SweepDisplay:
-    """Use as a context manager while runs are at work.
+    """Prints the progress of a sweep; a context manager that is entered while runs are at work.
 
-    `stream`: None: standard output. `live`: whether a block can be redrawn there; None: find out.
+    `stream` is standard output where it is None. `live` says whether a block can be redrawn there;
+    None means that this is found out from the stream.
     """
 
     def __init__(
@@ -122,7 +137,7 @@ class SweepDisplay:
         self._interval_s = _BLOCK_INTERVAL_S if self._is_live else _LINE_INTERVAL_S
         self._clock = clock
         self._runs: list[tuple[str, str, float]] = []  # name, how far it is, when it was started
-        self._said: list[str] = []
+        self._last_lines: list[str] = []
         self._counts = ""
         self._expected_end: float | None = None
         self.line = self._display.line  # above the block
@@ -136,10 +151,11 @@ class SweepDisplay:
         self._runs.clear()
         self._display.stop()
 
-    def update(self, running: Sequence[Running], counts: str, left_s: float | None) -> None:
-        """Say how far the running ones are, unless that was just done; may be called at any time.
+    def update(self, running: Sequence[RunningTask], counts: str, left_s: float | None) -> None:
+        """Show how far the running tasks are, unless that was done a moment ago.
 
-        `counts`: how many of the runs are done, running and left, in words.
+        It may be called as often as one likes. `counts` says in words how many runs have ended,
+        are running and are to come; `left_s` is the estimated time to the end, None if unknown.
         """
         now = self._clock()
         names = [run.task.name for run in running]
@@ -153,10 +169,10 @@ class SweepDisplay:
             (visible(run.task.name, keep=""), run.describe(), run.started) for run in running
         ]
         self._counts, self._expected_end = counts, None if left_s is None else now + left_s
-        said = [f"    {name}: {how_far}" for name, how_far, _ in self._runs]
-        if not self._is_live and said and said != self._said:
-            self.line("\n".join([f"{counts} | {self._times(now)}", *said]))
-            self._said = said
+        lines = [f"    {name}: {how_far}" for name, how_far, _ in self._runs]
+        if not self._is_live and lines and lines != self._last_lines:
+            self.line("\n".join([f"{counts} | {self._times(now)}", *lines]))
+            self._last_lines = lines
 
     def _times(self, now: float) -> str:
         text = f"{format_seconds(now - self._started)} elapsed"
@@ -165,7 +181,7 @@ class SweepDisplay:
         return f"{text}, about {format_seconds(max(0.0, self._expected_end - now))} left"
 
     def _render(self) -> RenderableType:
-        """The block on a terminal: the whole sweep, then the running ones, each with its time."""
+        """Return the terminal's block: a line on the sweep, then one for each running task."""
         if not self._counts:
             return Group()
         now = self._clock()

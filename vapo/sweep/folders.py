@@ -1,4 +1,4 @@
-"""A sweep's folder: one folder for each task, found again by the task's identity.
+"""The folder of a sweep, with a folder for each task. A task's identity is part of its name.
 
 <sweep_dir>/
     sweep.json                       the parent MLflow run, and the latest plan
@@ -35,10 +35,11 @@ _LOG_LINES = 15
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a task. `reason`: the end of a failed run's log.
+    """How a task ended, or that it is `waiting`.
 
-    `seconds` are those of its last process, so of a part of the run if that resumed from a
-    checkpoint.
+    `reason` is the end of a failed run's log, or why a `blocked` task was not started. `seconds`
+    is how long the task's last process took: only a part of the run if that process resumed
+    (`was_resumed`). `was_done` says that the task had finished before this sweep was started.
     """
 
     state: Literal["finished", "failed", "blocked", "waiting"]
@@ -52,27 +53,35 @@ class Outcome:
 
 
 class TaskFolder:
+    """A task's folder in a sweep's folder, with the paths of its files.
+
+    A folder with the task's identity is taken as it is, whatever name it has.
+    """
+
     def __init__(self, sweep_dir: Path, task: Task) -> None:
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", task.name).strip("-").lower()
         existing = sorted((sweep_dir / "runs").glob(f"*_{task.identity}"))
-        own = sweep_dir / "runs" / f"{slug}_{task.identity}"
-        self.path = existing[0] if existing else own  # the row may have had another name
+        new_folder = sweep_dir / "runs" / f"{slug}_{task.identity}"
+        self.path = existing[0] if existing else new_folder  # the row may have had another name
         self.task = task
         self.config = self.path / "config.yaml"
         self.log = self.path / "log.txt"
         self.output_dir = self.path / "fit"
 
     def attempts(self) -> list[Path]:
-        """The run folders of this task, oldest first; more than one after early kills."""
+        """Return the run folders of this task, oldest first.
+
+        There are several when a run was killed before its first checkpoint and started anew.
+        """
         return sorted(filter(Path.is_dir, self.output_dir.glob("*")), key=order_of_runs)
 
     def checkpoint(self) -> Path | None:
-        """Where an interrupted run resumes; None: it starts from the beginning."""
-        found = [path / "checkpoints" / "last.ckpt" for path in self.attempts()]
-        return next((path for path in reversed(found) if path.exists()), None)
+        """Return the checkpoint from which an interrupted run resumes; None if there is none."""
+        checkpoints = [path / "checkpoints" / "last.ckpt" for path in self.attempts()]
+        return next((path for path in reversed(checkpoints) if path.exists()), None)
 
     def finished(self) -> Outcome | None:
-        """The outcome of a run that was completed earlier."""
+        """Return the outcome of a run that finished earlier; None if no such run is there."""
         with contextlib.suppress(OSError, ValueError):
             status = json.loads((self.path / "status.json").read_text())
             outcome = Outcome(**{**status["outcome"], "was_done": True})
@@ -81,9 +90,12 @@ class TaskFolder:
         return None
 
     def end(self, returncode: int, seconds: float, *, was_resumed: bool = False) -> Outcome:
-        """Read what the process left, and record it."""
-        done = [path for path in self.attempts() if (path / "summary.json").is_file()]
-        if returncode or not done:
+        """Read the outcome from what the process wrote, record it in `status.json`, return it.
+
+        `returncode` is the process's exit code, or minus the signal that killed it.
+        """
+        finished_attempts = [path for path in self.attempts() if (path / "summary.json").is_file()]
+        if returncode or not finished_attempts:
             lines = []
             with contextlib.suppress(OSError):
                 lines = self.log.read_text(errors="replace").rstrip().splitlines()[-_LOG_LINES:]
@@ -93,9 +105,9 @@ class TaskFolder:
             reason = "\n".join(lines).strip()
             outcome = Outcome("failed", seconds, reason=reason, was_resumed=was_resumed)
         else:
-            summary = json.loads((done[-1] / "summary.json").read_text())
+            summary = json.loads((finished_attempts[-1] / "summary.json").read_text())
             score, run_id = summary.get("score_after"), summary.get("mlflow_run_id")
-            run_dir = str(done[-1])
+            run_dir = str(finished_attempts[-1])
             outcome = Outcome("finished", seconds, score, run_id, run_dir, was_resumed=was_resumed)
         task = {"name": self.task.name, "identity": self.task.identity}
         contents = {**task, "outcome": asdict(outcome), "code": code_version()}
@@ -103,26 +115,31 @@ class TaskFolder:
         return outcome
 
 
-def pretraining_of(critic: str) -> str | None:
-    """The identity of the value pretraining whose critic lies at a path in a sweep's folder."""
-    found = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
-    return found[1] if found else None
+def pretraining_identity(critic: str) -> str | None:
+    """Return the identity of the value pretraining that wrote a critic, from the critic's path.
+
+    Returns None for a path that is not in a sweep's folder.
+    """
+    match = re.search(r"_([0-9a-f]{12})/fit/[^/]+/pretrained_critic/?$", critic)
+    return match[1] if match else None
 
 
 @contextlib.contextmanager
 def locked(sweep_dir: Path) -> Iterator[int]:
-    """Hold the sweep's folder; yields the lock's file descriptor, which the runs inherit.
+    """Lock the sweep's folder, and yield the lock's file descriptor, which the runs inherit.
 
-    So the lock is also held by runs that outlive a killed sweep, and no run is started twice.
+    A run that outlives a killed sweep therefore still holds the lock, so that it is not started
+    a second time.
 
-    Raises: UserError when a sweep, or a run that it started, is at work there.
+    Raises: UserError when a sweep, or a run that a sweep started, is at work in the folder, or
+    when the folder cannot be written.
     """
     try:
-        made = make_folders(sweep_dir)
+        new_folders = make_folders(sweep_dir)
         lock = (sweep_dir / ".lock").open("w")
     except OSError as error:
         raise UserError(f"--sweep_dir: cannot write in {sweep_dir}: {error.strerror}") from None
-    with lock, taken_back_if_refused(made, (".lock",)):
+    with lock, taken_back_if_refused(new_folders, (".lock",)):
         if not try_lock(lock, with_children=True):
             raise UserError(
                 f"another sweep, or a run that it left behind, is at work in {sweep_dir}: wait "
@@ -133,17 +150,17 @@ def locked(sweep_dir: Path) -> Iterator[int]:
 
 
 def describe_finished(plan: Plan, sweep_dir: Path) -> list[str]:
-    """The dry run's last lines: what has finished already, and how long that took."""
+    """Return the dry run's last lines: how many tasks have finished, and how long they took."""
     outcomes = {task.name: TaskFolder(sweep_dir, task).finished() for task in plan.tasks}
     finished = {name: outcome for name, outcome in outcomes.items() if outcome}
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for name, outcome in finished.items():
-        if not outcome.was_resumed:  # else its seconds are of its last part
-            took.setdefault(name.rpartition("/")[0], []).append(outcome.seconds)
+        if not outcome.was_resumed:  # else the seconds cover the last part alone
+            durations.setdefault(name.rpartition("/")[0], []).append(outcome.seconds)
     lines = [f"{len(finished)} of {len(outcomes)} processes have finished already in {sweep_dir}"]
-    if took:
+    if durations:
         lines += ["", "How long it took before, in this folder:"]
-    for name, seconds in took.items():
+    for name, seconds in durations.items():
         ends = dict.fromkeys(map(format_seconds, (min(seconds), max(seconds))))
         lines.append(f"- {name}: {len(seconds)} finished, took {' to '.join(ends)}")
     return lines
@@ -151,23 +168,27 @@ def describe_finished(plan: Plan, sweep_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class SweepFolder:
+    """An existing folder of a sweep, the sweep's parent run and the store that has its runs."""
+
     path: Path
     parent_run_id: str
     tracking_uri: str
 
 
 def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
-    """The sweep of a folder; a `tracking_uri` of None is the one that its runs recorded.
+    """Read which sweep a folder belongs to, and where its runs were recorded.
 
-    Raises: UserError that names the folder and what it lacks, with the nearest that has it.
+    A `tracking_uri` replaces the store that the runs themselves recorded.
+
+    Raises: UserError that names the folder, says what it lacks, and lists sweeps nearby.
     """
     path = folder.expanduser().absolute()
     record = path / SWEEP_RECORD
     if not record.is_file():
-        what = "is not a folder" if path.exists() else "there is no such folder"
+        problem = "is not a folder" if path.exists() else "there is no such folder"
         if path.is_dir():
-            what = f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep"
-        raise UserError(f"SWEEP_FOLDER {path}: {what}{_hint(path)}")
+            problem = f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep"
+        raise UserError(f"SWEEP_FOLDER {path}: {problem}{_hint(path)}")
     try:
         parent_run_id = str(json.loads(record.read_text())["parent_run_id"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -175,9 +196,12 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
             f"SWEEP_FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
             "printed, as --sweep ID"
         ) from None
-    # where the latest of its runs were recorded, without credentials
-    found = sorted(path.glob("runs/*/fit/*/tracking"), key=lambda one: one.stat().st_mtime)
-    targets = (read_target(tracking) for tracking in reversed(found))
+    # the store of the latest runs, without credentials
+    tracking_folders = sorted(
+        path.glob("runs/*/fit/*/tracking"),
+        key=lambda tracking_folder: tracking_folder.stat().st_mtime,
+    )
+    targets = (read_target(tracking) for tracking in reversed(tracking_folders))
     recorded = (str(target["tracking_uri"]) for target in targets if target)
     if (uri := tracking_uri or next(recorded, None)) is None:
         raise UserError(
@@ -188,8 +212,8 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
 
 
 def _hint(path: Path) -> str:
-    """Sweeps near a path that is none: the one around it, those in it or beside it."""
-    around = next((one for one in path.parents if (one / SWEEP_RECORD).is_file()), None)
+    """Name sweeps near a path that is not a sweep's folder: around it, in it or next to it."""
+    around = next((parent for parent in path.parents if (parent / SWEEP_RECORD).is_file()), None)
     if around is not None:
         return f"; the sweep around it is {around}"
     folder = path if path.is_dir() else path.parent

@@ -1,4 +1,4 @@
-"""A grid file: from its entries to named rows. Its format: docs/sweeps.md.
+"""Reads a grid file and turns its entries into named rows. The format is in docs/sweeps.md.
 
 Each kind of entry in `rows` is a class here, which says what such an entry may contain.
 """
@@ -29,9 +29,9 @@ from vapo.errors import UserError
 
 @dataclass(frozen=True)
 class GridRow:
-    """One line of the table: what is merged over the base config, and the paper's score.
+    """One row of a grid: what is merged over the base config, and the paper's score.
 
-    `folder` is the grid file's, in which the overrides are written.
+    `folder` is the grid file's folder; relative paths in the overrides start there.
     """
 
     name: str
@@ -45,7 +45,7 @@ class GridRow:
 
 @dataclass(frozen=True)
 class Grid:
-    """`full_system` is the row that the others are compared with; None: no comparison."""
+    """A grid's rows. The others are compared with `full_system`; None means no comparison."""
 
     name: str
     description: str
@@ -54,7 +54,7 @@ class Grid:
 
 
 def component_names() -> tuple[str, ...]:
-    """The switches, from the dataclass: a new component is in every ablation at once."""
+    """Return the components' names, from the dataclass: every ablation has a new one at once."""
     return tuple(field.name for field in dataclasses.fields(Components))
 
 
@@ -72,14 +72,14 @@ class _Block(BaseModel):
 
 
 class Entry(_Block):
-    """What an entry of any kind may say. `configs` are relative to the grid file."""
+    """The keys that an entry of any kind may have. `configs` are relative to the grid file."""
 
     system: str | None = None
     configs: list[str] = []
     overrides: dict[str, Any] = {}
 
     def rows(self, folder: Path) -> Iterator[GridRow]:
-        for row in self.own_rows():
+        for row in self.entry_rows():
             yield dataclasses.replace(
                 row,
                 system=self.system or row.system,
@@ -89,8 +89,8 @@ class Entry(_Block):
             )
 
     @abstractmethod
-    def own_rows(self) -> Iterable[GridRow]:
-        """What the entries of a kind say beside this."""
+    def entry_rows(self) -> Iterable[GridRow]:
+        """Return the rows of the entry, from the keys of its kind alone."""
 
 
 class NamedRow(Entry):
@@ -100,7 +100,7 @@ class NamedRow(Entry):
     component_off: _Component = ""
     paper_score: float | None = None
 
-    def own_rows(self) -> Iterable[GridRow]:
+    def entry_rows(self) -> Iterable[GridRow]:
         return [GridRow(self.row, self.row, self.component_off, self.paper_score)]
 
 
@@ -110,7 +110,7 @@ class WithoutComponents(Entry):
     without_components: Literal[True]
     paper_scores: dict[_Component, float] = {}
 
-    def own_rows(self) -> Iterable[GridRow]:
+    def entry_rows(self) -> Iterable[GridRow]:
         for name in component_names():
             switch, score = f"components.{name}.enabled=false", self.paper_scores.get(name)
             yield GridRow(f"without {name}", "vapo", name, score, overrides=(switch,))
@@ -121,7 +121,7 @@ class _Combinations(Entry):
 
     paper_scores: list[float | None] | None = None
 
-    def rows_of(self, combinations: Sequence[dict[str, Any]]) -> Iterator[GridRow]:
+    def combination_rows(self, combinations: Sequence[dict[str, Any]]) -> Iterator[GridRow]:
         scores = self.paper_scores or [None] * len(combinations)
         if len(scores) != len(combinations):
             raise ValueError(f"{len(scores)} paper_scores for {len(combinations)} rows")
@@ -138,9 +138,11 @@ class Product(_Combinations):
 
     product: dict[str, Annotated[list[Any], Field(min_length=1)]]
 
-    def own_rows(self) -> Iterable[GridRow]:
-        chosen = itertools.product(*self.product.values())
-        return self.rows_of([dict(zip(self.product, values, strict=True)) for values in chosen])
+    def entry_rows(self) -> Iterable[GridRow]:
+        combinations = itertools.product(*self.product.values())
+        return self.combination_rows(
+            [dict(zip(self.product, values, strict=True)) for values in combinations]
+        )
 
 
 class RowList(_Combinations):
@@ -148,8 +150,8 @@ class RowList(_Combinations):
 
     items: list[Annotated[dict[str, Any], Field(min_length=1)]] = Field(alias="list")
 
-    def own_rows(self) -> Iterable[GridRow]:
-        return self.rows_of(self.items)
+    def entry_rows(self) -> Iterable[GridRow]:
+        return self.combination_rows(self.items)
 
 
 _KINDS: dict[str, type[Entry]] = {
@@ -167,7 +169,10 @@ class _File(_Block):
 
 
 def read_grid(path: Path) -> Grid:
-    """Raises: UserError that names the file, the line and the key."""
+    """Read the rows of a grid file.
+
+    Raises: UserError that names the file, the line and the key.
+    """
     layer = read_text(text_of(path, option="--grid"), str(path))
     entries = describe(FitConfig)
     layer = as_spelled(layer, entries, _config_key)
@@ -198,7 +203,7 @@ def read_grid(path: Path) -> Grid:
 
 
 def _config_key(path: str) -> str:
-    """The config's key that a value of a grid file sets; of another value, its own path."""
+    """Return the config key that a value of a grid file sets; other values keep their own path."""
     in_row = re.fullmatch(r"rows\.\d+\.(overrides|product|list\.\d+)\.(.+)", path)
     if in_row is None:
         return path
@@ -206,32 +211,32 @@ def _config_key(path: str) -> str:
     return re.sub(r"\.\d+", "", key, count=1) if kind == "product" else key
 
 
-def choose_rows(grid: Grid, chosen: Sequence[str]) -> Grid:
-    """The grid with only these rows, in its own order; nothing chosen: all of them.
+def choose_rows(grid: Grid, row_texts: Sequence[str]) -> Grid:
+    """Return the grid with the named rows alone, in the grid's order; without texts, all rows.
 
     Each text names one row, or several with commas between them; a row's own name may have
-    commas. Without its full system the grid has no comparison.
+    commas, too. A grid that loses its full system has no comparison.
 
-    Raises: UserError for a name that is no row's, with the nearest that is.
+    Raises: UserError for a name that no row has, with the nearest name of a row.
     """
-    if not chosen:
+    if not row_texts:
         return grid
-    known = [row.name for row in grid.rows]
-    names = {name for text in chosen for name in _split_names(text, known)}
+    row_names = [row.name for row in grid.rows]
+    names = {name for text in row_texts for name in _split_names(text, row_names)}
     full_system = grid.full_system if grid.full_system in names else None
     rows = tuple(row for row in grid.rows if row.name in names)
     return dataclasses.replace(grid, full_system=full_system, rows=rows)
 
 
-def _split_names(text: str, known: Sequence[str]) -> Iterator[str]:
-    """The longest known name first: `eps_low 0.1, eps_high 0.2` is one row's."""
+def _split_names(text: str, row_names: Sequence[str]) -> Iterator[str]:
+    """Split at commas, but take the longest name of a row: `eps_low 0.1, eps_high 0.2` is one."""
     parts = text.split(",")
     while parts:
         for end in range(len(parts), 0, -1):
-            if (name := ",".join(parts[:end]).strip()) in known:
+            if (name := ",".join(parts[:end]).strip()) in row_names:
                 break
         else:
-            hint = f"{_did_you_mean(name, known)} rows: {'; '.join(known)}".strip()
+            hint = f"{_did_you_mean(name, row_names)} rows: {'; '.join(row_names)}".strip()
             raise UserError(f"--rows: the grid has no row '{name}'; {hint}")
         yield name
         del parts[:end]
@@ -241,35 +246,35 @@ _T = TypeVar("_T", bound=BaseModel)
 
 
 def _checked(kind: type[_T], content: Mapping[str, Any], layer: Layer, prefix: str) -> _T:
-    """The content as a block of this kind; the first fault in it is the error."""
+    """Return the content as a block of this kind; the error names one fault in it."""
     try:
         return kind.model_validate(content)
     except ValidationError as error:
-        # an unknown key first: it is often the one that is missing, misspelt
+        # An unknown key comes first: it is often the missing key, misspelt.
         fault = min(error.errors(), key=lambda fault: fault["type"] != "extra_forbidden")
         names = [prefix, *(str(part) for part in fault["loc"] if part != "[key]")]
         key = ".".join(name for name in names if name)
         if fault["type"] == "extra_forbidden":
-            known = [field.alias or name for name, field in kind.model_fields.items()]
-            said = _unknown(str(fault["loc"][-1]), known)
+            field_names = [field.alias or name for name, field in kind.model_fields.items()]
+            message = _unknown(str(fault["loc"][-1]), field_names)
         elif fault["type"] == "value_error":
-            said = str(fault["ctx"]["error"])
+            message = str(fault["ctx"]["error"])
         elif fault["type"] == "missing":
-            said = "is missing"
+            message = "is missing"
         else:
-            said = f"{fault['msg']}, got {fault['input']!r}"
-        raise UserError(f"{layer.place(key)}: {key}: {said}") from None
+            message = f"{fault['msg']}, got {fault['input']!r}"
+        raise UserError(f"{layer.place(key)}: {key}: {message}") from None
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    known = list(known)
-    hint = _did_you_mean(name, known) or f"known: {', '.join(known)}"
+def _unknown(name: str, names: Iterable[str]) -> str:
+    names = list(names)
+    hint = _did_you_mean(name, names) or f"known: {', '.join(names)}"
     return f"unknown key '{name}'; {hint}"
 
 
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The nearest, if one is near; letters of the other case are."""
-    by_lower = {one.lower(): one for one in known}
+def _did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Name the nearest known name, if one is near; upper and lower case do not matter."""
+    by_lower = {known_name.lower(): known_name for known_name in names}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1)
     return f"did you mean '{by_lower[close[0]]}'?" if close else ""
 
@@ -279,5 +284,5 @@ def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def as_text(value: Any) -> str:
-    """As an override or a grid file has it."""
+    """Return the text of a value as an override or a grid file would have it."""
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""When two tasks have one result: equal config, equal code, equal models to start from."""
+"""Identities of tasks. Equal ones have equal results: the same config, code and start models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.system.installation import __version__
 
 _PACKAGE = Path(__file__).parents[1]
-# Parts of the package that no training process loads: changing them reruns nothing. What trains
-# the critics of `vapo critics` is not among them: their results belong to it.
+# Parts of the package that no training process loads: a change of them reruns nothing. The code
+# that trains the critics of `vapo critics` is not in the list: their results depend on it.
 _AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/simulation",
                "studies/run_hours.py", "studies/critics/report.py", "cli.py",
                "commands/command_line.py", "commands/command_table.py", "commands/early_checks.py",
@@ -25,10 +25,10 @@ _AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/simulation",
 
 
 def task_identity(config: FitConfig) -> str:
-    """12 hex digits: of the values that decide a run's numbers, the code, the model folders.
+    """Return 12 hex digits of all that decides a run's numbers: config, code and model folders.
 
-    Left out: where the run is written and recorded, credentials, and the number of threads,
-    which depends on `--jobs`.
+    They do not depend on where the run is written and recorded, on credentials, or on the number
+    of threads, which depends on `--jobs`.
     """
     tree = deciding_tree(config)
     del tree["output_dir"], tree["tracking"], tree["trainer"]["num_threads"]
@@ -40,10 +40,10 @@ def task_identity(config: FitConfig) -> str:
 
 @lru_cache(maxsize=1)
 def code_version() -> str:
-    """The package's version and a digest of the sources that a training process can load.
+    """Return the package's version and a digest of the sources that a training process can load.
 
-    The digest stands for the commit: it also holds outside a checkout, tells apart two states
-    of uncommitted changes, and stays when a commit changes no code.
+    The digest takes the place of a commit: it also exists outside a checkout, differs between two
+    states of uncommitted changes, and stays the same when a commit changes no code.
     """
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):

@@ -1,4 +1,4 @@
-"""Starting runs: as processes of this host, or as jobs of a Slurm cluster through submitit."""
+"""Starts runs, as processes of this host or as jobs of a Slurm cluster, through submitit."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 def fit_command(config: Path, checkpoint: Path | None) -> list[str]:
-    """`vapo fit` in this Python."""
+    """Return the command line of `vapo fit` with this Python; it resumes from a `checkpoint`."""
     command = python_command("vapo", "fit", "--config", str(config))
     return command if checkpoint is None else [*command, "--ckpt_path", str(checkpoint)]
 
 
 @dataclass
 class LocalHandle:
+    """A run that is a process of this host. `slot` is its number among the runs at a time."""
+
     process: subprocess.Popen[bytes]
     slot: int
 
@@ -43,11 +45,11 @@ class LocalHandle:
         return self.process.poll()
 
     def interrupt(self) -> None:
-        """Send what Ctrl-C sends, so that the run ends its MLflow run."""
+        """Send the signal of Ctrl-C, so that the run can still end its MLflow run."""
         self.process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """The whole process group, by force."""
+        """End the whole process group by force."""
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -55,11 +57,10 @@ class LocalHandle:
 
 @dataclass
 class LocalLauncher:
-    """`jobs` runs at a time on this host, each with its share of the cores and its own GPUs.
+    """Starts up to `jobs` runs at a time on this host, each with a share of the cores and GPUs.
 
-    A run stops at its next safe point when this process ends, however it ends.
-
-    `keep_open`: a file descriptor that the runs inherit (the sweep's lock).
+    A run stops at its next safe point when this process ends, however it ends. The runs inherit
+    the file descriptor `keep_open` (the sweep's lock).
     """
 
     jobs: int
@@ -88,16 +89,18 @@ class LocalLauncher:
         return self._started[-1]
 
     def environment(self, slot: int, devices: int) -> dict[str, str]:
-        """Threads by slot; GPUs round robin, `devices` for each run."""
+        """Return the environment of a slot's run: its threads, and `devices` GPUs, round robin."""
         environment = python_environment() | {STARTER: str(os.getpid())}
         environment.update(dict.fromkeys(_THREAD_VARIABLES, str(self.num_threads)))
         if self.gpus:
-            chosen = [self.gpus[(slot * devices + k) % len(self.gpus)] for k in range(devices)]
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(chosen))
+            run_gpus = [self.gpus[(slot * devices + k) % len(self.gpus)] for k in range(devices)]
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(dict.fromkeys(run_gpus))
         return environment
 
 
 class SlurmHandle:
+    """A run that is a job of a cluster."""
+
     def __init__(self, job: Any, log: Path) -> None:
         self.job = job
         self.log = log
@@ -107,7 +110,7 @@ class SlurmHandle:
         if self.returncode is None and self.job.done():
             try:
                 self.returncode = int(self.job.result())
-            except Exception as error:  # lost, timed out, cancelled: submitit's own kinds
+            except Exception as error:  # submitit's: the job was lost, timed out or cancelled
                 with self.log.open("a") as log:
                     log.write(f"\nthe job {self.job.job_id} did not end by itself: {error}\n")
                 self.returncode = 1
@@ -117,19 +120,19 @@ class SlurmHandle:
         self.job.cancel()
 
     def kill(self) -> None:
-        """The cluster ends a job that was cancelled, by force after a time of its own."""
+        """Do nothing: after a while the cluster itself ends a cancelled job by force."""
 
 
 class SlurmLauncher:
-    """Each run is one job. Cores and GPUs are the job's own, so nothing is assigned here.
+    """Starts each run as a job, which has cores and GPUs for itself; nothing is assigned here.
 
     `parameters` go to submitit (`timeout_min=600`, `slurm_partition=gpu`, `cpus_per_task=8`);
     `cluster=local` runs the jobs as processes of this host, to try the launcher out.
 
-    Raises: UserError: submitit is not installed, or refuses the parameters.
+    Raises: UserError when submitit is not installed, or refuses the parameters.
     """
 
-    num_threads: int | None = None  # left to the run itself
+    num_threads: int | None = None  # the run itself decides
 
     def __init__(self, folder: Path, parameters: Mapping[str, str]) -> None:
         try:
@@ -154,9 +157,9 @@ class SlurmLauncher:
 
 
 def read_parameter(key: str, text: str) -> Any:
-    """A parameter's value in YAML; a time as `1:30`, which is a number there, is its text.
+    """Read a parameter's value as YAML. A time such as `1:30`, a number in YAML, stays a text.
 
-    Raises: UserError: it is no YAML.
+    Raises: UserError when the text is not valid YAML.
     """
     try:
         return text if other_number(text) else yaml.safe_load(text)
@@ -166,14 +169,14 @@ def read_parameter(key: str, text: str) -> Any:
 
 
 def run_logged(command: list[str], log: str) -> int:
-    """Runs inside the job: the process, its output at the end of `log`; returns its exit code.
+    """Run a command inside a job, append its output to `log`, and return its exit code.
 
-    The run stops where its job's process is killed alone.
+    The run also stops when the process of the job, and only that one, is killed.
     """
     environment = os.environ | {STARTER: str(os.getpid())}
     with open(log, "ab") as output:
-        done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    return done.returncode
+        process = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
+    return process.returncode
 
 
 Launcher = LocalLauncher | SlurmLauncher
@@ -184,9 +187,9 @@ def num_cores() -> int:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this process may use, without loading torch."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
-        return [gpu.strip() for gpu in chosen.split(",") if gpu.strip() not in ("", "-1")]
+    """Return the ids of the GPUs that this process may use, without loading torch."""
+    variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if variable is not None:
+        return [gpu.strip() for gpu in variable.split(",") if gpu.strip() not in ("", "-1")]
     indices = output_of(["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"], timeout_s=10)
     return (indices or "").split()

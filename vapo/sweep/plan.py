@@ -1,11 +1,11 @@
-"""What a sweep runs: every row with every seed, and the value pretrainings that they share.
+"""Plans what a sweep runs: every row with every seed, and the value pretrainings that they share.
 
-**Sharing.** Rows whose pretrained critics would be the same start from one critic. What the
-critic depends on is everything in the config except `_NO_INFLUENCE`, the list of what provably
-does not reach value pretraining: there the policy is fixed, the targets are Monte-Carlo
-returns, and only the critic is updated. A key that nobody thought of counts as an influence,
-which costs a pretraining and never gives a row the wrong critic. Group sampling is one: it
-decides which prompts the critic sees, so `without group_sampling` pretrains its own.
+**Sharing.** Rows whose pretrained critics would be the same start from one critic. The critic
+depends on every config key except those in `_NO_INFLUENCE`, which provably do not reach value
+pretraining: there the policy is fixed, the targets are Monte-Carlo returns, and only the critic
+is updated. A key that is missing from the list counts as an influence, which costs a pretraining
+but never gives a row the wrong critic. Group sampling is an influence: it decides which prompts
+the critic sees, so `without group_sampling` has a pretraining for itself.
 
 **Equal prompts.** Value pretraining is a run of its own (`training.num_iterations=0`). The rows
 then have `critic.init=<its critic>` and no iterations of it, so that the policy phase of every
@@ -52,14 +52,18 @@ _RULED_BY_SURROGATE = {
     "gspo": (*_CLIP, "components.token_level_loss", "algorithm.sequence_reduction"),
     **dict.fromkeys(("cispo", "dis", "dppo_tv"), _CLIP),
 }
-# What a fair comparison holds equal, beside the rollouts of an iteration.
+# A fair comparison keeps these equal, and the number of responses of an iteration.
 _BUDGET = ("training", "data", "rollouts", "evaluation", "actor.path")
 _BOOKKEEPING = ("output_dir", "tracking", "seed", "trainer.num_threads")
 
 
 @dataclass(frozen=True)
 class Task:
-    """One process. `identity` is its config's and code's; `needs` a pretraining's identity."""
+    """One process: the run of a row and a seed, or a value pretraining.
+
+    `identity` is a digest of its config and code (`task_identity`). `needs` is the identity of the
+    value pretraining that must finish first, None if there is none.
+    """
 
     row: GridRow
     seed: int
@@ -70,15 +74,17 @@ class Task:
 
     @property
     def name(self) -> str:
-        of = "value pretraining of " if self.is_pretraining else ""
-        return f"{of}{self.row.name}/{self.seed}"
+        prefix = "value pretraining of " if self.is_pretraining else ""
+        return f"{prefix}{self.row.name}/{self.seed}"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`tasks` in the order of work, each after what it needs; `row_configs` as the user gave them.
+    """The tasks of a sweep.
 
-    Two rows of one config are one task; `assigned` says which task a (row, seed) is.
+    `tasks` are in the order of work: each comes after the task that it needs. `row_configs` has
+    each row's config as the user gave it. `assigned` maps a row's name and a seed to the identity
+    of its task; rows with equal configs share one task.
     """
 
     grid: Grid
@@ -89,31 +95,31 @@ class Plan:
     assigned: dict[tuple[str, int], str]
 
     def shares(self, seed: int) -> dict[str, list[str]]:
-        """Identity of each value pretraining of a seed -> the rows that start from its critic."""
+        """Map the identity of each value pretraining of a seed to the rows that use its critic."""
         rows: dict[str, list[str]] = {}
         needs = {task.identity: task.needs for task in self.tasks}
         for row in self.grid.rows:
-            if (first := needs[self.assigned[row.name, seed]]) is not None:
-                rows.setdefault(first, []).append(row.name)
+            if (pretraining := needs[self.assigned[row.name, seed]]) is not None:
+                rows.setdefault(pretraining, []).append(row.name)
         return rows
 
 
 def make_plan(
     grid: Grid, files: Sequence[Path], overrides: Sequence[str], seeds: Sequence[int]
 ) -> Plan:
-    """Compose every row over the base (files, then overrides), and find what can be shared.
+    """Compose every row's config, and find the value pretrainings that rows can share.
 
-    Raises: UserError for a config that is wrong; a row's names the row.
+    Raises: UserError when a config is wrong; for a row's config it names the row.
     """
     base, row_configs = compose_rows(grid, files, overrides)
     assigned: dict[tuple[str, int], str] = {}
     tasks: dict[str, Task] = {}
     for seed in seeds:
-        chosen = [_tasks_of(row, row_configs[row.name], base, seed) for row in grid.rows]
-        firsts = [pretraining for pretraining, _ in chosen if pretraining is not None]
+        row_tasks = [_tasks_of(row, row_configs[row.name], base, seed) for row in grid.rows]
+        firsts = [pretraining for pretraining, _ in row_tasks if pretraining is not None]
         for first in sorted(firsts, key=lambda task: task.row.name != grid.full_system):
-            tasks.setdefault(first.identity, first)  # named after the full system if that shares it
-        for row, (_, task) in zip(grid.rows, chosen, strict=True):
+            tasks.setdefault(first.identity, first)  # has the full system's name if it shares it
+        for row, (_, task) in zip(grid.rows, row_tasks, strict=True):
             tasks.setdefault(task.identity, task)
             assigned[row.name, seed] = task.identity
     return Plan(grid, tuple(seeds), base, row_configs, tuple(tasks.values()), assigned)
@@ -122,9 +128,9 @@ def make_plan(
 def compose_rows(
     grid: Grid, files: Sequence[Path], overrides: Sequence[str]
 ) -> tuple[FitConfig, dict[str, FitConfig]]:
-    """The base config (files, then overrides), and every row's over it.
+    """Return the base config (files, then overrides) and each row's config, merged over it.
 
-    Raises: UserError for a config that is wrong; a row's names the row.
+    Raises: UserError when a config is wrong; for a row's config it names the row.
     """
     for texts, place in ((overrides, ""), *((row.overrides, row.name) for row in grid.rows)):
         if any(text.partition("=")[0].strip() == "seed" for text in texts):
@@ -137,8 +143,8 @@ def compose_rows(
     for row in grid.rows:
         with about(f"row '{row.name}' of the grid"):
             files_of_row = read_files(row.configs, below=layers)
-            own = [*files_of_row, read_overrides(row.overrides, entries, folder=row.folder)]
-            composed = compose_layers(FitConfig, [*layers, *own])
+            row_layers = [*files_of_row, read_overrides(row.overrides, entries, folder=row.folder)]
+            composed = compose_layers(FitConfig, [*layers, *row_layers])
             check_learning_rates(composed.config)
             row_configs[row.name] = composed.config
     return base, row_configs
@@ -147,7 +153,7 @@ def compose_rows(
 def _tasks_of(
     row: GridRow, config: FitConfig, base: FitConfig, seed: int
 ) -> tuple[Task | None, Task]:
-    """The row's value pretraining, if it has one, and its run."""
+    """Return the task of the row's value pretraining, None if it has none, and that of its run."""
     config = replace(config, seed=seed)
     if not resolve(config).value_pretraining_iterations:
         return None, Task(row, seed, config, task_identity(config))
@@ -165,17 +171,18 @@ def _tasks_of(
 
 
 def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
-    """The run that only pretrains; what has no influence is taken from `other`.
+    """Return the config of the run that only pretrains the critic of `config`.
 
-    From the base for the run itself, and from the schema's defaults for its identity, so that
-    a critic is found again whatever else the base changes.
+    The keys without influence on value pretraining have the values of `other`. This is the base
+    config for the run itself. For the run's identity it is the schema's defaults, so that a
+    critic is found again whatever else the base config changes.
     """
     for key in _NO_INFLUENCE:
         if key in _RULED_BY_SURROGATE.get(config.algorithm.surrogate, ()):
-            continue  # another value may be refused, and the surrogate stays the row's
+            continue  # the row's surrogate stays, and may not go with another value
         config = set_key(config, key, value_at(other, key))
-        taken = config.from_environment.taking(key, other.from_environment)
-        config = replace(config, from_environment=taken)
+        sources = config.from_environment.taking(key, other.from_environment)
+        config = replace(config, from_environment=sources)
     # Values are only mixed for the policy. Some mixtures need groups, which a row may not have.
     config = set_key(config, "algorithm.baseline", BaselineConfig())
     config = set_key(config, "training.num_iterations", 0)
@@ -183,9 +190,10 @@ def pretraining_config(config: FitConfig, other: FitConfig) -> FitConfig:
 
 
 def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
-    """The row's own run, after its value pretraining: the component stays on.
+    """Return the config of a row's run that starts from a pretrained critic.
 
-    It starts with the trained head, whatever that started at.
+    The component stays on, with 0 iterations. The run starts with the trained value head, whatever
+    `critic.head.start` says of a new one.
     """
     config = set_key(config, "critic.init", critic)
     if config.critic.head.start != "as_loaded":
@@ -194,51 +202,55 @@ def start_from_critic(config: FitConfig, critic: str) -> FitConfig:
 
 
 def set_key(config: Any, key: str, value: Any) -> Any:
-    """A copy of a config with another value, or another block, at a dotted key."""
+    """Return a copy of a config with another value, or another block, at a dotted key."""
     name, _, rest = key.partition(".")
     return replace(config, **{name: set_key(getattr(config, name), rest, value) if rest else value})
 
 
 def differences(config: FitConfig, base: FitConfig) -> list[Change]:
-    """From the base's values to this one's, as they are written; bookkeeping is left out."""
-    before, after = flatten_written(base), flatten_written(config)
+    """List the keys whose written values differ between two configs, without bookkeeping keys."""
+    base_values, values = flatten_written(base), flatten_written(config)
     return [
-        Change(key, as_text(before.get(key)), as_text(after.get(key)))
-        for key in before | after
-        if before.get(key) != after.get(key) and not is_under(key, _BOOKKEEPING)
+        Change(key, as_text(base_values.get(key)), as_text(values.get(key)))
+        for key in base_values | values
+        if base_values.get(key) != values.get(key) and not is_under(key, _BOOKKEEPING)
     ]
 
 
 def budget_differences(plan: Plan) -> Iterator[str]:
-    """Lines on rows that do not have the full system's (or the first row's) budget."""
+    """Yield a line for each row whose budget is not the full system's (or the first row's)."""
     expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
-        found = [
+        changes = [
             f"{change.key} {change.after} (not {change.before})"
             for change in differences(config, expected)
             if is_under(change.key, _BUDGET)
         ]
-        now, before = resolve(config).num_responses, resolve(expected).num_responses
-        if now != before:
-            found.append(f"{now} responses (not {before})")
-        if found:
-            yield f"{name}: {', '.join(found)}"
+        num_responses, expected_responses = (
+            resolve(config).num_responses,
+            resolve(expected).num_responses,
+        )
+        if num_responses != expected_responses:
+            changes.append(f"{num_responses} responses (not {expected_responses})")
+        if changes:
+            yield f"{name}: {', '.join(changes)}"
 
 
 def describe_size(plan: Plan) -> str:
-    first = sum(task.is_pretraining for task in plan.tasks)
+    num_pretrainings = sum(task.is_pretraining for task in plan.tasks)
     seeds = f"seed{'s' * (len(plan.seeds) > 1)} {', '.join(map(str, plan.seeds))}"
-    runs = f"{_count(len(plan.tasks) - first, 'run')} and {_count(first, 'value pretraining')}"
+    num_runs = len(plan.tasks) - num_pretrainings
+    runs = f"{_count(num_runs, 'run')} and {_count(num_pretrainings, 'value pretraining')}"
     rows = _count(len(plan.grid.rows), "row")
     return f"sweep {plan.grid.name}: {rows}, {seeds}: {runs}, each a process of its own"
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def describe_plan(plan: Plan, command: str) -> str:
-    """Markdown: what is run, with which budget, and what each row changes."""
+    """Describe in Markdown what is run, with which budget, and what each row changes."""
     reference = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     shares = plan.shares(plan.seeds[0])
     lines = [

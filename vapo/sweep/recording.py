@@ -1,4 +1,4 @@
-"""A sweep in MLflow: the parent run, and the names and tags of its children."""
+"""Records a sweep in MLflow: its parent run, and the names and tags of the runs below it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from vapo.tracking.sink import active_run
 from vapo.tracking.stores import locate_store
 
 _MAX_PARAM = 6000
-_MAX_NOTE = 5000  # MLflow bounds a tag; the table of the report goes above
+_MAX_NOTE = 5000  # MLflow limits a tag, and the report's table is put above this text
 
 
 class Parent:
-    """The parent run of a sweep folder: the same one for every start in this folder.
+    """The parent run of a sweep folder; every sweep that is started in the folder has the same.
 
-    Its artifact `sweep.json` lists the rows in order and the run of each (row, seed); a report
-    reads it. Once it exists, a store that fails does not end the sweep: `note` gets one line, and
-    everything is recorded again when the next run ends.
+    Its artifact `sweep.json`, which a report reads, lists the rows in order and the run of each
+    row and seed. Once the parent run exists, a store that fails does not end the sweep: `note`
+    gets one line, and everything is recorded again when the next run ends.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Parent:
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
-        """The address of its charts on a server, or the command that serves it."""
+        """Return the address of the run's charts on a server, or the command that serves them."""
         return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
 
     def curves_page(self) -> str | None:
-        """On a server, the address of the curves of all its runs, one beside the other."""
+        """Return the address of a chart with all runs' curves; None without a server or runs."""
         ids = (self.outcomes[identity].mlflow_run_id for identity in self.plan.assigned.values())
         run_ids = dict.fromkeys(run_id for run_id in ids if run_id)
         if not self.store.is_http or not run_ids:
@@ -94,15 +94,15 @@ class Parent:
         return str(run.info.run_id)
 
     def child_config(self, task: Task, config: FitConfig) -> FitConfig:
-        """The task's config with the MLflow name and tags of its run."""
+        """Return the task's config with the MLflow name and tags of its run."""
         tags = {**config.tracking.tags, **self.child_tags(task)}
         base = self.plan.base
         uri = base.tracking.uri
         if self.store.database is not None and not is_from_environment(base, "tracking.uri"):
             uri = self.store.uri
         tracking = replace(config.tracking, uri=uri, run_name=task.name, tags=tags)
-        known = config.from_environment.taking("tracking.uri", base.from_environment)
-        return replace(config, tracking=tracking, from_environment=known)
+        sources = config.from_environment.taking("tracking.uri", base.from_environment)
+        return replace(config, tracking=tracking, from_environment=sources)
 
     def child_tags(self, task: Task) -> dict[str, str]:
         row, grid = task.row, self.plan.grid
@@ -132,7 +132,7 @@ class Parent:
         return tags
 
     def ended(self, task: Task, outcome: Outcome) -> None:
-        """Take in how a task ended, and record all that is known by now.
+        """Note how a task ended, and record the sweep's present state.
 
         Raises: OSError if `sweep.json` cannot be written in the sweep's folder.
         """
@@ -142,27 +142,27 @@ class Parent:
         self._record()
         if outcome.was_done and (run_id := outcome.mlflow_run_id):
             tags = self.child_tags(task)
-            with contextlib.suppress(MlflowException):  # gone from the store: the report says so
-                before = self.client.get_run(run_id).data.tags.get(NOTE_TAG, "")
-                if before.startswith(SCORE_START):
-                    tags[NOTE_TAG] = with_score(tags[NOTE_TAG], before.partition("\n\n")[0])
+            with contextlib.suppress(MlflowException):  # the run was deleted; the report says so
+                old_note = self.client.get_run(run_id).data.tags.get(NOTE_TAG, "")
+                if old_note.startswith(SCORE_START):
+                    tags[NOTE_TAG] = with_score(tags[NOTE_TAG], old_note.partition("\n\n")[0])
                 for key, value in tags.items():
                     self.client.set_tag(run_id, key, value)
 
     def _log_scores(self) -> None:
-        """Of each row the mean over its seeds that have finished, and the best of these.
+        """Log each row's mean score over its finished seeds, and the best of these means.
 
-        As metrics, at the number of runs that have ended.
+        The step of these metrics is the number of runs that have ended.
         """
         from mlflow.entities import Metric, RunTag
 
-        found = defaultdict(list)
+        scores_by_row = defaultdict(list)
         for (row, _), identity in self.plan.assigned.items():
             if (score := self.outcomes[identity].score) is not None:
-                found[row].append(score)
-        if not found:
+                scores_by_row[row].append(score)
+        if not scores_by_row:
             return
-        scores = {row: fmean(values) for row, values in found.items()}
+        scores = {row: fmean(values) for row, values in scores_by_row.items()}
         best = max(scores, key=scores.__getitem__)
         values = {"sweep/best_score": scores[best]} | {
             self._metric_keys[row]: scores[row] for row in scores
@@ -173,7 +173,7 @@ class Parent:
         self.client.log_batch(self.run_id, metrics=metrics, tags=[RunTag("best_row", best)])
 
     def abandoned(self, attempt: Path) -> None:
-        """Mark a run that was killed before its first checkpoint: another one replaces it."""
+        """Mark a run as abandoned: it was killed before a checkpoint, and is started anew."""
         from mlflow.exceptions import MlflowException
 
         if run_id := read_record(attempt).get("mlflow_run_id"):
@@ -182,7 +182,7 @@ class Parent:
                 self.client.set_tag(run_id, "role", "abandoned")
 
     def _write(self) -> str:
-        """Write `sweep.json` in the sweep's folder; its text."""
+        """Write `sweep.json` in the sweep's folder, and return its text."""
         text = json.dumps(self.contents(), indent=2)
         write_text(self.path, text + "\n")
         return text
@@ -196,7 +196,7 @@ class Parent:
 
     @contextlib.contextmanager
     def _store_may_fail(self) -> Iterator[None]:
-        """What the store raises becomes a note, one until it has taken everything again."""
+        """Turn the store's errors in this block into one note, until it has taken all again."""
         from mlflow.exceptions import MlflowException
         from requests import RequestException
         from sqlalchemy.exc import SQLAlchemyError
@@ -217,27 +217,30 @@ class Parent:
         grid, tasks = self.plan.grid, {task.identity: task for task in self.plan.tasks}
 
         def entry(identity: str) -> dict[str, Any]:
-            shown = ("state", "mlflow_run_id", "run_dir")
-            outcome = {key: getattr(self.outcomes[identity], key) for key in shown}
+            fields = ("state", "mlflow_run_id", "run_dir")
+            outcome = {key: getattr(self.outcomes[identity], key) for key in fields}
             return {"identity": identity, **outcome}
 
-        of_row = ("system", "component_off", "paper_score")
+        row_fields = ("system", "component_off", "paper_score")
         return {
             "parent_run_id": self.run_id,
             "grid": grid.name,
             "full_system": grid.full_system,
             "rows": [
-                {"row": row.name, **{key: getattr(row, key) for key in of_row}} for row in grid.rows
+                {"row": row.name, **{key: getattr(row, key) for key in row_fields}}
+                for row in grid.rows
             ],
             "runs": [
-                {"row": row, "seed": seed, **entry(of), "needs": tasks[of].needs}
-                for (row, seed), of in self.plan.assigned.items()
+                {"row": row, "seed": seed, **entry(identity), "needs": tasks[identity].needs}
+                for (row, seed), identity in self.plan.assigned.items()
             ],
-            "value_pretrainings": [entry(of) for of in tasks if tasks[of].is_pretraining],
+            "value_pretrainings": [
+                entry(identity) for identity in tasks if tasks[identity].is_pretraining
+            ],
         }
 
     def close(self, status: str) -> None:
-        """End the parent run; what the store has not taken of it is tried once more."""
+        """End the parent run; first try once more to record what the store has not taken."""
         if self._is_behind:
             self._record()
         with self._store_may_fail():
@@ -245,10 +248,10 @@ class Parent:
 
 
 def metric_keys(rows: Sequence[str]) -> dict[str, str]:
-    """The metric of each row: `sweep/` and its name, with `_` for what MLflow does not allow.
+    """Return each row's metric: `sweep/` and the row's name, `_` for characters MLflow forbids.
 
-    Where that would be another row's, or `sweep/best_score`, its number in the grid follows:
-    `sweep/a_b/2`.
+    Where another row would have the same metric, or it would be `sweep/best_score`, the row's
+    number in the grid follows: `sweep/a_b/2`.
     """
     safe = [re.sub(r"[^\w. :-]|^\.*$", "_", row) for row in rows]  # dots alone are no name
     return {

@@ -1,4 +1,4 @@
-"""How a sweep's runs are stopped: all are told at once, and a further signal kills what is left."""
+"""Stops a sweep's runs: a first signal asks all of them at once, a second one kills the rest."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vapo.system.process import ending_signals
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 STOP_S = 15.0
-"""Runs have so long to reach a safe point and to close what they record."""
+"""The time in which runs can reach a safe point and close their records."""
 
 _POLL_S = 0.05
 
@@ -23,61 +23,61 @@ class Stoppable(Protocol):
     """A started run."""
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the run's exit code, or None while it runs."""
 
     def interrupt(self) -> None:
-        """Ask it to stop, as Ctrl-C does; at once."""
+        """Ask the run to stop, as Ctrl-C does, without waiting for it."""
 
     def kill(self) -> None:
-        """End it with all that it has started."""
+        """End the run by force, with all that it has started."""
 
 
 class SweepSignals:
-    """The signals that end a sweep: the first one ends the work, and further ones are counted.
+    """Handles the signals that end a sweep: the first one is raised, further ones are counted.
 
-    So none is raised between the start of a run and the place where it is noted down, and none
-    breaks off the stopping of the others.
+    A signal between the start of a run and its entry in the list of running ones is deferred, and
+    no signal interrupts the stopping of the runs.
     """
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._is_held = False
+        self._is_deferred = False
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """A block in which this object takes the signals.
+    def catching(self) -> Iterator[None]:
+        """Handle the signals in this block.
 
-        Raises: KeyboardInterrupt, StopRequested: at the first signal.
+        Raises: KeyboardInterrupt or StopRequested at the first signal.
         """
         with ending_signals(self._take, SIGNALS):
             yield
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """A part of the block that the first signal does not break off; it is raised at the end."""
-        self._is_held = True
+    def deferred(self) -> Iterator[None]:
+        """Defer a first signal to the end of this block, which is a part of that of `catching`."""
+        self._is_deferred = True
         try:
             yield
         finally:
-            self._is_held = False
+            self._is_deferred = False
         if self._numbers:
             self._raise()
 
     def stop(self, runs: Sequence[Stoppable]) -> None:
-        """Tell all runs to stop, then wait; after `STOP_S`, or at a further signal, kill them."""
-        self._is_held = True
+        """Ask all runs to stop and wait; after `STOP_S`, or at a second signal, kill the rest."""
+        self._is_deferred = True
         for run in runs:
             run.interrupt()
-        left, deadline = list(runs), time.monotonic() + STOP_S
-        while left and time.monotonic() < deadline and len(self._numbers) < 2:
+        running, deadline = list(runs), time.monotonic() + STOP_S
+        while running and time.monotonic() < deadline and len(self._numbers) < 2:
             time.sleep(_POLL_S)
-            left = [run for run in left if run.poll() is None]
-        for run in left:
+            running = [run for run in running if run.poll() is None]
+        for run in running:
             run.kill()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         self._numbers.append(number)
-        if len(self._numbers) == 1 and not self._is_held:
+        if len(self._numbers) == 1 and not self._is_deferred:
             self._raise()
 
     def _raise(self) -> None:

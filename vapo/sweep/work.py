@@ -1,4 +1,4 @@
-"""Working through the tasks: what is ready is started, what ends is reported, failures are kept."""
+"""Works through a sweep's tasks: starts those that are ready, and reports those that end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
-from vapo.sweep.display import Running, SweepDisplay, seconds_left
+from vapo.sweep.display import RunningTask, SweepDisplay, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
@@ -23,7 +23,8 @@ _POLL_S = 0.2
 class Work:
     """Runs tasks, at most `jobs` at a time, each after the one that it needs.
 
-    `prepare` gives a task's config its MLflow names and tags; `ended` is called with every outcome.
+    `prepare` gives a task's config its MLflow name and tags. `ended` is called with every task's
+    outcome, `abandoned` with the folder of a run that is started anew.
     """
 
     tasks: Sequence[Task]
@@ -35,16 +36,19 @@ class Work:
     abandoned: Callable[[Path], None] = lambda attempt: None
     display: SweepDisplay = field(default_factory=SweepDisplay)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    running: list[Running] = field(default_factory=list)
+    running: list[RunningTask] = field(default_factory=list)
     signals: SweepSignals = field(default_factory=SweepSignals)
 
     def run(self) -> dict[str, Outcome]:
-        """Outcome by identity. A signal that ends it stops the running processes first."""
+        """Run all tasks, and return their outcomes by identity.
+
+        A signal or an error stops the running processes before it is raised.
+        """
         for task in self.tasks:
             if (outcome := TaskFolder(self.sweep_dir, task).finished()) is not None:
                 self._settle(task, outcome)
         waiting = [task for task in self.tasks if task.identity not in self.outcomes]
-        with self.signals.taken():
+        with self.signals.catching():
             try:
                 with self.display:
                     while waiting or self.running:
@@ -60,15 +64,19 @@ class Work:
 
     def _start_ready(self, waiting: list[Task]) -> None:
         for task in list(waiting):
-            needed = None if task.needs is None else self.outcomes.get(task.needs)
-            if needed is not None and needed.state != "finished":
+            pretraining_outcome = None if task.needs is None else self.outcomes.get(task.needs)
+            if pretraining_outcome is not None and pretraining_outcome.state != "finished":
                 waiting.remove(task)
-                first = next(one for one in self.tasks if one.identity == task.needs)
-                of = "" if first.row.name == task.row.name else f" ({first.name})"
-                log = TaskFolder(self.sweep_dir, first).log
-                reason = f"its value pretraining failed{of}; log: {log}"
+                pretraining = next(
+                    other_task for other_task in self.tasks if other_task.identity == task.needs
+                )
+                row_note = "" if pretraining.row.name == task.row.name else f" ({pretraining.name})"
+                log = TaskFolder(self.sweep_dir, pretraining).log
+                reason = f"its value pretraining failed{row_note}; log: {log}"
                 self._settle(task, Outcome("blocked", reason=reason))
-            elif len(self.running) < self.jobs and (task.needs is None or needed is not None):
+            elif len(self.running) < self.jobs and (
+                task.needs is None or pretraining_outcome is not None
+            ):
                 waiting.remove(task)
                 self._start(task)
 
@@ -87,9 +95,11 @@ class Work:
             config = set_key(config, "trainer.num_threads", self.launcher.num_threads)
         folder.config.write_text(to_yaml(self.prepare(task, config)))
         command, devices = fit_command(folder.config, checkpoint), config.trainer.devices
-        with self.signals.held():
+        with self.signals.deferred():
             handle = self.launcher.start(task.name, command, folder.log, devices=devices)
-            self.running.append(Running(task, folder, handle, was_resumed=checkpoint is not None))
+            self.running.append(
+                RunningTask(task, folder, handle, was_resumed=checkpoint is not None)
+            )
         how = "resumes from a checkpoint" if checkpoint else "started"
         self.display.line(f"        {task.name} {how}")
 
@@ -104,11 +114,11 @@ class Work:
 
     def _settle(self, task: Task, outcome: Outcome) -> None:
         self.outcomes[task.identity] = outcome
-        left = self._seconds_left()
-        about = "" if left is None else f"; about {format_seconds(left)} left"
+        remaining_s = self._seconds_left()
+        about = "" if remaining_s is None else f"; about {format_seconds(remaining_s)} left"
         total = str(len(self.tasks))
-        done = f"[{len(self.outcomes):>{len(total)}}/{total}]"
-        self.display.line(f"{done} {task.name} {_describe(outcome)}{about}")
+        progress = f"[{len(self.outcomes):>{len(total)}}/{total}]"
+        self.display.line(f"{progress} {task.name} {_describe(outcome)}{about}")
         if outcome.state == "failed":
             lines = [f"    | {line}" for line in outcome.reason.splitlines()]
             log = TaskFolder(self.sweep_dir, task).log
@@ -116,7 +126,7 @@ class Work:
         self.ended(task, outcome)
 
     def _counts(self) -> str:
-        """`3 of 14 finished, 1 failed, 2 running, 8 to come`."""
+        """Return the state in words: `3 of 14 finished, 1 failed, 2 running, 8 to come`."""
         states = [outcome.state for outcome in self.outcomes.values()]
         numbers = {
             "failed": states.count("failed"),
@@ -124,7 +134,7 @@ class Work:
             "running": len(self.running),
             "to come": len(self.tasks) - len(states) - len(self.running),
         }
-        parts = [f"{number} {what}" for what, number in numbers.items() if number]
+        parts = [f"{number} {state}" for state, number in numbers.items() if number]
         return ", ".join([f"{states.count('finished')} of {len(self.tasks)} finished", *parts])
 
     def _seconds_left(self) -> float | None:

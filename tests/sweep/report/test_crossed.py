@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from vapo.sweep.grid import GridRow
-from vapo.sweep.report.crossed import crossed, half_width, paired
+from vapo.sweep.report.crossed import half_width, paired_differences, score_table
 from vapo.sweep.report.estimates import compare, estimate
 from vapo.sweep.report.render import as_csv, markdown
 from vapo.sweep.report.rows import SCORE
@@ -104,14 +104,14 @@ def named(values: Sequence[float]) -> dict[str, float]:
 def test_only_what_all_seeds_were_asked_is_crossed() -> None:
     a, b = named([0.1, 0.2, 0.3]), named([0.3, 0.4, 0.5])
     reordered = dict(reversed(b.items()))
-    table = crossed([a, reordered])
+    table = score_table([a, reordered])
     assert table is not None
     assert table.tolist() == [[0.1, 0.2, 0.3], [0.3, 0.4, 0.5]]
-    assert crossed([a]) is None
-    assert crossed([a, {}]) is None
-    assert crossed([{}, {}]) is None
-    assert crossed([a, {"other": 1.0, **dict(list(b.items())[1:])}]) is None
-    assert paired([a, a], [reordered, {"p0": 0.0}]) == [
+    assert score_table([a]) is None
+    assert score_table([a, {}]) is None
+    assert score_table([{}, {}]) is None
+    assert score_table([a, {"other": 1.0, **dict(list(b.items())[1:])}]) is None
+    assert paired_differences([a, a], [reordered, {"p0": 0.0}]) == [
         pytest.approx({"p0": -0.2, "p1": -0.2, "p2": -0.2}),
         {},
     ]

@@ -1,1 +1,1 @@
-"""What recorded runs come to: the table with intervals, and the figures."""
+"""The report on recorded runs: a table with intervals, and figures."""

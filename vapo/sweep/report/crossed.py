@@ -1,4 +1,4 @@
-"""Intervals over seeds and prompts together, where all seeds were asked the same prompts."""
+"""Intervals over seeds and prompts together, for seeds that were scored on the same prompts."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ PromptMeans = Mapping[str, float]
 """The share of correct responses to each prompt, by the prompt's digest."""
 
 
-def crossed(seeds: Sequence[PromptMeans]) -> np.ndarray | None:
-    """The scores as a table of a row for each seed and a column for each prompt. [S, P]
+def score_table(seeds: Sequence[PromptMeans]) -> np.ndarray | None:
+    """Return the scores as a table with a row for each seed and a column for each prompt. [S, P]
 
-    None where it has no interval: with less than two seeds or two prompts, or where the seeds were
-    asked different prompts.
+    Returns None where the table has no interval: with fewer than two seeds or two prompts, or
+    where the seeds were scored on different prompts.
     """
-    if len(seeds) < 2 or len(seeds[0]) < 2 or any(one.keys() != seeds[0].keys() for one in seeds):
+    if (
+        len(seeds) < 2
+        or len(seeds[0]) < 2
+        or any(means.keys() != seeds[0].keys() for means in seeds)
+    ):
         return None
-    return np.array([[one[prompt] for prompt in seeds[0]] for one in seeds])
+    return np.array([[means[prompt] for prompt in seeds[0]] for means in seeds])
 
 
 def half_width(scores: np.ndarray) -> float:
-    """Half the 95 % interval of the mean of a table of seeds and prompts, both drawn at random.
+    """Return half the width of the 95 % interval of the mean of a table of seeds and prompts.
+
+    Both seeds and prompts count as drawn at random.
 
     With S seeds, P prompts and the mean squares of the two-way table without replication,
         MS_S  = P sum_s (mean_s - mean)^2 / (S - 1)
@@ -53,14 +59,16 @@ def half_width(scores: np.ndarray) -> float:
 
 @lru_cache(maxsize=256)
 def quantile(degrees: float) -> float:
-    """Student's t: 97.5 % of its values are below this one."""
+    """Return the 97.5 % quantile of Student's t distribution with these degrees of freedom."""
     return float(students_t.ppf(0.975, degrees))
 
 
-def paired(rows: Sequence[PromptMeans], others: Sequence[PromptMeans]) -> list[dict[str, float]]:
-    """The differences of two rows on the same seeds, prompt by prompt.
+def paired_differences(
+    rows: Sequence[PromptMeans], others: Sequence[PromptMeans]
+) -> list[dict[str, float]]:
+    """Return the differences of two rows on the same seeds, prompt by prompt.
 
-    A seed whose two runs were asked different prompts has none.
+    A seed whose two runs were scored on different prompts has an empty mapping.
     """
     both = zip(rows, others, strict=True)
     return [

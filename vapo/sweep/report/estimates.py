@@ -1,4 +1,4 @@
-"""A mean over seeds, its interval, and the difference of two rows; scores are in per cent."""
+"""Means over seeds with their intervals, and differences of rows. Scores are in per cent."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import permutation_test
 
-from vapo.sweep.report.crossed import PromptMeans, crossed, half_width, paired, quantile
+from vapo.sweep.report.crossed import (
+    PromptMeans,
+    half_width,
+    paired_differences,
+    quantile,
+    score_table,
+)
 
-ROUNDING = 1e-9  # per cent: what float arithmetic may leave of a difference of 0
-COLLAPSE_SPREAD = 10.0  # points of standard deviation over seeds; of one kind they have 2 to 6
+ROUNDING = 1e-9  # per cent: float arithmetic may turn a difference of 0 into this
+COLLAPSE_SPREAD = 10.0  # points of standard deviation; without a collapse it is 2 to 6
 _MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 Over = Literal["", "seeds", "prompts", "seeds and prompts"]
-"""What an interval takes as drawn at random: all else it holds as it was."""
+"""What an interval takes as drawn at random; it takes everything else as fixed."""
 
 
 @dataclass(frozen=True)
 class MeanOfSeeds:
-    """A mean; `interval` None where one run, or none that can be paired, gives no spread.
+    """A mean over seeds, and its 95 % interval.
 
-    Where seeds collapse it is None too: `seeds` has each one's number then, and a difference the
-    `p` of a permutation test. With one seed in five collapsed, t-intervals of five cover the mean
-    in 67 % of the cases, not in 95.
+    `interval` is None where the spread is unknown: with one run, or when runs cannot be paired. It
+    is also None where some seeds collapse. Then `seeds` has each seed's number, and a difference
+    has the `p` of a permutation test: with one seed in five collapsed, t-intervals of five seeds
+    cover the mean in 67 % of the cases, not in 95 %.
     """
 
     mean: float
@@ -37,9 +44,10 @@ class MeanOfSeeds:
 
     @property
     def is_clear(self) -> bool | None:
-        """Whether the interval leaves zero out, by more than what float arithmetic may add; of
-        seeds that collapse, whether p is below 5 %. None where nothing is known of how training
-        runs spread."""
+        """Whether the interval excludes 0 by more than rounding or, with a `p`, whether p < 5 %.
+
+        None where it is unknown how much training runs differ.
+        """
         if self.p is not None:
             return self.p < 0.05
         if self.interval is None or self.over == "prompts":
@@ -48,25 +56,26 @@ class MeanOfSeeds:
 
 
 def estimate(values: Sequence[float], prompts: Sequence[PromptMeans] = ()) -> MeanOfSeeds:
-    """Mean +- t(0.975, n - 1) s / sqrt(n), or each seed where some collapse.
+    """Return the mean +- t(0.975, n - 1) s / sqrt(n), or each seed's number where some collapse.
 
-    With what each seed made of the `prompts`, shares that all seeds have of the same ones, the
-    interval is over seeds and prompts together. A single seed has one over its prompts alone.
+    `prompts` has each seed's share of correct responses to each prompt. If all seeds have the same
+    prompts, the interval is over seeds and prompts together. A single seed has an interval over
+    its prompts alone.
     """
     mean = fmean(values)
     if len(values) < 2:
-        return of_one_seed(mean, prompts[0]) if prompts else MeanOfSeeds(mean)
+        return estimate_one_seed(mean, prompts[0]) if prompts else MeanOfSeeds(mean)
     if stdev(values) > COLLAPSE_SPREAD:
         return MeanOfSeeds(mean, seeds=tuple(values))
-    if (scores := crossed(prompts)) is not None:
+    if (scores := score_table(prompts)) is not None:
         half = 100 * half_width(scores)
         return MeanOfSeeds(mean, (mean - half, mean + half), over="seeds and prompts")
     half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
     return MeanOfSeeds(mean, (mean - half, mean + half), over="seeds")
 
 
-def of_one_seed(mean: float, prompts: PromptMeans) -> MeanOfSeeds:
-    """One run's mean, with Student's interval over its prompts where these are four or more."""
+def estimate_one_seed(mean: float, prompts: PromptMeans) -> MeanOfSeeds:
+    """Return one run's mean, with Student's interval over its prompts if there are four or more."""
     if len(prompts) < _MIN_PROMPTS:
         return MeanOfSeeds(mean)
     error = 100 * stdev(prompts.values()) / math.sqrt(len(prompts))
@@ -79,21 +88,22 @@ def compare(
     full: Mapping[int, float],
     prompts: tuple[Mapping[int, PromptMeans], Mapping[int, PromptMeans]] = ({}, {}),
 ) -> tuple[MeanOfSeeds, str]:
-    """Row minus full system: paired where the seeds are common, else Welch's interval.
+    """Return the difference of a row and the full system, and whether it is paired or unpaired.
 
-    Seeds fix prompts, evaluation and value pretraining, so pairing takes their part of the
-    spread out. Where seeds collapse the p value is of a permutation test: the signs of paired
-    differences, or the rows of unpaired runs, are as likely as any other if the rows are alike.
-    With `prompts`, of both rows by seed, pairs are of a seed and a prompt.
+    With common seeds the runs are paired, otherwise the interval is Welch's. A seed fixes prompts,
+    evaluation and value pretraining, so pairing removes their part of the spread. Where seeds
+    collapse, p is that of a permutation test, which flips the signs of paired differences or
+    permutes the rows of unpaired runs. With both rows' `prompts`, by seed, the pairs are pairs of
+    a seed and a prompt.
     """
     common = sorted(scores.keys() & full.keys())
     if len(common) >= 2 or (common and min(len(scores), len(full)) < 2):
         differences = [scores[seed] - full[seed] for seed in common]
-        mine, theirs = ([one.get(seed, {}) for seed in common] for one in prompts)
-        found = estimate(differences, paired(mine, theirs))
-        if found.seeds:
-            found = replace(found, p=_permutation_p([differences], "samples"))
-        return found, "paired"
+        mine, theirs = ([row_prompts.get(seed, {}) for seed in common] for row_prompts in prompts)
+        result = estimate(differences, paired_differences(mine, theirs))
+        if result.seeds:
+            result = replace(result, p=_permutation_p([differences], "samples"))
+        return result, "paired"
     both = [list(values.values()) for values in (scores, full)]
     mean = fmean(both[0]) - fmean(both[1])
     if min(map(len, both)) < 2:
@@ -115,7 +125,7 @@ def _permutation_p(samples: Sequence[Sequence[float]], kind: str) -> float:
         means = [np.mean(values, axis=axis) for values in samples]
         return means[0] - sum(means[1:])
 
-    found = permutation_test(
+    result = permutation_test(
         samples, difference, permutation_type=kind, vectorized=True, rng=np.random.default_rng(0)
     )
-    return float(found.pvalue)
+    return float(result.pvalue)

@@ -1,4 +1,4 @@
-"""The figures: training curves, value pretraining, and diagnostics by token position."""
+"""Draws the figures: training curves, value pretraining, and diagnostics by token position."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vapo.sweep.report.style import house_style, line_styles
 
 Points = Mapping[float, float]
 Band = Mapping[float, Sequence[float]]
-"""At each x the values of a row's seeds."""
+"""Maps each x to the values of a row's seeds there."""
 _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
 _WHEN = ("first", "last")
@@ -38,19 +38,21 @@ _POSITION_PANELS = {
 
 @dataclass(frozen=True)
 class Drawing:
+    """A figure with its caption; `name` is its files' name without a suffix."""
+
     name: str
     caption: str
     figure: Figure
 
 
 def draw_all(collection: Collection) -> Iterator[Drawing]:
-    """Every figure that the runs have data for. Close each one when it is written."""
+    """Yield every figure for which the runs have data. The caller closes each after use."""
     runs, full_system = collection.runs, collection.full_system
     with house_style():
         for suffix, about, rows in row_groups(collection):
-            most = max(sum(run.row == row for run in runs) for row in rows)
-            note = f"Lines: means of up to {most} seeds; shade: lowest to highest."
-            about += f". {note}" if most > 1 else ". "
+            num_seeds = max(sum(run.row == row for run in runs) for row in rows)
+            note = f"Lines: means of up to {num_seeds} seeds; shade: lowest to highest."
+            about += f". {note}" if num_seeds > 1 else ". "
             if figure := curves(runs, rows, PANELS, full_system):
                 caption = (
                     "Score, response length, reward, entropy, explained variance of the critic "
@@ -72,33 +74,33 @@ def draw_all(collection: Collection) -> Iterator[Drawing]:
 
 
 def row_groups(collection: Collection) -> Iterator[tuple[str, str, list[str]]]:
-    """Suffix, words for the caption, rows: no figure has more lines than a reader can distinguish.
+    """Yield groups of rows, so that no figure has more lines than a reader can distinguish.
 
-    The ablation's systems and its rows without a component are two groups; the full system is
-    in each.
+    A group is a suffix for the figure's name, words for its caption, and its rows. The ablation's
+    systems and its rows without a component are in different groups; the full system is in each.
     """
-    drawn = {run.row for run in collection.runs}
-    rows = [row for row in collection.rows if row.name in drawn]
+    rows_with_runs = {run.row for run in collection.runs}
+    rows = [row for row in collection.rows if row.name in rows_with_runs]
     full = [row.name for row in rows if row.name == collection.full_system]
-    others = [row for row in rows if row.name not in full]
+    other_rows = [row for row in rows if row.name not in full]
     parts: list[tuple[str, str, list[GridRow]]] = [
-        ("_systems", "; systems", [row for row in others if not row.component_off]),
-        ("_components", "; without a component", [row for row in others if row.component_off]),
+        ("_systems", "; systems", [row for row in other_rows if not row.component_off]),
+        ("_components", "; without a component", [row for row in other_rows if row.component_off]),
     ]
-    if len(rows) <= _MAX_LINES and not all(chosen for *_, chosen in parts):
-        parts = [("", "", others)]
-    for suffix, about, chosen in parts:
+    if len(rows) <= _MAX_LINES and not all(group for *_, group in parts):
+        parts = [("", "", other_rows)]
+    for suffix, about, group in parts:
         limit = _MAX_LINES - len(full)
-        for start in range(0, len(chosen), limit):
-            number = f"_{start // limit + 1}" if len(chosen) > limit else ""
-            part = [row.name for row in chosen[start : start + limit]]
+        for start in range(0, len(group), limit):
+            number = f"_{start // limit + 1}" if len(group) > limit else ""
+            part = [row.name for row in group[start : start + limit]]
             yield suffix + number, about, part + full
-    if not others and full:
+    if not other_rows and full:
         yield "", "", full
 
 
 def _panels(num_panels: int, height: float, rows: Sequence[str], **share: Any) -> Any:
-    """A figure with two panels a line, and its axes, below each other in an array."""
+    """Return a figure with two panels in each line, and the array of its axes."""
     lines, size = -(-num_panels // 2), (_WIDTH, height + legend_height(rows))
     return pyplot.subplots(lines, 2, figsize=size, squeeze=False, layout="constrained", **share)
 
@@ -111,17 +113,22 @@ def curves(
     *,
     pretraining: bool = False,
 ) -> Figure | None:
-    """Metrics, by their titles, against the policy's steps, or iterations of value pretraining."""
+    """Draw metrics against the policy's steps, or against iterations of value pretraining.
+
+    `panels` maps each metric to its title. Returns None where no run has any of the metrics.
+    """
     points = partial(points_of, pretraining=pretraining)
     bands = {key: row_bands(runs, rows, partial(points, key=key)) for key in panels}
-    bands = {key: found for key, found in bands.items() if found}
+    bands = {key: row_values for key, row_values in bands.items() if row_values}
     if not bands:
         return None
-    rows = [row for row in rows if any(row in found for found in bands.values())][:_MAX_LINES]
+    rows = [row for row in rows if any(row in row_values for row_values in bands.values())][
+        :_MAX_LINES
+    ]
     styles = line_styles(rows, full_system)
     figure, axes = _panels(len(bands), 2.2 * -(-len(bands) // 2) + 0.2, rows, sharex=True)
-    for axis, (key, found) in zip(axes.flat, bands.items(), strict=False):
-        draw_bands(axis, {row: found[row] for row in rows if row in found}, styles)
+    for axis, (key, row_values) in zip(axes.flat, bands.items(), strict=False):
+        draw_bands(axis, {row: row_values[row] for row in rows if row in row_values}, styles)
         axis.set_ylabel(panels[key])
         if pretraining and key == "critic/explained_variance":
             _draw_zero(axis)
@@ -139,7 +146,8 @@ def curves(
 def position_figure(
     runs: Sequence[RunRecord], rows: Sequence[str], full_system: str | None
 ) -> Figure | None:
-    """VC-PPO's diagnostics. Left: the first policy iteration, right: the last."""
+    """Draw VC-PPO's diagnostics by token position: on the left the first policy iteration, on the
+    right the last. Returns None where no run has them."""
     styles = line_styles(rows, full_system)
     data = {
         (column, when): row_bands(runs, rows, partial(position_points, when=when, column=column))
@@ -173,43 +181,46 @@ def _draw_zero(axis: Axes) -> None:
 def draw_bands(
     axis: Axes, bands: Mapping[str, Band], styles: Mapping[str, Mapping[str, Any]]
 ) -> None:
-    """Lines with about eight markers each; a shade where there are several seeds."""
-    for row, one in bands.items():
-        x, color = list(one), styles[row]["color"]
-        mean, low, high = ([of(values) for values in one.values()] for of in (fmean, min, max))
+    """Draw a line with about eight markers for each row, and a shade where it has several seeds."""
+    for row, band in bands.items():
+        x, color = list(band), styles[row]["color"]
+        mean, low, high = (
+            [reduce(values) for values in band.values()] for reduce in (fmean, min, max)
+        )
         axis.plot(x, mean, markevery=max(1, len(x) // 8), **styles[row])
-        if len(one[x[0]]) > 1:
-            shade = min(0.15, 0.35 / len(bands))  # several lie on top of each other
+        if len(band[x[0]]) > 1:
+            shade = min(0.15, 0.35 / len(bands))  # lighter for many: they overlap
             axis.fill_between(x, low, high, color=color, alpha=shade, lw=0)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=7))
 
 
-def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], drawn: Any) -> None:
-    """One legend below the panels, of the rows that are in any of them."""
-    present = [row for row in styles if any(row in bands for bands in drawn)]
+def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], panel_bands: Any) -> None:
+    """Add one legend below the panels, with the rows that any of them has."""
+    present = [row for row in styles if any(row in bands for bands in panel_bands)]
     handles = [pyplot.Line2D([], [], label=row, **styles[row]) for row in present]
     columns, where = min(legend_columns(present), len(handles)), "outside lower center"
     figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, handlelength=3.6)
 
 
 def legend_columns(labels: Sequence[str]) -> int:
-    """As many as fit the page's width at the legend's size."""
+    """Return the number of legend columns that fit the page's width."""
     longest = max(map(len, labels), default=0)
     return 4 if longest <= 18 else 3 if longest <= 32 else 2
 
 
 def legend_height(labels: Sequence[str]) -> float:
-    """Inches, which the panels do not have to give up."""
+    """Return the legend's height in inches, which is added to the panels' height."""
     return 0.16 * -(-len(labels) // legend_columns(labels))
 
 
 def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
-    """A metric against the policy's optimizer steps, or against iterations of value pretraining.
+    """Return a run's metric against policy steps, or against iterations of value pretraining.
 
-    The score is in per cent. Iterations count from 1, and value pretraining is not on the axis of
-    the policy's steps. There x is the number of steps of the policy that the value belongs to: an
-    iteration's rollouts are those of the policy before its update, an evaluation's of the one
-    after it. Entropy, logged at every step, is averaged over the iteration, at its beginning.
+    The score is in per cent. Iterations of value pretraining count from 1; the axis of policy
+    steps leaves them out. A policy step x is the number of updates of the policy that a value
+    belongs to. An iteration's rollouts belong to the policy before its update, an evaluation to
+    the policy after it. Values logged at every step, such as the entropy, are averaged over the
+    iteration and stand at its beginning.
     """
     values, steps, phase = (
         run.history.get(name, {}) for name in (key, "progress/policy_steps", "progress/phase")
@@ -217,33 +228,32 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     if key == SCORE:
         return {steps.get(step, 0.0): 100 * value for step, value in sorted(values.items())}
     points: dict[float, float] = {}
-    before, number = 0, 0
+    previous_step, number = 0, 0
     for step in sorted(phase):
         if bool(phase[step]) != pretraining:
             number += 1
-            if inside := [v for at, v in values.items() if before < at <= step and v == v]:
-                points[number if pretraining else steps.get(before, 0.0)] = fmean(inside)
-        before = step
+            if inside := [v for at, v in values.items() if previous_step < at <= step and v == v]:
+                points[number if pretraining else steps.get(previous_step, 0.0)] = fmean(inside)
+        previous_step = step
     return points
 
 
 def row_bands(
     runs: Sequence[RunRecord], rows: Sequence[str], points: Callable[[RunRecord], Points]
 ) -> dict[str, Band]:
-    """Of each row with points its band; an x that a seed lacks, because it is shorter, is out."""
+    """Return the band of each row that has points; each x must be in the points of all seeds."""
     bands: dict[str, Band] = {}
     for row in rows:
-        found = [seed for run in runs if run.row == row and (seed := points(run))]
-        if found and (shared := set.intersection(*map(set, found))):
-            bands[row] = {x: [seed[x] for seed in found] for x in sorted(shared)}
+        seed_points = [seed for run in runs if run.row == row and (seed := points(run))]
+        if seed_points and (shared := set.intersection(*map(set, seed_points))):
+            bands[row] = {x: [seed[x] for seed in seed_points] for x in sorted(shared)}
     return bands
 
 
 def position_points(run: RunRecord, when: str, column: str) -> Points:
-    """`column` of the diagnostics at the `first` or `last` iteration of the policy phase.
+    """Return a column of the position diagnostics at the `first` or `last` policy iteration.
 
-    A position is drawn as far as every seed has it and at least 5 % of the responses' tokens
-    that the first position has.
+    Positions with fewer than 5 % of the tokens that the first position has are left out.
     """
     tables = [table for table in run.positions if table["phase"] == "policy_optimization"]
     tables.sort(key=lambda table: int(table["iteration"]))

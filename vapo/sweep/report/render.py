@@ -1,4 +1,4 @@
-"""The table as Markdown, CSV and a page of HTML."""
+"""Renders the table as Markdown, as CSV and as a page of HTML."""
 
 from __future__ import annotations
 
@@ -41,32 +41,32 @@ _TITLES = {FRESH: "fresh prompts, %", RECENT: "last policies, %", AVERAGE: "aver
 def columns(
     collection: Collection, table: Sequence[RowResult]
 ) -> dict[str, Callable[[RowResult], str]]:
-    """Title -> the text of a row's cell."""
-    shown: dict[str, Callable[[RowResult], str]] = {
+    """Map each column's title to the function that returns the text of a row's cell."""
+    cells: dict[str, Callable[[RowResult], str]] = {
         "row": lambda row: row.name,
         "seeds": lambda row: str(row.num_runs),
         "score, %": lambda row: _estimate(row.score),
     }
     full = collection.full_system
     if full:
-        shown[f"difference to {full}"] = lambda row: _difference(row)
+        cells[f"difference to {full}"] = lambda row: _difference(row)
     for key in shown_scores(table):
-        shown[_TITLES[key]] = _other(key, is_difference=False)
+        cells[_TITLES[key]] = _other(key, is_difference=False)
         if full and key == FRESH:
-            shown["difference, fresh"] = _other(key, is_difference=True)
+            cells["difference, fresh"] = _other(key, is_difference=True)
     if any(row.paper_score is not None for row in collection.rows):
-        shown["paper"] = lambda row: _number(row.paper_score)
+        cells["paper"] = lambda row: _number(row.paper_score)
         if full:
-            shown["paper's difference"] = lambda row: _number(row.paper_difference, signed=True)
-            shown["sign"] = _sign
-    return shown
+            cells["paper's difference"] = lambda row: _number(row.paper_difference, signed=True)
+            cells["sign"] = _sign
+    return cells
 
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
-    shown = columns(collection, table)
-    lines = [_markdown_row(map(markdown_cell, shown)), "|---|" + "---:|" * (len(shown) - 1)]
+    cells = columns(collection, table)
+    lines = [_markdown_row(map(markdown_cell, cells)), "|---|" + "---:|" * (len(cells) - 1)]
     for row in table:
-        texts = [markdown_cell(cell(row)) for cell in shown.values()]
+        texts = [markdown_cell(cell(row)) for cell in cells.values()]
         if row.name == collection.full_system:
             texts = [f"**{text}**" if text else "" for text in texts]
         lines.append(_markdown_row(texts))
@@ -79,7 +79,7 @@ def _markdown_row(cells: Iterable[str]) -> str:
 
 
 def as_csv(table: Sequence[RowResult]) -> str:
-    """Numbers, unrounded; empty where there is none."""
+    """Return the table's numbers, unrounded, as CSV; a missing number is an empty cell."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(_CSV_COLUMNS)
@@ -98,13 +98,13 @@ def as_csv(table: Sequence[RowResult]) -> str:
 def page(
     collection: Collection, table: Sequence[RowResult], figures: Mapping[str, tuple[str, Path]]
 ) -> str:
-    """One file that holds everything. `figures`: name -> (caption, PNG)."""
-    shown = columns(collection, table)
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in shown)
+    """Return the report as one HTML file. `figures` maps each name to its caption and PNG file."""
+    cells = columns(collection, table)
+    head = "".join(f"<th>{html.escape(title)}</th>" for title in cells)
     body = ""
     for row in table:
         mark = ' class="full"' if row.name == collection.full_system else ""
-        data = "".join(f"<td>{html.escape(cell(row))}</td>" for cell in shown.values())
+        data = "".join(f"<td>{html.escape(cell(row))}</td>" for cell in cells.values())
         body += f"<tr{mark}>{data}</tr>"
     below = "".join(f"<p>{html.escape(line)}</p>" for line in conclusion(collection, table))
     for caption, path in figures.values():
@@ -129,7 +129,7 @@ def _estimate(value: MeanOfSeeds | None, *, signed: bool = False) -> str:
     text = f"{value.mean:{sign}.1f}"
     if value.interval:
         text += f" [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
-    seeds = ", ".join(f"{one:{sign}.1f}" for one in value.seeds)
+    seeds = ", ".join(f"{seed_mean:{sign}.1f}" for seed_mean in value.seeds)
     p = "" if value.p is None else f"p {value.p:.2g}"
     return f"{text} ({'; '.join(filter(None, (seeds, p)))})" if seeds or p else text
 
@@ -141,19 +141,23 @@ def _difference(row: RowResult) -> str:
 
 def _other(key: str, *, is_difference: bool) -> Callable[[RowResult], str]:
     def cell(row: RowResult) -> str:
-        found = row.others.get(key)
-        if found is None:
+        comparison = row.others.get(key)
+        if comparison is None:
             return ""
-        value = found.difference if is_difference else found.score
+        value = comparison.difference if is_difference else comparison.score
         return _estimate(value, signed=is_difference)
 
     return cell
 
 
 def _other_numbers(row: RowResult, key: str) -> list[float | str | None]:
-    found = row.others.get(key)
-    both = (None, None) if found is None else (found.score, found.difference)
-    return [cell for one in both for cell in (*_numbers(one), None if one is None else one.over)]
+    comparison = row.others.get(key)
+    estimates = (None, None) if comparison is None else (comparison.score, comparison.difference)
+    return [
+        cell
+        for estimate in estimates
+        for cell in (*_numbers(estimate), None if estimate is None else estimate.over)
+    ]
 
 
 def _number(value: float | None, *, signed: bool = False) -> str:
@@ -161,7 +165,7 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 
 def _sign(row: RowResult) -> str:
-    """A difference of exactly 0 says all; any other is clear, not shown, or has no interval."""
+    """Return a row's sign, and whether its difference is clear, where it has an interval."""
     if row.sign not in ("agrees", "differs") or row.is_shown is None:
         return row.sign
     return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"

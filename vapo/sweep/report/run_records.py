@@ -1,4 +1,4 @@
-"""One run as a report needs it: its metrics, and what its policies made of single prompts."""
+"""A run as a report needs it: its metrics, and its scores of single prompts."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PANELS = {
     "critic/explained_variance": "explained variance",
     "actor/clip_fraction_high": "upper clip fraction",
 }
-"""What is drawn against the policy's steps, and its title."""
+"""Maps the metrics that are drawn against the policy's steps to their titles."""
 RECENT, FRESH, AVERAGE = "eval/recent_avg_at_k", "fresh/accuracy", "average_policy/avg_at_k"
 KIND_OF_SCORE = {SCORE: "evaluation", AVERAGE: "average"}
-"""Of a score the kind of line in `prompt_scores.jsonl` that it is the mean of."""
+"""Maps a score to the kind of line in `prompt_scores.jsonl` whose prompts it is the mean of."""
 _ROUNDING = 1e-6
 SCORES = (SCORE, FRESH, RECENT, AVERAGE)
 HISTORIES = (
@@ -33,11 +33,11 @@ HISTORIES = (
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run.
+    """A run with its record.
 
-    `history`: metric -> step -> value; `positions`: the position diagnostics; `heldout`:
-    names the prompts that it was scored on, None where it recorded none. `scores` has those of
-    single prompts; it is empty for runs that recorded none.
+    `history` maps a metric to its values by step, and `positions` has the tables of the position
+    diagnostics. `heldout` identifies the prompts on which the run was scored, None where it did
+    not record them. `scores` has the scores of single prompts, if the run recorded any.
     """
 
     run_id: str
@@ -49,15 +49,22 @@ class RunRecord:
     scores: PromptHistory = field(default_factory=PromptHistory)
 
     def score(self, within: int | None = None, key: str = SCORE) -> float | None:
-        """A metric, avg@k, at the last evaluation, or at the last within so many policy steps."""
+        """Return a score at its last evaluation, or at the last one `within` so many policy steps.
+
+        Returns None where there is no such evaluation.
+        """
         steps = self.history.get("progress/policy_steps", {})
         scores = self.history.get(key, {})
-        known = [at for at in scores if within is None or steps.get(at, 0) <= within]
-        return scores[max(known)] if known else None
+        steps_with_score = [
+            step for step in scores if within is None or steps.get(step, 0) <= within
+        ]
+        return scores[max(steps_with_score)] if steps_with_score else None
 
     def prompt_means(self, key: str, within: int | None = None) -> Mapping[str, float]:
-        """What the policies of a score made of each prompt; nothing where that is not recorded, or
-        its mean is not the score."""
+        """Return the share of correct responses to each prompt of which a score is the mean.
+
+        The result is empty where the run did not record it, or where its mean is not the score.
+        """
         means: Mapping[str, float] = {}
         if key == FRESH and within is None:
             fresh = self.scores.fresh()
@@ -66,8 +73,10 @@ class RunRecord:
         elif key == RECENT:
             means = self.scores.recent(within)[0]
         elif key in KIND_OF_SCORE:
-            found = self.scores.evaluated(KIND_OF_SCORE[key], within)
-            means = {} if found is None else found.means
+            evaluation = self.scores.evaluated(KIND_OF_SCORE[key], within)
+            means = {} if evaluation is None else evaluation.means
         score = self.score(within, key)
-        is_it = bool(means) and score is not None and abs(fmean(means.values()) - score) < _ROUNDING
-        return means if is_it else {}
+        matches_score = (
+            bool(means) and score is not None and abs(fmean(means.values()) - score) < _ROUNDING
+        )
+        return means if matches_score else {}

@@ -1,4 +1,4 @@
-"""Runs as a report needs them, read from MLflow: of a sweep, by id, or of an experiment."""
+"""Reads runs for a report from MLflow: those of a sweep or of an experiment, or runs by id."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.sweep.folders import SWEEP_RECORD, pretraining_of
+from vapo.sweep.folders import SWEEP_RECORD, pretraining_identity
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import (
     CRITIC_INIT,
-    Recorded,
-    as_recorded,
+    RecordedRun,
     facts_of,
-    prompts_of,
+    make_recorded_run,
+    prompt_digests,
     separate_rows,
-    usable,
+    usable_runs,
 )
 from vapo.sweep.report.run_records import HISTORIES, RunRecord
 from vapo.tracking.metric_names import stored_names
@@ -35,11 +35,11 @@ _PAGE = 1000
 
 @dataclass(frozen=True)
 class Collection:
-    """The runs of one report, at most one of each row and seed.
+    """The runs of one report, at most one for each row and seed.
 
-    `notes`: sentences on how the rows were separated and which runs were left out, failed or are
-    not in the store. `within`: the table takes the last evaluation within so many optimizer
-    steps of the policy; None: the last of the run.
+    `notes` are sentences on how the rows were separated, and on runs that were left out, failed or
+    are missing from the store. The table uses the last evaluation `within` so many optimizer steps
+    of the policy; None means the run's last evaluation.
 
     Raises: UserError if the full system is not one of the rows.
     """
@@ -69,9 +69,11 @@ class Reader:
     def sweep(
         self, parent_run_id: str, full_system: str | None = None, *, named: str = "--sweep"
     ) -> Collection:
-        """A sweep's runs, by its record; raises UserError if the run is no sweep's parent.
+        """Read the runs of the sweep with this parent run.
 
-        `named`: where the id is from, for the errors.
+        `named` says in errors where the id is from.
+
+        Raises: UserError if the run is missing, or is not the parent of a sweep.
         """
         self._run(parent_run_id, named)
         try:
@@ -82,20 +84,20 @@ class Reader:
                 "so it is not the parent of a sweep; give the id that `vapo sweep` printed, or use "
                 "--runs"
             ) from None
-        lost = "finished, but not in the store or without an evaluation"
+        lost_reason = "finished, but not in the store or without an evaluation"
         runs, pretrainings, missing = [], [], []
         for entry in record["runs"]:
-            one, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
-            if state == "finished" and one is not None:
-                runs.append(self._record(one, entry["row"], entry["seed"]))
+            recorded, state = self._evaluated(entry["mlflow_run_id"]), entry["state"]
+            if state == "finished" and recorded is not None:
+                runs.append(self._record(recorded, entry["row"], entry["seed"]))
             else:
-                why = lost if state == "finished" else state
-                missing.append(f"{entry['row']}/{entry['seed']} ({why})")
+                reason = lost_reason if state == "finished" else state
+                missing.append(f"{entry['row']}/{entry['seed']} ({reason})")
         for entry in record["value_pretrainings"]:
-            if (one := self._evaluated(entry["mlflow_run_id"])) is not None:
-                pretrainings.append(self._record(one, one.name, one.seed))
+            if (recorded := self._evaluated(entry["mlflow_run_id"])) is not None:
+                pretrainings.append(self._record(recorded, recorded.name, recorded.seed))
             elif entry["state"] == "finished":
-                missing.append(f"value pretraining {entry['identity']} ({lost})")
+                missing.append(f"value pretraining {entry['identity']} ({lost_reason})")
         keys = ("row", "system", "component_off", "paper_score")
         return Collection(
             f"Sweep {record['grid']}",
@@ -108,20 +110,23 @@ class Reader:
         )
 
     def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:
-        """Runs by id; rows, systems and paper scores from their tags."""
+        """Read runs by their ids; rows, full system and paper scores come from the runs' tags."""
         runs = [self._run(run_id, "--runs") for run_id in dict.fromkeys(run_ids)]
         return self._collect("Runs", runs, full_system, only_finished=False)
 
     def experiment(self, name: str, full_system: str | None = None) -> Collection:
-        """Every finished run of an experiment, sweeps' parents and value pretrainings apart."""
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
+        """Read every finished run of an experiment, except for the parents of sweeps.
+
+        Value pretrainings are in `Collection.pretrainings`.
+        """
+        experiment = self.client.get_experiment_by_name(name)
+        if experiment is None:
             raise UserError(f"--experiment {name}: no such experiment in {self.store.shown_uri}")
-        runs = self._search(found.experiment_id)
+        runs = self._search(experiment.experiment_id)
         return self._collect(f"Experiment {name}", runs, full_system, only_finished=True)
 
     def _search(self, experiment_id: str, filter_string: str = "") -> list[Any]:
-        """All of them, oldest first."""
+        """Return all runs of an experiment that match, oldest first."""
         runs: list[Any] = []
         token, order = None, ["attributes.start_time ASC"]
         while token != "":
@@ -135,61 +140,71 @@ class Reader:
     def _collect(
         self, title: str, runs: Sequence[Any], full_system: str | None, *, only_finished: bool
     ) -> Collection:
-        """Rows from the runs' names and from all that decides their numbers."""
-        chosen, notes = usable(map(as_recorded, runs), only_finished=only_finished)
+        """Group runs into rows, by their names and by all that decides their numbers."""
+        candidates, notes = usable_runs(map(make_recorded_run, runs), only_finished=only_finished)
         pretrainings: dict[str, Any] = {}
-        known = [replace(one, facts=self._facts(one.run, pretrainings)) for one in chosen]
-        rows, of_rows = separate_rows(one for one in known if one.role != "value_pretraining")
-        first, of_first = separate_rows(one for one in known if one.role == "value_pretraining")
-        notes += [*of_rows, *of_first]
+        recorded_runs = [
+            replace(recorded, facts=self._facts(recorded.mlflow_run, pretrainings))
+            for recorded in candidates
+        ]
+        rows, row_notes = separate_rows(
+            recorded for recorded in recorded_runs if recorded.role != "value_pretraining"
+        )
+        pretraining_rows, pretraining_notes = separate_rows(
+            recorded for recorded in recorded_runs if recorded.role == "value_pretraining"
+        )
+        notes += [*row_notes, *pretraining_notes]
         if not rows:
             kind = "finished run" if only_finished else "run"
             raise UserError(" ".join([f"{title}: no {kind} with a recorded evaluation.", *notes]))
-        marked = [row for row, found in rows.items() if _tag(found, "full_system")]
-        if full_system is None and len(marked) > 1:
+        full_systems = [row for row, row_runs in rows.items() if _tag(row_runs, "full_system")]
+        if full_system is None and len(full_systems) > 1:
             notes.append(
-                f"No row is compared with another: {len(marked)} rows are a full system "
-                f"({', '.join(marked)}); choose one with --full_system."
+                f"No row is compared with another: {len(full_systems)} rows are a full system "
+                f"({', '.join(full_systems)}); choose one with --full_system."
             )
         elif full_system is None:
-            full_system = next(iter(marked), None)
+            full_system = next(iter(full_systems), None)
         return Collection(
             title,
-            [_row(name, found) for name, found in rows.items()],
+            [_row(name, row_runs) for name, row_runs in rows.items()],
             self._records(rows),
             full_system,
-            self._records(first),
+            self._records(pretraining_rows),
             notes=tuple(notes),
         )
 
     def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
-        """`pretrainings`: those that were found so far, by identity."""
-        identity = pretraining_of(run.data.params.get(CRITIC_INIT, ""))
+        """Return a run's facts (`facts_of`).
+
+        `pretrainings` collects, by identity, the value pretrainings that were searched so far.
+        """
+        identity = pretraining_identity(run.data.params.get(CRITIC_INIT, ""))
         if identity is not None and identity not in pretrainings:
             finished = f"attributes.status = 'FINISHED' and tags.identity = '{identity}'"
-            found = self._search(run.info.experiment_id, finished)
-            pretrainings[identity] = next(reversed(found), None)
+            matching_runs = self._search(run.info.experiment_id, finished)
+            pretrainings[identity] = next(reversed(matching_runs), None)
         pretraining = None if identity is None else pretrainings[identity]
         name, run_id = "config_resumed.yaml", run.info.run_id
         is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
         return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
-    def _evaluated(self, run_id: str | None) -> Recorded | None:
-        """A run of the store; None where it is not there, or evaluated nothing."""
+    def _evaluated(self, run_id: str | None) -> RecordedRun | None:
+        """Return a run of the store; None where it is missing or has no evaluation."""
         run = self._find(run_id) if run_id else None
-        one = None if run is None else as_recorded(run)
-        return one if one and one.score is not None else None
+        recorded = None if run is None else make_recorded_run(run)
+        return recorded if recorded and recorded.score is not None else None
 
-    def _records(self, rows: Mapping[str, Sequence[Recorded]]) -> list[RunRecord]:
-        return [self._record(one, row, one.seed) for row, runs in rows.items() for one in runs]
+    def _records(self, rows: Mapping[str, Sequence[RecordedRun]]) -> list[RunRecord]:
+        return [self._record(run, row, run.seed) for row, runs in rows.items() for run in runs]
 
-    def _record(self, one: Recorded, row: str, seed: int) -> RunRecord:
-        run_id, metrics = one.run.info.run_id, one.run.data.metrics
+    def _record(self, recorded: RecordedRun, row: str, seed: int) -> RunRecord:
+        run_id, metrics = recorded.mlflow_run.info.run_id, recorded.mlflow_run.data.metrics
         history = {
             key: {
-                one.step: one.value
+                recorded.step: recorded.value
                 for stored in names
-                for one in self.client.get_metric_history(run_id, stored)
+                for recorded in self.client.get_metric_history(run_id, stored)
             }
             for key in HISTORIES
             if (names := stored_names(metrics, key))
@@ -197,13 +212,13 @@ class Reader:
         names = sorted(file.path for file in self.client.list_artifacts(run_id, "diagnostics"))
         tables = [self._artifact(run_id, name) for name in names if name.endswith(".json")]
         positions = [json.loads(table) for table in tables]
-        heldout = prompts_of(one.run).get("evaluation")
-        if heldout is not None:  # of which an evaluation may take the first
+        heldout = prompt_digests(recorded.mlflow_run).get("evaluation")
+        if heldout is not None:  # an evaluation may take only the first of these prompts
             heldout += f" {metrics.get('eval/num_prompts', '')}"
         return RunRecord(run_id, row, seed, history, positions, heldout, self._prompts(run_id))
 
     def _prompts(self, run_id: str) -> PromptHistory:
-        """The scores of single prompts; none of a run that is older, or has not ended."""
+        """Return a run's scores of single prompts; empty for an older run, or one still running."""
         if SCORES_NAME not in {file.path for file in self.client.list_artifacts(run_id)}:
             return PromptHistory()
         try:
@@ -227,23 +242,26 @@ class Reader:
         raise UserError(f"{flag} {run_id}: no such run in {self.store.shown_uri}{hint}")
 
     def _artifact(self, run_id: str, name: str) -> str:
-        """Raises: LookupError when there is none."""
+        """Return the text of a run's artifact.
+
+        Raises: LookupError when it is missing or cannot be read.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
-            with tempfile.TemporaryDirectory() as folder:  # by this client: of its own server
+            with tempfile.TemporaryDirectory() as folder:  # this client knows the run's server
                 return Path(self.client.download_artifacts(run_id, name, folder)).read_text()
         except (MlflowException, OSError) as error:
             raise LookupError(name) from error
 
 
-def _row(name: str, runs: Sequence[Recorded]) -> GridRow:
+def _row(name: str, runs: Sequence[RecordedRun]) -> GridRow:
     off, paper = _tag(runs, "component_off") or "none", _tag(runs, "paper_score")
     score = None if paper is None else float(paper)
     return GridRow(name, component_off="" if off == "none" else off, paper_score=score)
 
 
-def _tag(runs: Sequence[Recorded], key: str) -> str | None:
-    """Of the latest run that has it: a grid may have been changed in between."""
-    tags = (one.run.data.tags.get(key) for one in reversed(runs))
+def _tag(runs: Sequence[RecordedRun], key: str) -> str | None:
+    """Return the tag of the latest run that has it: the grid may have changed between runs."""
+    tags = (run.mlflow_run.data.tags.get(key) for run in reversed(runs))
     return next((tag for tag in tags if tag), None)

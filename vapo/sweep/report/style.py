@@ -1,4 +1,4 @@
-"""How the figures look: for a page in print, in colour or in grey.
+"""The look of the figures, which are meant for print, in colour or in grey.
 
 Colours are Okabe and Ito's, distinguishable with any colour vision; dashes and markers tell the
 lines apart without colour. The full system is black, solid and thicker in every figure.
@@ -49,6 +49,6 @@ def house_style() -> AbstractContextManager[None]:
 
 def line_styles(rows: Sequence[str], full_system: str | None) -> dict[str, dict[str, Any]]:
     """Row -> keyword arguments of `plot`, the same wherever the same rows are drawn."""
-    others = [row for row in rows if row != full_system]
-    styles = {row: dict(style) for row, style in zip(others, cycle(_STYLES), strict=False)}
+    other_rows = [row for row in rows if row != full_system]
+    styles = {row: dict(style) for row, style in zip(other_rows, cycle(_STYLES), strict=False)}
     return styles | {row: dict(FULL_SYSTEM) for row in rows if row == full_system}

@@ -1,9 +1,9 @@
-"""The table: each row's scores with intervals, differences to the full system, the paper's beside.
+"""The table: each row's scores with intervals, differences to the full system, the paper's scores.
 
-Scores are in per cent. An interval is over seeds and prompts together where the runs recorded what
-they made of each prompt, and else over seeds alone: then it says how much training runs differ, not
-how much other prompts would change the score. Where some seeds collapse and others do not, no such
-interval holds, and every seed is shown instead.
+Scores are in per cent. An interval is over seeds and prompts together where the runs recorded their
+scores of single prompts. Elsewhere it is over seeds alone: it says how much training runs differ,
+not how much other prompts would change the score. Where some seeds collapse and others do not,
+neither interval holds, and every seed is shown instead.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ Sign = Literal["agrees", "differs", "no effect", ""]
 
 
 @dataclass(frozen=True)
-class Compared:
+class RowComparison:
     """A row's score of one kind, and its difference to the full system's.
 
-    `common_seeds`: how many the difference is over, where that is not all of both rows'.
+    `how` is `paired` or `unpaired`. `common_seeds` is the number of seeds over which the difference
+    is taken, None where these are all seeds of both rows.
     """
 
     score: MeanOfSeeds | None
@@ -36,10 +37,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class RowResult:
-    """One line. `sign`: that of the mean difference against the paper's; see `agreement`.
+    """One line of the table, for the score of the last evaluation.
 
-    `common_seeds`: how many the difference is over, where that is not all of both rows'. `others`
-    are the scores beside the last evaluation's, by their metrics, as far as they were recorded.
+    `sign` compares the signs of the mean difference and the paper's (`agreement`). `how` and
+    `common_seeds` are as in `RowComparison`. `others` has the row's other scores, by their metrics,
+    as far as they were recorded.
     """
 
     name: str
@@ -51,30 +53,36 @@ class RowResult:
     paper_difference: float | None
     sign: Sign
     common_seeds: int | None = None
-    others: Mapping[str, Compared] = field(default_factory=dict)
+    others: Mapping[str, RowComparison] = field(default_factory=dict)
 
     @property
     def is_shown(self) -> bool | None:
-        """Whether the difference is clear; None where nothing is known of its spread."""
+        """Whether the difference is clear; None where its spread is unknown."""
         return None if self.difference is None else self.difference.is_clear
 
 
-def elsewhere(collection: Collection) -> list[str]:
-    """The rows that were scored on other held-out prompts than the full system with a seed of both,
-    so that a difference of such scores is one of the prompts, too."""
+def rows_on_other_prompts(collection: Collection) -> list[str]:
+    """Return the rows that were scored on other held-out prompts than the full system.
+
+    A row is among them if this holds for any seed that both have. A difference of such scores
+    would be due to the prompts as well.
+    """
     heldout: dict[str, dict[int, str | None]] = {row.name: {} for row in collection.rows}
     for run in collection.runs:
         heldout[run.row][run.seed] = run.heldout
     full = heldout.get(collection.full_system or "", {})
     return [
         name
-        for name, own in heldout.items()
-        if any(None not in (own[s], full[s]) and own[s] != full[s] for s in own.keys() & full)
+        for name, row_heldout in heldout.items()
+        if any(
+            None not in (row_heldout[s], full[s]) and row_heldout[s] != full[s]
+            for s in row_heldout.keys() & full
+        )
     ]
 
 
 def make_table(collection: Collection) -> list[RowResult]:
-    """Every row of the collection, in its order, whether it has runs or not."""
+    """Return the line of every row of the collection, in its order; a row may have no runs."""
     paper = {row.name: row.paper_score for row in collection.rows}
     full_paper = paper.get(collection.full_system or "")
     compared = {key: compare_rows(collection, key) for key in SCORES}
@@ -84,7 +92,7 @@ def make_table(collection: Collection) -> list[RowResult]:
         is_full = name == collection.full_system
         if not is_full and paper_score is not None and full_paper is not None:
             paper_difference = paper_score - full_paper
-        others = {key: rows[name] for key, rows in compared.items() if key != SCORE}
+        other_scores = {key: rows[name] for key, rows in compared.items() if key != SCORE}
         results.append(
             RowResult(
                 name,
@@ -96,42 +104,46 @@ def make_table(collection: Collection) -> list[RowResult]:
                 paper_difference,
                 agreement(main.difference, paper_difference),
                 main.common_seeds,
-                {key: other for key, other in others.items() if other.score is not None},
+                {
+                    key: comparison
+                    for key, comparison in other_scores.items()
+                    if comparison.score is not None
+                },
             )
         )
     return results
 
 
-def compare_rows(collection: Collection, key: str) -> dict[str, Compared]:
-    """Each row's score of this kind, and its difference to the full system's."""
+def compare_rows(collection: Collection, key: str) -> dict[str, RowComparison]:
+    """Return each row's score of this kind, and its difference to the full system's."""
     full_system = collection.full_system or ""
     scores = {row.name: _scores(collection, row.name, key) for row in collection.rows}
     prompts = {row.name: _prompts(collection, row.name, key) for row in collection.rows}
     full = scores.get(full_system, {})
-    # a sweep's rows are of one grid, which may change how the same problems are put
-    is_apart = key != FRESH and not collection.parent_run_id
-    apart = elsewhere(collection) if is_apart else []
-    found = {}
-    for name, mine in scores.items():
-        if not mine:
-            found[name] = Compared(None)
+    # The rows of a sweep may put the same problems in other words, and are still compared.
+    can_be_incomparable = key != FRESH and not collection.parent_run_id
+    incomparable = rows_on_other_prompts(collection) if can_be_incomparable else []
+    comparisons = {}
+    for name, row_scores in scores.items():
+        if not row_scores:
+            comparisons[name] = RowComparison(None)
             continue
-        score = estimate(list(mine.values()), [prompts[name][seed] for seed in mine])
-        if name == full_system or not full or name in apart:
-            found[name] = Compared(score)
+        score = estimate(list(row_scores.values()), [prompts[name][seed] for seed in row_scores])
+        if name == full_system or not full or name in incomparable:
+            comparisons[name] = RowComparison(score)
             continue
-        difference, how = compare(mine, full, (prompts[name], prompts[full_system]))
-        common = len(mine.keys() & full.keys())
-        is_part = how == "paired" and common < max(len(mine), len(full))
-        found[name] = Compared(score, difference, how, common if is_part else None)
-    return found
+        difference, how = compare(row_scores, full, (prompts[name], prompts[full_system]))
+        common = len(row_scores.keys() & full.keys())
+        is_part = how == "paired" and common < max(len(row_scores), len(full))
+        comparisons[name] = RowComparison(score, difference, how, common if is_part else None)
+    return comparisons
 
 
 def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) -> Sign:
-    """Whether both mean differences have one sign.
+    """Say whether our mean difference has the sign of the paper's.
 
-    `no effect`: ours is exactly 0, in float arithmetic of scores in per cent. Empty: there is
-    nothing to compare, or the paper's difference is 0 and has no sign.
+    `no effect` means that ours is 0, up to rounding. The result is empty where there is nothing
+    to compare, or where the paper's difference is 0.
     """
     if difference is None or not paper_difference:
         return ""
@@ -141,31 +153,31 @@ def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) ->
 
 
 def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
-    """Sentences below the table."""
+    """Return the sentences below the table."""
     lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
     steps = collection.within
     within = "" if steps is None else f" within {steps} optimizer steps of the policy"
     scores = [f"Scores: avg@k of the last evaluation{within}, per cent."]
     estimates = [e for row in table for e in (row.score, row.difference) if e is not None]
-    if any(one.interval for one in estimates):
+    if any(value.interval for value in estimates):
         paired = f"; differences {' or '.join(sorted(how))} by seed" if how else ""
-        scores.append(f"Intervals: 95 %, {_over(table)}{paired}.")
-    if any(one.seeds or one.p is not None for one in estimates):
+        scores.append(f"Intervals: 95 %, {_describe_intervals(table)}{paired}.")
+    if any(value.seeds or value.p is not None for value in estimates):
         scores.append(
             "Where the seeds differ by more than 10 points (standard deviation), because some "
             "collapse, each is shown in place of an interval; p: sign flips of the paired "
             "differences, or permutations of unpaired runs."
         )
-    if any(one.over == "prompts" for one in estimates):
+    if any(value.over == "prompts" for value in estimates):
         scores.append("A single seed says nothing of other training runs.")
     else:
         scores.append("A single seed has no interval.")
-    lines += [" ".join(scores), *_beside(table)]
+    lines += [" ".join(scores), *_other_score_notes(table)]
     if early := [f"{run.row}/{run.seed}" for run in collection.runs if run.score(steps) is None]:
         lines.append(f"Left out, no evaluation{within}: {', '.join(early)}.")
-    if others := elsewhere(collection):
-        names, full = ", ".join(others), collection.full_system
+    if rows_apart := rows_on_other_prompts(collection):
+        names, full = ", ".join(rows_apart), collection.full_system
         if collection.parent_run_id:
             lines.append(f"Scored on other held-out prompts than {full}: {names}.")
         else:
@@ -175,26 +187,26 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
     return [*lines, *collection.notes]
 
 
-def _over(table: Sequence[RowResult]) -> str:
-    """What the intervals of scores and differences are over, with the rows where that differs."""
+def _describe_intervals(table: Sequence[RowResult]) -> str:
+    """Say what the intervals are over, and name the rows where that differs between rows."""
     rows: dict[str, dict[str, None]] = {}
     for row in table:
-        for one in (row.score, row.difference):
-            if one is not None and one.over:
-                rows.setdefault(one.over, {})[row.name] = None
-    said = {
+        for value in (row.score, row.difference):
+            if value is not None and value.over:
+                rows.setdefault(value.over, {})[row.name] = None
+    texts = {
         "seeds and prompts": "over seeds and prompts together",
         "seeds": "Student's t over seeds",
         "prompts": "Student's t over the prompts of a single seed",
     }
     if len(rows) == 1:
-        return said[next(iter(rows))]
-    said["seeds"] += ", for these very prompts"
-    return ", ".join(f"{text} ({', '.join(rows[o])})" for o, text in said.items() if o in rows)
+        return texts[next(iter(rows))]
+    texts["seeds"] += ", for these very prompts"
+    return ", ".join(f"{text} ({', '.join(rows[o])})" for o, text in texts.items() if o in rows)
 
 
-def _beside(table: Sequence[RowResult]) -> list[str]:
-    """A sentence on each other score that the table shows."""
+def _other_score_notes(table: Sequence[RowResult]) -> list[str]:
+    """Return a sentence on each score that the table shows beside the last evaluation's."""
     sentences = {
         FRESH: "Fresh prompts: the accuracy of the policy's last training batches, each scored "
         "before it was trained on. Every seed has prompts of its own, so an interval over seeds "
@@ -206,7 +218,7 @@ def _beside(table: Sequence[RowResult]) -> list[str]:
 
 
 def shown_scores(table: Sequence[RowResult]) -> list[str]:
-    """The scores beside the last evaluation's that any row has, and that say something else."""
+    """Return the metrics of the other scores that differ from the last evaluation's in any row."""
     return [
         key
         for key in SCORES[1:]
@@ -215,20 +227,24 @@ def shown_scores(table: Sequence[RowResult]) -> list[str]:
 
 
 def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
-    """How many rows have the paper's sign, and what the intervals say of that."""
+    """Say how many rows have the paper's sign, and in how many of them the intervals show it."""
     if not judged:
         return []
     clear = [row.sign for row in judged if row.is_shown]
-    known = [row.sign for row in judged if row.is_shown is not None]
+    signs_with_interval = [row.sign for row in judged if row.is_shown is not None]
     signs = [row.sign for row in judged]
     text = (
         f"The difference to {collection.full_system} has the paper's sign in "
         f"{signs.count('agrees')} of {len(judged)} rows"
     )
-    if known:
-        of = "them" if len(known) == len(judged) else f"{known.count('agrees')} that have one"
+    if signs_with_interval:
+        total = (
+            "them"
+            if len(signs_with_interval) == len(judged)
+            else f"{signs_with_interval.count('agrees')} that have one"
+        )
         text += (
-            f", beyond the interval in {clear.count('agrees')} of {of}; it has the other sign "
+            f", beyond the interval in {clear.count('agrees')} of {total}; it has the other sign "
             f"beyond the interval in {clear.count('differs')}."
         )
     else:
@@ -241,16 +257,16 @@ def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
 
 
 def _scores(collection: Collection, row: str, key: str) -> dict[int, float]:
-    """Seed -> score in per cent."""
+    """Return a row's scores in per cent, by seed; seeds without a score are left out."""
     runs = [run for run in collection.runs if run.row == row]
     for run in runs:
-        if sum(other.seed == run.seed for other in runs) > 1:
+        if sum(other_run.seed == run.seed for other_run in runs) > 1:
             raise ValueError(f"two runs of row {row} and seed {run.seed}")
     scores = {run.seed: run.score(collection.within, key) for run in runs}
     return {seed: 100 * score for seed, score in scores.items() if score is not None}
 
 
 def _prompts(collection: Collection, row: str, key: str) -> dict[int, PromptMeans]:
-    """Seed -> what its policy made of each prompt; nothing where the run has not recorded it."""
+    """Return a row's scores of single prompts, by seed; empty where a run did not record them."""
     runs = (run for run in collection.runs if run.row == row)
     return {run.seed: run.prompt_means(key, collection.within) for run in runs}
