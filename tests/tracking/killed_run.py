@@ -32,7 +32,7 @@ def main(uri: str, journal: str, when: str) -> int:
         raise OutageError("away")
 
     if when == "sent, not marked":
-        Journal.settle = die  # type: ignore[method-assign]
+        Journal.remove_oldest = die  # type: ignore[method-assign]
     else:
         MlflowSink.send = fail  # type: ignore[method-assign]
     for step in range(NUM_STEPS):

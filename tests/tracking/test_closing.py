@@ -114,7 +114,7 @@ def test_waiting_for_a_store_that_hangs_counts_towards_the_deadline(monkeypatch)
     assert delivery.flush(0.3) is False
     report = delivery.close()
     assert time.monotonic() - began < 1.1, "0.8 s, and not 0.3 s more"
-    assert (report.undelivered, report.lost) == (1, 1)
+    assert (report.undelivered, report.num_lost) == (1, 1)
     assert report.last_error == "an attempt did not end within 0.5 s"
     done.set()
 
@@ -133,7 +133,7 @@ def test_what_an_abandoned_attempt_brings_later_touches_nothing(tmp_path: Path, 
     delivery.submit(Record("tags", {"a": "1"}))
     report = delivery.close()
     journal.close()
-    assert (report.delivered, report.undelivered, report.lost) == (0, 1, 0)
+    assert (report.delivered, report.undelivered, report.num_lost) == (0, 1, 0)
     go_on.set()
     assert ended.wait(10)
     delivery._thread.join(10)

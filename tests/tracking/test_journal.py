@@ -56,7 +56,7 @@ def test_nan_is_nan_again(tmp_path: Path):
 def test_sent_records_are_not_sent_again_and_their_files_go(tmp_path: Path):
     journal = journal_with(tmp_path, *RECORDS)
     assert len(list((tmp_path / "files").glob("*"))) == 2
-    journal.settle(3)
+    journal.remove_oldest(3)
     journal.close()
     again = Journal(tmp_path)
     assert list(again.waiting()) == RECORDS[3:]
@@ -76,7 +76,7 @@ def test_half_a_line_and_a_damaged_line(tmp_path: Path):
 def test_a_mark_beyond_the_journals_end_is_not_believed(tmp_path: Path):
     """After a power cut: the mark was on the disk, the lines were not. They are all sent again."""
     journal = journal_with(tmp_path, *RECORDS[4:])
-    journal.settle(2)
+    journal.remove_oldest(2)
     journal.close()
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes().splitlines(keepends=True)[0])
@@ -133,7 +133,9 @@ def test_a_full_disk_keeps_records_in_memory_in_order(tmp_path: Path, monkeypatc
     report = delivery.close()
     journal.close()
     assert sink.taken == ([] if away else records)
-    assert (report.delivered, report.undelivered, report.lost) == ((0, 6, 0) if away else (6, 0, 0))
+    assert (report.delivered, report.undelivered, report.num_lost) == (
+        (0, 6, 0) if away else (6, 0, 0)
+    )
     assert list(Journal(tmp_path).waiting()) == (records if away else [])
 
 

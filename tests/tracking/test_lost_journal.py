@@ -106,7 +106,7 @@ def test_a_journal_that_starts_over_overwrites_no_file(tmp_path: Path):
     journal.append(Record("params", {"lr": "1"}))
     for name in ("sent", "unsent"):
         journal.append(Record("file", name.encode(), name))
-    journal.settle(2)
+    journal.remove_oldest(2)
     journal.start_over(without=("params",))
     journal.append(Record("tags", {"a": "1"}))
     journal.append(Record("file", b"new", "new"))

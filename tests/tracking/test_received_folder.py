@@ -133,8 +133,8 @@ def test_links_that_come_while_the_journal_is_open_are_not_followed(tmp_path: Pa
         journal.bind("http://host", HEX)
     journal.append(Record("tags", {"a": "b"}))
     with pytest.raises(OSError, match="symbolic links"):
-        journal.settle(1, refused_for="x")
-    journal.settle(1)
+        journal.remove_oldest(1, refused_for="x")
+    journal.remove_oldest(1)
     journal.close()
     assert mine.read_text() == "mine"
 

@@ -57,7 +57,7 @@ class Also:
         run_name: str,
         run_id: str,
         note: Callable[[str], None],
-        own: Sequence[Logger],
+        user_loggers: Sequence[Logger],
     ) -> None:
         self._note = note
         self._loggers: dict[str, Logger] = {}  # by what a note calls them
@@ -78,7 +78,7 @@ class Also:
                     self._loggers[_CSV] = CSVLogger(folder, "csv", flush_logs_every_n_steps=1)
             except Exception as error:
                 raise UserError(f"tracking.also: {name} cannot begin: {one_line(error)}") from error
-        for i, logger in enumerate(own, start=1):
+        for i, logger in enumerate(user_loggers, start=1):
             self._loggers[f"logger {i} given from Python, {type(logger).__name__},"] = logger
 
     def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
@@ -86,8 +86,8 @@ class Also:
 
     def log_config(self, flat_params: Mapping[str, Any]) -> None:
         """To W&B and the user's own; beside the CSV files lies the run's config.yaml."""
-        chosen = [name for name in self._loggers if name != _CSV]
-        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), chosen)
+        names = [name for name in self._loggers if name != _CSV]
+        self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), names)
 
     def close(self, *, is_finished: bool) -> None:
         """W&B sends the rest, or leaves it in the run's folder where it is offline."""

@@ -25,15 +25,15 @@ def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]
     run = client.get_run(run_id)
     rows = _rows(client, run, records)
     files = _files(client, run_id, records)
-    last_status = next((one for one in reversed(records) if one.kind == "status"), None)
+    last_status = next((item for item in reversed(records) if item.kind == "status"), None)
     inputs = run.inputs.dataset_inputs if run.inputs else ()
-    names = {one.dataset.name for one in inputs}
+    names = {item.dataset.name for item in inputs}
 
     def is_there(record: Record) -> bool:
         payload = record.payload
         if record.kind == "metrics":
-            asked = [item for item in payload if item[0] in rows]
-            return all((at_ms, step) in rows[key] for key, _, at_ms, step in asked)
+            recorded_points = [item for item in payload if item[0] in rows]
+            return all((at_ms, step) in rows[key] for key, _, at_ms, step in recorded_points)
         if record.kind == "params":
             return bool(payload.keys() <= run.data.params.keys())
         if record.kind == "tags":
@@ -62,11 +62,13 @@ def _rows(
             continue
         for key, *_ in record.payload[:1]:
             stored = client.get_metric_history(run.info.run_id, key)
-            rows[key] = {(one.timestamp, one.step) for one in stored}
+            rows[key] = {(point.timestamp, point.step) for point in stored}
     return rows
 
 
 def _files(client: MlflowClient, run_id: str, records: Sequence[Record]) -> set[str]:
     names = {record.name for record in records if record.kind == "file"}
     folders = {dirname(name) for name in names}
-    return {one.path for folder in folders for one in client.list_artifacts(run_id, folder or None)}
+    return {
+        file.path for folder in folders for file in client.list_artifacts(run_id, folder or None)
+    }

@@ -42,7 +42,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class DeliveryReport:
-    """`undelivered` records were not sent; `lost` of them are not on disk either.
+    """`undelivered` records were not sent; `num_lost` of them are not on disk either.
 
     `missing_files` are artifacts that the store said it took and does not have. Their contents
     were removed when it said so.
@@ -52,7 +52,7 @@ class DeliveryReport:
     undelivered: int
     refused: int
     last_error: str | None
-    lost: int = 0
+    num_lost: int = 0
     missing_files: tuple[str, ...] = ()
 
 
@@ -102,11 +102,11 @@ class Delivery:
         with self._changed:
             if self._deadline is not None:
                 raise RuntimeError("the run's tracking is closed")
-            before = self._journal.trouble
+            previous_trouble = self._journal.trouble
             self._journal.append(record)
             trouble = self._journal.trouble
             self._changed.notify_all()
-        if trouble and not before:
+        if trouble and not previous_trouble:
             self._warn(
                 f"tracking: cannot write {trouble}; the run continues, its records wait in memory"
             )
@@ -143,9 +143,14 @@ class Delivery:
                 self._last_error = f"an attempt did not end within {self._close_s:g} s"
             self._abandoned = True
             self._journal.retry_disk()
-            left, lost = len(self._journal), self._journal.num_in_process
+            undelivered, num_lost = len(self._journal), self._journal.num_in_process
             return DeliveryReport(
-                self._delivered, left, self._refused, self._last_error, lost, self._missing_files
+                self._delivered,
+                undelivered,
+                self._refused,
+                self._last_error,
+                num_lost,
+                self._missing_files,
             )
 
     def _work(self) -> None:
@@ -159,7 +164,7 @@ class Delivery:
 
     def _attempt(self) -> bool:
         """Make one attempt and wait after a failure; False when no other one is to be made."""
-        what = "the store does not take records"
+        problem = "the store does not take records"
         with self._changed:
             self._changed.wait_for(lambda: self._journal or self._deadline is not None)
             closing = self._deadline is not None  # an attempt under way is not yet the last one
@@ -169,11 +174,11 @@ class Delivery:
             error = self._try(batch)
             with self._changed:
                 if not self._abandoned and (error is None or isinstance(error, RefusedError)):
-                    self._settle(batch, is_sent=error is None)
+                    self._remove_batch(batch, is_sent=error is None)
                     self._changed.notify_all()
                     return True
         except OSError as raised:  # the journal's
-            what = "the run's journal cannot be used"
+            problem = "the run's journal cannot be used"
             error = OutageError()
             self._last_error = self._redact(one_line(raised))
         with self._changed:
@@ -182,7 +187,7 @@ class Delivery:
             self._failures += 1
             if self._failures == 1:
                 self._warn(
-                    f"tracking: {what} ({self._last_error}); the run continues, and its records "
+                    f"tracking: {problem} ({self._last_error}); the run continues, and its records "
                     "are sent again later"
                 )
             self._changed.notify_all()
@@ -226,9 +231,9 @@ class Delivery:
         if self._missing is None or self._abandoned:
             return False
         with self._changed:
-            sent = self._journal.sent_records()
+            sent_records = self._journal.sent_records()
         try:
-            missing = self._missing(sent) if sent else []
+            missing = self._missing(sent_records) if sent_records else []
         except Exception as error:
             reason = self._redact(one_line(error))
             self._warn(f"tracking: the store was not asked for what it has of the run: {reason}")
@@ -271,8 +276,8 @@ class Delivery:
         with self._changed:
             later = list(filter(None, islice(self._journal.waiting(), 1, _MAX_BATCH)))
         alike = [record for record in later if record.kind == records[0].kind]
-        others = alike + [record for record in later if record.kind != "file"]
-        if not others or self._send(others[:1]) is not None:
+        probe_records = alike + [record for record in later if record.kind != "file"]
+        if not probe_records or self._send(probe_records[:1]) is not None:
             return OutageError()
         again = self._send(records)
         return again if again is None or isinstance(again, OutageError) else RefusedError()
@@ -285,21 +290,25 @@ class Delivery:
             return error
         return None
 
-    def _settle(self, batch: list[Record | None], *, is_sent: bool) -> None:
+    def _remove_batch(self, batch: list[Record | None], *, is_sent: bool) -> None:
         """Take off what was sent or refused; the records of a refused batch are tried singly."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)
             return
-        self._journal.settle(len(batch), refused_for=None if is_sent else self._last_error)
+        self._journal.remove_oldest(len(batch), refused_for=None if is_sent else self._last_error)
         self._singly = max(0, self._singly - len(batch))
         if not is_sent:
             self._refused += 1
             if self._refused == 1:
-                what = "a record cannot be sent"
+                problem = "a record cannot be sent"
                 if batch[0] is not None:
-                    what = f"the store refused a record of {batch[0].kind} {batch[0].name}".strip()
-                self._warn(f"tracking: {what} ({self._last_error}); the run continues without it")
+                    problem = (
+                        f"the store refused a record of {batch[0].kind} {batch[0].name}".strip()
+                    )
+                self._warn(
+                    f"tracking: {problem} ({self._last_error}); the run continues without it"
+                )
             return
         self._delivered += len(batch)
         if self._patient:

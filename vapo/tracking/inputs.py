@@ -32,11 +32,11 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
         InputData(
             name=f"{source.get('task') or source.get('path') or source['kind']} ({name})",
             context=context,
-            digest=prompts_digest(kept),
-            num_rows=len(kept),
+            digest=prompts_digest(values),
+            num_rows=len(values),
             source=json.dumps(source, default=str),
         )
-        for context, name, source, kept in sets
+        for context, name, source, values in sets
     ]
 
 
@@ -65,6 +65,6 @@ def params(config: FitConfig) -> dict[str, Any]:
     """
     flat: Mapping[str, Any] = flatten_written(config)
     bookkeeping = ("tracking.", "output_dir")
-    kept = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
+    values = {key: value for key, value in flat.items() if not key.startswith(bookkeeping)}
     differs = config.tracking.tags.get("differs") or config.sources.differences()
-    return {"_differs": differs, **kept}
+    return {"_differs": differs, **values}

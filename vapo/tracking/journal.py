@@ -144,7 +144,9 @@ class Journal:
             self.trouble = f"{self.folder}: {reason}"
 
     def waiting(self) -> Iterator[Record | None]:
-        """The records that were not sent; None for one that is damaged. `settle` takes them off.
+        """Yield the records that were not sent, oldest first; None for one that is damaged.
+
+        `remove_oldest` takes them off.
 
         Raises: OSError if an artifact's content cannot be read.
         """
@@ -155,7 +157,7 @@ class Journal:
             yield record
         yield from self._unwritten
 
-    def settle(self, num: int, *, refused_for: str | None = None) -> None:
+    def remove_oldest(self, num: int, *, refused_for: str | None = None) -> None:
         """Take the first `num` waiting records off: they were sent, or refused for a reason.
 
         Raises: OSError, and leaves them, if refused records cannot be kept aside.
@@ -306,8 +308,8 @@ def _parse(line: bytes) -> Record | None:
     except (TypeError, ValueError, RecursionError):
         return None
     if record.kind == "file":
-        named = isinstance(record.payload, str) and PAYLOAD.fullmatch(record.payload)
-        return record if named and isinstance(record.name, str) else None
+        payload_match = isinstance(record.payload, str) and PAYLOAD.fullmatch(record.payload)
+        return record if payload_match and isinstance(record.name, str) else None
     return record if _is_well_formed(record) else None
 
 

@@ -56,10 +56,10 @@ def set_aside_others(folder: Path, run_id: str | None, note: Callable[[str], Non
     target = read_target(folder)
     if target is None or target["mlflow_run_id"] == run_id:
         return
-    other = folder.with_name(f"{folder.name}-{target['mlflow_run_id'][:12]}")
-    if not os.path.lexists(other):
-        folder.rename(other)
-        note(f"tracking: the records of an earlier run in {folder} are now in {other}")
+    new_path = folder.with_name(f"{folder.name}-{target['mlflow_run_id'][:12]}")
+    if not os.path.lexists(new_path):
+        folder.rename(new_path)
+        note(f"tracking: the records of an earlier run in {folder} are now in {new_path}")
 
 
 def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:

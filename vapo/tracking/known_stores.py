@@ -88,11 +88,11 @@ def check_known(uri: str, *, named_by: Path, how: str, run_id: str | None = None
     store = locate_store(uri)
     if is_known(store) or (run_id is not None and keeps_beside(store, run_id)):
         return
-    shown = store.shown_uri
+    address = store.shown_uri
     raise UserError(
-        f"{named_by} names the store {shown}, which no command of yours has used so far; records "
+        f"{named_by} names the store {address}, which no command of yours has used so far; records "
         "and credentials are sent only to a store that you name yourself. If this is the right "
-        f"one, add {how}{shown}, or set {TRACKING_URI}; else add the one that you want"
+        f"one, add {how}{address}, or set {TRACKING_URI}; else add the one that you want"
     )
 
 

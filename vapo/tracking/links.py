@@ -42,13 +42,13 @@ def curves_page(
     The page of an experiment's runs (`runs_page`) draws the parent of a sweep in their place: it
     folds children up, and takes no filter that would leave the parent out.
     """
-    asked = {
+    parameters = {
         "runs": list(run_ids),
         "metric": metric,
         "experiments": [experiment_id],
         "plot_metric_keys": [metric],
     }
-    query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in asked.items())
+    query = "&".join(f"{key}={quote(json.dumps(value))}" for key, value in parameters.items())
     return f"{server.rstrip('/')}/#/metric?{query}&x_axis=step"
 
 

@@ -117,8 +117,8 @@ class RunLogger(Logger):
                 tags = resolve_tags(dict(self.tags))  # with MLflow's: who started what, and where
                 run = client.create_run(experiment_id, run_name=run_name, tags=tags)
         except MlflowException as error:
-            what = f"resume run {earlier}" if earlier else "begin a run"
-            text = f"tracking.uri: cannot {what} in {store.shown_uri}: {error}"
+            action = f"resume run {earlier}" if earlier else "begin a run"
+            text = f"tracking.uri: cannot {action} in {store.shown_uri}: {error}"
             raise UserError(store.redact(text)) from error
         self.run_id = str(run.info.run_id)
         self.run_name = str(run.info.run_name or run_name)

@@ -51,11 +51,11 @@ def stored_names(metrics: Iterable[str], name: str) -> list[str]:
 
 def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
     """A run's record: metric -> (optimizer step, value), in order of the steps."""
-    client, found = store.client(), dict[str, list[tuple[int, float]]]()
+    client, points_by_name = store.client(), dict[str, list[tuple[int, float]]]()
     for stored in client.get_run(run_id).data.metrics:
-        points = [(one.step, one.value) for one in client.get_metric_history(run_id, stored)]
-        found.setdefault(present_name(stored), []).extend(points)
-    return {name: sorted(found[name]) for name in sorted(found)}
+        points = [(point.step, point.value) for point in client.get_metric_history(run_id, stored)]
+        points_by_name.setdefault(present_name(stored), []).extend(points)
+    return {name: sorted(points_by_name[name]) for name in sorted(points_by_name)}
 
 
 def _is_present(stored: str) -> bool:

@@ -57,19 +57,19 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
             remember_store(store)
 
-            found = client.get_experiment_by_name(experiment)
-            if found is None:
+            stored_experiment = client.get_experiment_by_name(experiment)
+            if stored_experiment is None:
                 try:
                     return str(client.create_experiment(experiment, store.artifact_location))
                 except MlflowException:  # another run may have made it meanwhile
-                    if (found := client.get_experiment_by_name(experiment)) is None:
+                    if (stored_experiment := client.get_experiment_by_name(experiment)) is None:
                         raise
-            if found.lifecycle_stage == "deleted":
+            if stored_experiment.lifecycle_stage == "deleted":
                 raise UserError(
                     f"tracking.experiment: the experiment '{experiment}' was deleted in this "
                     "store; restore it or choose another name"
                 )
-            return str(found.experiment_id)
+            return str(stored_experiment.experiment_id)
 
 
 def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowClient:

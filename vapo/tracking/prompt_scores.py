@@ -49,7 +49,7 @@ class ScoredPrompts:
     @property
     def means(self) -> dict[str, float]:
         """The share of correct responses to each prompt."""
-        return {one.prompt: one.num_correct / one.num_responses for one in self.scores}
+        return {score.prompt: score.num_correct / score.num_responses for score in self.scores}
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class FreshScores:
 
     @property
     def means(self) -> list[float]:
-        return [one.num_correct / one.num_responses for one in self.scores]
+        return [score.num_correct / score.num_responses for score in self.scores]
 
     @property
     def num_responses(self) -> int:
-        return sum(one.num_responses for one in self.scores)
+        return sum(score.num_responses for score in self.scores)
 
 
 @dataclass
@@ -99,9 +99,9 @@ class PromptHistory:
         self, policy_iterations: int, policy_steps: int, scores: Iterable[PromptScore]
     ) -> ScoredPrompts:
         """A batch, in which the prompts are marked that none of the batches before it had."""
-        named = unique(scores)
-        is_new = tuple(_digest(score.prompt) not in self._first for score in named)
-        return ScoredPrompts(policy_iterations, policy_steps, named, is_new)
+        unique_scores = unique(scores)
+        is_new = tuple(_digest(score.prompt) not in self._first for score in unique_scores)
+        return ScoredPrompts(policy_iterations, policy_steps, unique_scores, is_new)
 
     def fresh(self) -> FreshScores:
         """The new prompts of the last 8 batches, or of the last half where these are fewer."""
@@ -117,8 +117,8 @@ class PromptHistory:
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
         """The last evaluation, or the last within so many policy steps."""
-        known = self._within(kind, within)
-        return known[-1] if known else None
+        evaluations = self._within(kind, within)
+        return evaluations[-1] if evaluations else None
 
     def recent(self, within: int | None = None) -> tuple[dict[str, float], int]:
         """Each held-out prompt's mean over the last evaluated policies, and how many these are.
@@ -126,8 +126,12 @@ class PromptHistory:
         They are up to four, and the one before all training is not among them. Only prompts that
         all of them were asked count.
         """
-        trained = [one for one in self._within("evaluation", within) if one.policy_iterations]
-        last = [one.means for one in trained[-RECENT_POLICIES:]]
+        trained = [
+            evaluation
+            for evaluation in self._within("evaluation", within)
+            if evaluation.policy_iterations
+        ]
+        last = [evaluation.means for evaluation in trained[-RECENT_POLICIES:]]
         if not last:
             return {}, 0
         common = [prompt for prompt in last[-1] if all(prompt in means for means in last)]
@@ -135,7 +139,7 @@ class PromptHistory:
 
     def _within(self, kind: str, within: int | None) -> list[ScoredPrompts]:
         lines = self.of_kind[kind].values()
-        return [one for one in lines if within is None or one.policy_steps <= within]
+        return [scored for scored in lines if within is None or scored.policy_steps <= within]
 
 
 class ScoresFile:
@@ -154,7 +158,7 @@ class ScoresFile:
         self.history = history_of(self.read() or "")
         self.history.begin(policy_iterations)
         # on a line of its own, whatever a process that was killed has left of its last one
-        self._write({"kind": "begin", "policy_iterations": policy_iterations}, before="\n")
+        self._write({"kind": "begin", "policy_iterations": policy_iterations}, prefix="\n")
 
     def add(self, kind: str, scored: ScoredPrompts) -> None:
         self.history.add(kind, scored)
@@ -168,12 +172,12 @@ class ScoresFile:
             return None
         return None if content is None else content.decode("utf-8", "replace")
 
-    def _write(self, line: dict[str, Any], before: str = "") -> None:
+    def _write(self, line: dict[str, Any], prefix: str = "") -> None:
         if not self._is_well:
             return
         try:
             with open_inside(self.folder, SCORES_NAME, "ab") as file:
-                text = f"{before}{json.dumps(line, separators=(',', ':'))}\n".encode()
+                text = f"{prefix}{json.dumps(line, separators=(',', ':'))}\n".encode()
                 if file.seek(0, os.SEEK_END) + len(text) > _MAX_BYTES:
                     raise OSError(None, f"it would have more than {_MAX_BYTES // 2**20} MiB")
                 file.write(text)
@@ -185,11 +189,13 @@ class ScoresFile:
 def unique(scores: Iterable[PromptScore]) -> tuple[PromptScore, ...]:
     """The same scores; a digest that comes once more gets its number behind it."""
     times: dict[str, int] = {}
-    named = []
+    unique_scores = []
     for score in scores:
         times[score.prompt] = number = times.get(score.prompt, 0) + 1
-        named.append(score._replace(prompt=f"{score.prompt}#{number}") if number > 1 else score)
-    return tuple(named)
+        unique_scores.append(
+            score._replace(prompt=f"{score.prompt}#{number}") if number > 1 else score
+        )
+    return tuple(unique_scores)
 
 
 def _digest(name: str) -> str:
@@ -219,7 +225,7 @@ def _lines(text: str) -> Iterator[tuple[str, ScoredPrompts | int]]:
             elif contents["kind"] in KINDS and (scores := _scores(contents)) is not None:
                 is_new = contents.get("new", [])
                 if len(is_new) == (len(scores) if contents["kind"] == "batch" else 0):
-                    news = tuple(bool(one) for one in is_new)
+                    news = tuple(bool(flag) for flag in is_new)
                     yield contents["kind"], ScoredPrompts(*numbers, scores, news)
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
             continue  # a line that was cut, or is not ours

@@ -17,11 +17,11 @@ _PACKAGES = ("torch", "lightning", "transformers", "mlflow")
 
 def versions() -> dict[str, str]:
     """Versions of Python, vapo and the packages that decide a run's numbers."""
-    found = {"python": platform.python_version(), "vapo": __version__}
+    installed = {"python": platform.python_version(), "vapo": __version__}
     for package in _PACKAGES:
         with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+            installed[package] = version(package)
+    return installed
 
 
 def provenance_tags() -> dict[str, str]:
@@ -40,8 +40,8 @@ def git_state(folder: Path) -> dict[str, str]:
     commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
         built_from = os.environ.get("VAPO_COMMIT", "").strip()
-        named = ("git/commit", "mlflow.source.git.commit") if built_from else ()
-        return dict.fromkeys(named, built_from)
+        tag_names = ("git/commit", "mlflow.source.git.commit") if built_from else ()
+        return dict.fromkeys(tag_names, built_from)
     state = {"git/commit": commit, "mlflow.source.git.commit": commit}
     changes = output_of(["git", "-C", str(folder), "status", "--porcelain"])
     if changes is not None:
@@ -72,9 +72,9 @@ def host() -> dict[str, str]:
 def output_of(command: list[str], *, timeout_s: float = 5) -> str | None:
     """What a command prints; None if it fails, or is not there."""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=timeout_s, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip()
+    return process.stdout.strip()

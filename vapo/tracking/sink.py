@@ -76,8 +76,8 @@ class MlflowSink:
         elif kind == "tags":
             client.log_batch(run_id, tags=[RunTag(*item) for item in payload.items()])
         elif kind == "note":  # what a user wrote into it meanwhile stays
-            before = client.get_run(run_id).data.tags.get(NOTE_TAG, "")
-            client.set_tag(run_id, NOTE_TAG, with_score(before, payload))
+            old_note = client.get_run(run_id).data.tags.get(NOTE_TAG, "")
+            client.set_tag(run_id, NOTE_TAG, with_score(old_note, payload))
         elif kind == "inputs":
             client.log_inputs(run_id, datasets=[_dataset(*data) for data in payload])
         elif kind == "file":

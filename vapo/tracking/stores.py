@@ -124,9 +124,9 @@ def locate_store(uri: str) -> Store:
 
     Raises: UserError for a URI that is empty, or a server's that cannot be read.
     """
-    other = os.environ.get(TRACKING_URI, "")
-    if not split_uri(uri).has_credentials and split_uri(other).bare == uri:
-        uri = other
+    other_uri = os.environ.get(TRACKING_URI, "")
+    if not split_uri(uri).has_credentials and split_uri(other_uri).bare == uri:
+        uri = other_uri
     if not uri.strip():
         raise UserError("tracking.uri is empty: give a folder, as mlruns, or an MLflow URI")
     if uri.startswith("file:"):
@@ -159,15 +159,15 @@ def _check_server(uri: str) -> None:
     """Raises: UserError for a server's URI whose parts cannot be told apart, without quoting it."""
     rest = split_uri(uri).bare.partition("://")[2]
     if "?" in uri.partition("#")[0] or "#" in uri:
-        what = "a server's address has no '?' and no '#'"
+        problem = "a server's address has no '?' and no '#'"
     elif not rest.strip("/") or "@" in rest.partition("/")[0]:
-        what = "the server's name is missing or not readable"
+        problem = "the server's name is missing or not readable"
     else:
         return
     raise UserError(
-        f"tracking.uri: {what}: give http://HOST:PORT, and its credentials as {TRACKING_USER} and "
-        f"{TRACKING_PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI with "
-        "credentials would need '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40)"
+        f"tracking.uri: {problem}: give http://HOST:PORT, and its credentials as {TRACKING_USER} "
+        f"and {TRACKING_PASSWORD}, or a token as MLFLOW_TRACKING_TOKEN, in the environment (a URI "
+        "with credentials would need '/', '?', '#' and '@' in them as %2F, %3F, %23 and %40)"
     )
 
 
@@ -183,11 +183,11 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
             f"tracking: {report.undelivered} of {total} records were not delivered to "
             f"{store.shown_uri} (last error: {report.last_error})"
         )
-        if report.lost:
-            line += f"; {report.lost} are lost"
+        if report.num_lost:
+            line += f"; {report.num_lost} are lost"
             line += f": {folder} cannot be written, or was deleted or moved" if folder else ""
         lines.append(line)
-    if report.undelivered > report.lost and folder is not None:
+    if report.undelivered > report.num_lost and folder is not None:
         lines[0] += "; send what is kept with"
         command = f"  vapo deliver {folder.parent}"
         if store.parts.has_credentials:
@@ -198,7 +198,7 @@ def what_was_not_sent(report: DeliveryReport, folder: Path | None, store: Store)
         names = ", ".join(report.missing_files)
         lines.append(f"tracking: {store.shown_uri} does not have artifacts that it took: {names}")
     if report.refused:
-        kept = folder and folder / "refused.jsonl"
-        where = f"; see {kept}" if kept and kept.is_file() else ""
+        refused_file = folder and folder / "refused.jsonl"
+        where = f"; see {refused_file}" if refused_file and refused_file.is_file() else ""
         lines.append(f"tracking: {store.shown_uri} refused {report.refused} records{where}")
     return lines
