@@ -73,11 +73,11 @@ def saved_while_training(run: Run, saves: BackgroundSaves, final: Path) -> None:
         return write(state, final)
 
     saves.start(run.state(), held)
-    assert saves.settle(wait=False) is None, "it has not ended"
+    assert saves.finish_pending(wait=False) is None, "it has not ended"
     run.step()
     may_write.set()
-    assert saves.settle(wait=True) == read_manifest(final)
-    assert saves.settle(wait=True) is None, "taken once"
+    assert saves.finish_pending(wait=True) == read_manifest(final)
+    assert saves.finish_pending(wait=True) is None, "taken once"
 
 
 def test_what_is_written_is_the_state_as_it_was(tmp_path: Path) -> None:
@@ -202,12 +202,12 @@ def failing(error: BaseException) -> Callable[[dict[str, Any]], Manifest]:
 def test_one_at_a_time_and_an_error_is_raised_once() -> None:
     saves = BackgroundSaves()
     saves.start({}, failing(InterruptedRunError("no room")))
-    with pytest.raises(RuntimeError, match="has not been settled"):
+    with pytest.raises(RuntimeError, match="has not been finished"):
         saves.start({}, lambda state: MANIFEST)
     with pytest.raises(InterruptedRunError, match="no room"):
-        saves.settle(wait=True)
-    assert saves.settle(wait=True) is None
+        saves.finish_pending(wait=True)
+    assert saves.finish_pending(wait=True) is None
     saves.start({}, lambda state: MANIFEST)
-    assert saves.settle(wait=True) is MANIFEST
+    assert saves.finish_pending(wait=True) is MANIFEST
     saves.start({}, failing(InterruptedRunError("no room either")))
     assert str(saves.drain()) == "no room either"

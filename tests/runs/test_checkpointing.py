@@ -76,7 +76,7 @@ class Iterations:
             RunDir(tmp_path),
             Records(self.events),
             in_background=in_background,
-            held=lambda: self.held,
+            reason_not_to_save=lambda: self.held,
             score=self.evaluation.score_of,
             **{
                 "every_n_iterations": 3,
@@ -376,4 +376,4 @@ def test_a_full_disk_by_whichever_library_is_no_traceback() -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
     with pytest.raises(InterruptedRunError, match="cannot write it: I/O error: No space left"):
-        checkpoint_saving.together(full, "cannot write it")
+        checkpoint_saving.run_on_all_ranks(full, "cannot write it")

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from tests.components.test_value_pretraining import make_module
 from vapo.config import components
 from vapo.errors import InterruptedRunError
-from vapo.runs.checkpoint_saving import together
+from vapo.runs.checkpoint_saving import run_on_all_ranks
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining
 from vapo.training.callbacks.value_pretraining import ValuePretraining
@@ -37,7 +37,7 @@ def test_every_writer_s_own_error_ends_the_run_with_one_line(
         raise error
 
     with pytest.raises(InterruptedRunError, match="cannot write it: ") as raised:
-        together(fail, "cannot write it")
+        run_on_all_ranks(fail, "cannot write it")
     assert "No space left" in str(raised.value) or isinstance(error, CheckpointException)
     assert raised.value.exit_code == 75
     module = make_module()

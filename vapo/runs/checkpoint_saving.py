@@ -59,7 +59,7 @@ def write_checkpoint(
     Raises: InterruptedRunError on all processes; what was there before is as it was.
     """
     aside = final.with_name(f".{final.name}.new")
-    what = f"cannot write the checkpoint {final}"
+    content = f"cannot write the checkpoint {final}"
     files: dict[str, Any] = {}
 
     def make_room() -> None:
@@ -74,8 +74,8 @@ def write_checkpoint(
                 sync(path)
                 files[path.name] = describe_file(path)
 
-    together(make_room, what, after=AFTER_A_SAVE, first_only=True, group=group)
-    together(write, what, after=AFTER_A_SAVE, group=group)
+    run_on_all_ranks(make_room, content, after=AFTER_A_SAVE, first_only=True, group=group)
+    run_on_all_ranks(write, content, after=AFTER_A_SAVE, group=group)
     all_files = {k: entry for part in gather_objects(files, group) for k, entry in part.items()}
     manifest = replace(manifest, files=all_files)
 
@@ -85,7 +85,7 @@ def write_checkpoint(
             tell(f"{final} is no checkpoint of this run: it is kept as {put_aside(final).name}")
         replace_folder(aside, final)
 
-    together(put_in_place, what, after=AFTER_A_SAVE, first_only=True, group=group)
+    run_on_all_ranks(put_in_place, content, after=AFTER_A_SAVE, first_only=True, group=group)
     return manifest
 
 
@@ -108,9 +108,9 @@ def _write_state(
             torch.save(shared, file)
 
 
-def together(
+def run_on_all_ranks(
     action: Callable[[], object],
-    what: str,
+    content: str,
     *,
     after: str = "",
     first_only: bool = False,
@@ -118,7 +118,7 @@ def together(
 ) -> None:
     """Do it on every process, or on the first alone; if it fails on one, it does on all.
 
-    Raises: InterruptedRunError: `what`, the reason, `after`.
+    Raises: InterruptedRunError: `content`, the reason, `after`.
     """
     problem = ""
     if rank() == 0 or not first_only:
@@ -126,11 +126,11 @@ def together(
             action()
         except SAVE_ERRORS as error:
             problem = error_reason(error)
-    found = next((text for text in gather_objects(problem, group) if text), None)
-    if found is not None:
+    first_problem = next((text for text in gather_objects(problem, group) if text), None)
+    if first_problem is not None:
         leave_together(group)
         # the first process says it
-        raise InterruptedRunError(f"{what}: {found}{after}" if rank() == 0 else "")
+        raise InterruptedRunError(f"{content}: {first_problem}{after}" if rank() == 0 else "")
 
 
 def error_reason(error: BaseException) -> str:
@@ -167,7 +167,7 @@ def num_kept(keep: int | None, num_bytes: float) -> int:
 class DiskUse:
     """Bytes that something may take, and the setting with which it takes fewer, if there is one."""
 
-    what: str
+    content: str
     num_bytes: int
     fix: str = ""
 
@@ -176,7 +176,7 @@ def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
     """Raises: OSError when the disk has no room for all of them; `key` chose the folder."""
     free, large = shutil.disk_usage(folder).free, [use for use in uses if use.num_bytes]
     if free < sum(use.num_bytes for use in large) + _SPARE_BYTES:
-        parts = ", ".join(f"{shown_size(use.num_bytes)} for {use.what}" for use in large)
+        parts = ", ".join(f"{shown_size(use.num_bytes)} for {use.content}" for use in large)
         fixes = "".join(f"{use.fix}, or " for use in large if use.fix)
         raise OSError(
             f"it needs {parts}, and {folder} has {shown_size(free)} left; "
@@ -198,7 +198,7 @@ def shown_size(num_bytes: float) -> str:
 class BackgroundSaves:
     """One save at a time; its result, or its error, is taken once.
 
-        start(state, write) -> ... -> settle(wait=True)
+        start(state, write) -> ... -> finish_pending(wait=True)
 
     The copy lies in host memory, in buffers that the next one uses again. Lightning's
     `AsyncCheckpointIO` queues any number of copies, and writes tied weights twice.
@@ -222,10 +222,10 @@ class BackgroundSaves:
     def start(self, state: dict[str, Any], write: Callable[[dict[str, Any]], Manifest]) -> None:
         """Copy the state, and `write` the copy in the thread.
 
-        Raises: RuntimeError when the save before has not been settled.
+        Raises: RuntimeError when the save before has not been finished.
         """
         if self._future is not None:
-            raise RuntimeError("the save before has not been settled")
+            raise RuntimeError("the save before has not been finished")
         copied = self._stager.stage(state)
         self._future = self._executor.submit(self._write, copied, write)
 
@@ -234,7 +234,7 @@ class BackgroundSaves:
         leave_together(self.group)
         return manifest
 
-    def settle(self, *, wait: bool) -> Manifest | None:
+    def finish_pending(self, *, wait: bool) -> Manifest | None:
         """What the save wrote; None if there is none or, unless waited for, it has not ended.
 
         Raises: what the save raised.

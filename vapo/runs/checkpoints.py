@@ -197,24 +197,24 @@ def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
 
 def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
     """Raises: UserError naming both heads, if they compute other values of the same numbers."""
-    found, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
-    columns = found.num_logprob_columns
+    saved_head, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
+    columns = saved_head.num_logprob_columns
     if columns != ours.num_logprob_columns:
         reads, value = ("reads", "{}") if columns else ("reads no", "null")
         raise UserError(
             f"the value head of {name} {reads} log-probs of sampled tokens: set "
             f"critic.sampled_logprobs={value}, as the run had it"
         )
-    if found.target != ours.target:
-        before, now = (head.target or "return" for head in (found, ours))
+    if saved_head.target != ours.target:
+        saved_target, target = (head.target or "return" for head in (saved_head, ours))
         raise UserError(
-            f"the critic of {name} predicts the {before}, and critic.target is {now}: set "
-            f"critic.target={before}, as the run had it"
+            f"the critic of {name} predicts the {saved_target}, and critic.target is {target}: set "
+            f"critic.target={saved_target}, as the run had it"
         )
-    if found != ours:
-        keys = "critic.head" if found.layers == ours.layers else "critic.kind and critic.probe"
+    if saved_head != ours:
+        keys = "critic.head" if saved_head.layers == ours.layers else "critic.kind and critic.probe"
         raise UserError(
-            f"{name} has the value head {found.describe()}, and critic.head is "
+            f"{name} has the value head {saved_head.describe()}, and critic.head is "
             f"{ours.describe()}: set {keys} as the run had it"
         )
 
@@ -241,25 +241,27 @@ def _check_network(
     manifest: Manifest, ours: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
     theirs = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
-    if found := _differences(ours, theirs):
+    if difference := _differences(ours, theirs):
         raise UserError(
             f"{name} is of another {network} than {where} ({network}.dtype included): "
-            f"it has {found}"
+            f"it has {difference}"
         )
 
 
 def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
     """What a checkpoint's weights have otherwise than the model's, by name; empty: nothing."""
-    missing, left = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
+    missing, extra = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
     shared = sorted(ours.keys() & theirs)
-    other = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
-    shown = [
-        *other[:_SHOWN],
+    different = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
+    shown_texts = [
+        *different[:_SHOWN],
         *[f"{key} is not in it" for key in missing[:_SHOWN]],
-        *[f"{key} is not in the model" for key in left[:_SHOWN]],
+        *[f"{key} is not in the model" for key in extra[:_SHOWN]],
     ]
-    total = len(other) + len(missing) + len(left)
-    return "; ".join(shown) + (f" and {total - len(shown)} more" if total > len(shown) else "")
+    total = len(different) + len(missing) + len(extra)
+    return "; ".join(shown_texts) + (
+        f" and {total - len(shown_texts)} more" if total > len(shown_texts) else ""
+    )
 
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:

@@ -115,7 +115,7 @@ def _is_well_formed(manifest: Manifest) -> bool:
     return (
         isinstance(manifest.iteration, int)
         and isinstance(manifest.parameters, dict)
-        and all(isinstance(each, dict | None) for each in options)
+        and all(isinstance(option, dict | None) for option in options)
         and all(Path(name).name == name for name in manifest.files)
     )
 
@@ -138,8 +138,8 @@ def verify(folder: Path) -> Manifest:
             )
     with ThreadPoolExecutor(4) as threads:  # hashing lets other threads run
         digests = list(threads.map(lambda name: sha256(folder / name), manifest.files))
-    for (name, (_, digest)), found in zip(manifest.files.items(), digests, strict=True):
-        if found != digest:
+    for (name, (_, digest)), actual_digest in zip(manifest.files.items(), digests, strict=True):
+        if actual_digest != digest:
             raise DamagedCheckpointError(
                 f"{folder / name} is damaged: it does not match its checksum"
             )
@@ -251,8 +251,8 @@ def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
         target = link
         reasons.append(str(error))
     newest = iteration_in(target.name)
-    written = checkpoints_in(link.parent)
-    older = [written[n] for n in reversed(written) if newest is None or n < newest]
+    checkpoints = checkpoints_in(link.parent)
+    older = [checkpoints[n] for n in reversed(checkpoints) if newest is None or n < newest]
     candidates = [*([target] if target.exists() and not reasons else []), *older]
     for candidate in candidates:
         try:

@@ -51,14 +51,14 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
     if config.checkpoints.resume == "never":
         return None
     output_dir = Path(config.output_dir).expanduser().absolute()
-    found = unfinished_run(output_dir, identity_of(config))
-    if found is None:
+    unfinished = unfinished_run(output_dir, identity_of(config))
+    if unfinished is None:
         warn(f"checkpoints.resume: no unfinished run of this config in {output_dir}: a new one")
         return None
-    checkpoint_or_none = sound_checkpoint(found / "checkpoints" / LAST, warn)
+    checkpoint_or_none = sound_checkpoint(unfinished / "checkpoints" / LAST, warn)
     where = "its start" if checkpoint_or_none is None else checkpoint_or_none.name
-    warn(f"checkpoints.resume: resuming {found} from {where}")
-    return Resume(found, checkpoint_or_none)
+    warn(f"checkpoints.resume: resuming {unfinished} from {where}")
+    return Resume(unfinished, checkpoint_or_none)
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
@@ -82,14 +82,17 @@ def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
         return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
 
     try:
-        before = written((run_dir.path / CONFIG_NAME).read_text())
+        recorded_values = written((run_dir.path / CONFIG_NAME).read_text())
     except (OSError, UserError):  # it is there to be read, and may be of another version
         return []
-    now = written(to_yaml(config))
-    keys = [key for key in now | before if now.get(key) != before.get(key)]
+    values = written(to_yaml(config))
+    keys = [key for key in values | recorded_values if values.get(key) != recorded_values.get(key)]
     if not keys:  # both say `${oc.env:NAME}`, and what is in the variable is kept nowhere
         return sorted({v.text for v in config.from_environment.values.values() if not v.is_secret})
-    return [f"{key} {before.get(key, 'not set')} -> {now.get(key, 'not set')}" for key in keys]
+    return [
+        f"{key} {recorded_values.get(key, 'not set')} -> {values.get(key, 'not set')}"
+        for key in keys
+    ]
 
 
 def how_to_resume(run_dir: RunDir) -> str:
@@ -109,13 +112,16 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     Raises: UserError naming the fix; also where the run is beyond the config's end.
     """
     pretraining = resolve(config).value_pretraining_iterations
-    most, done = pretraining + config.training.num_iterations, read_manifest(checkpoint).iteration
-    if done > most:
+    last_iteration, iteration = (
+        pretraining + config.training.num_iterations,
+        read_manifest(checkpoint).iteration,
+    )
+    if iteration > last_iteration:
         changed = changed_keys(RunDir(checkpoint.parent.parent), config)
         if actor := [change for change in changed if change.startswith("actor.path ")]:
             raise UserError(f"{checkpoint} is of a run with another actor: {actor[0]}")
         raise UserError(
-            f"{checkpoint} is of iteration {done}, beyond the {most} of this config "
+            f"{checkpoint} is of iteration {iteration}, beyond the {last_iteration} of this config "
             f"({pretraining} of value pretraining, training.num_iterations "
             f"{config.training.num_iterations}): raise training.num_iterations"
         )
@@ -128,9 +134,9 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
 
 def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
     """`last` and `best` beside the config that a run has written are that run's, as a path."""
-    own = [f.parent for f in files if f.match("config*.yaml") and is_run_folder(f.parent)]
-    if own and ckpt_path in ("last", "best"):
-        return str(own[-1] / "checkpoints" / f"{ckpt_path}.ckpt")
+    run_folders = [f.parent for f in files if f.match("config*.yaml") and is_run_folder(f.parent)]
+    if run_folders and ckpt_path in ("last", "best"):
+        return str(run_folders[-1] / "checkpoints" / f"{ckpt_path}.ckpt")
     return ckpt_path
 
 

@@ -202,11 +202,11 @@ def _check_own_places(run_dir: Path) -> None:
                 "there what it leads to, or remove it"
             )
     checkpoints = run_dir / "checkpoints"
-    other = checkpoints.resolve().parent
-    if checkpoints.is_symlink() and is_run_folder(other):
+    other_run = checkpoints.resolve().parent
+    if checkpoints.is_symlink() and is_run_folder(other_run):
         raise UserError(
-            f"{checkpoints} is a link to the checkpoints of {other}, which is another run: resume "
-            "that one, or put a copy of its checkpoints there"
+            f"{checkpoints} is a link to the checkpoints of {other_run}, which is another run: "
+            "resume that one, or put a copy of its checkpoints there"
         )
 
 
@@ -234,10 +234,10 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
     base = Path(config.output_dir).expanduser().absolute()
     if not is_main_process():
         return RunDir(base, identity)
-    made = missing_folders(base)
-    with taken_back_if_refused(made, FIRST_FILES):
-        run_dir = RunDir(make_run_dir(base, name), identity, made=made)
-        made.insert(0, run_dir.path)
+    new_folders = missing_folders(base)
+    with taken_back_if_refused(new_folders, FIRST_FILES):
+        run_dir = RunDir(make_run_dir(base, name), identity, made=new_folders)
+        new_folders.insert(0, run_dir.path)
         run_dir.lock()
         try:
             with folder_locked(base):  # of two that begin at once, too, one is the first

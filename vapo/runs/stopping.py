@@ -125,7 +125,7 @@ class Peers:
     """
 
     def __init__(self) -> None:
-        self.lost: str | None = None
+        self.lost_process: str | None = None
         self._done = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -158,11 +158,11 @@ class Peers:
             self.close()  # all processes have it, and end
             raise
         except RuntimeError as error:
-            if (lost := self.explain(error)) is None:
+            if (lost_error := self.explain(error)) is None:
                 raise
-            raise lost from error
+            raise lost_error from error
         finally:
-            if self.lost is None:
+            if self.lost_process is None:
                 self.close()
 
     def explain(self, error: BaseException) -> InterruptedRunError | None:
@@ -170,20 +170,25 @@ class Peers:
         if not _BROKEN.search(str(error)):
             return None
         deadline = time.monotonic() + _ORDERLY_S / 2
-        while self._thread is not None and self.lost is None and time.monotonic() < deadline:
+        while (
+            self._thread is not None and self.lost_process is None and time.monotonic() < deadline
+        ):
             time.sleep(_POLL_S / 5)
-        lost = self.lost or "another process of this run has ended (its own last lines say why)"
-        return InterruptedRunError(f"{lost}; {HOW_TO_RESUME}")
+        reason = (
+            self.lost_process
+            or "another process of this run has ended (its own last lines say why)"
+        )
+        return InterruptedRunError(f"{reason}; {HOW_TO_RESUME}")
 
     def _watch(self) -> None:
-        while self.lost is None:
+        while self.lost_process is None:
             if self._done.wait(_POLL_S):
                 return
-            self.lost = self._find_lost()
+            self.lost_process = self._find_lost()
         # a collective that waits for the lost process may fail by itself, which ends the run in
         # good order; sampling or a hung collective does not
         if not self._done.wait(_ORDERLY_S):
-            end_now(f"{self.lost}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
+            end_now(f"{self.lost_process}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
 
     def _find_lost(self) -> str | None:
         for rank, child in enumerate(self._children, start=1):

@@ -73,11 +73,11 @@ class RunSummary:
     score_recent_ci: tuple[float, float] | None = field(init=False)
 
     def __post_init__(self) -> None:
-        before, after = self.evaluation_before, self.evaluation_after
+        first, last = self.evaluation_before, self.evaluation_after
         self.tracking_uri = without_credentials(self.tracking_uri)
-        self.score_before, self.score_before_ci = before.get(_SCORE), interval_of(before)
-        self.score_after, self.score_after_ci = after.get(_SCORE), interval_of(after)
-        self.score_recent, self.score_recent_ci = after.get(_RECENT), interval_of(after, _RECENT)
+        self.score_before, self.score_before_ci = first.get(_SCORE), interval_of(first)
+        self.score_after, self.score_after_ci = last.get(_SCORE), interval_of(last)
+        self.score_recent, self.score_recent_ci = last.get(_RECENT), interval_of(last, _RECENT)
         self.fresh_accuracy = self.fresh.get(_FRESH)
         self.fresh_accuracy_ci = interval_of(self.fresh, _FRESH)
 
@@ -85,8 +85,8 @@ class RunSummary:
 def unjudged(evaluation: Mapping[str, float]) -> list[str]:
     """What a score does not say: how many of its responses nothing has judged."""
     share = evaluation.get("eval/failure_rate", 0.0)
-    said = f"{100 * share:.3g} % of the last evaluation's responses had no verdict: wrong"
-    return [said] if share else []
+    text = f"{100 * share:.3g} % of the last evaluation's responses had no verdict: wrong"
+    return [text] if share else []
 
 
 def write_summary(run_dir: Path, summary: RunSummary) -> Path:
@@ -171,24 +171,24 @@ def shown_path(path: Path) -> str:
 
 def _scores(summary: RunSummary) -> list[tuple[str, str]]:
     """What the score is stands in the first row."""
-    before = describe_score(summary.score_before, summary.score_before_ci, summary.k)
-    after = describe_score(summary.score_after, summary.score_after_ci, summary.k)
-    what = f"  (avg@{summary.k}, held-out prompts)"
+    score_before = describe_score(summary.score_before, summary.score_before_ci, summary.k)
+    score_after = describe_score(summary.score_after, summary.score_after_ci, summary.k)
+    unit = f"  (avg@{summary.k}, held-out prompts)"
     if summary.score_before is not None:
-        after = after.removesuffix(what)
-    rows = [("score before", before), ("score after", after)]
+        score_after = score_after.removesuffix(unit)
+    rows = [("score before", score_before), ("score after", score_after)]
     if (best := _best(summary)) is not None:
         rows.append(("score best", best))
     if (score := summary.average_policy.get(f"{_AVERAGE}/avg_at_k")) is not None:
         interval = interval_of(summary.average_policy, f"{_AVERAGE}/avg_at_k")
         count = int(summary.average_policy[f"{_AVERAGE}/num_policies"])
-        of = f"mean weights of the last {count} policies"
-        rows.append(("averaged", f"{100 * score:.1f} %{_shown(interval, '  ')}  ({of})"))
+        source = f"mean weights of the last {count} policies"
+        rows.append(("averaged", f"{100 * score:.1f} %{_shown(interval, '  ')}  ({source})"))
     if summary.fresh_accuracy is not None:
         share = f"{100 * summary.fresh_accuracy:.1f} %{_shown(summary.fresh_accuracy_ci, '  ')}"
         prompts, batches = (int(summary.fresh[f"fresh/num_{n}"]) for n in ("prompts", "batches"))
-        of = f"{prompts} new prompts of the last {batches} batches"
-        rows.append(("fresh prompts", f"{share}  ({of})"))
+        source = f"{prompts} new prompts of the last {batches} batches"
+        rows.append(("fresh prompts", f"{share}  ({source})"))
     return rows
 
 
@@ -197,10 +197,10 @@ def _best(summary: RunSummary) -> str | None:
     start, score = summary.score_before, summary.score_best
     if score is None:
         return None if start is None else "no checkpoint's policy was evaluated"
-    said = f"{100 * score:.1f} % after iteration {summary.best_iteration}"
+    text = f"{100 * score:.1f} % after iteration {summary.best_iteration}"
     if start is not None and score <= start:
-        return f"no checkpoint is better than the start, {100 * start:.1f} %; best.ckpt: {said}"
-    return None if summary.best_iteration == summary.num_iterations else f"{said} (best.ckpt)"
+        return f"no checkpoint is better than the start, {100 * start:.1f} %; best.ckpt: {text}"
+    return None if summary.best_iteration == summary.num_iterations else f"{text} (best.ckpt)"
 
 
 def _faults(faults: Mapping[str, int]) -> str:
@@ -229,15 +229,17 @@ def _shown(interval: tuple[float, float] | None, space: str) -> str:
     return f"{space}[{100 * interval[0]:.1f}, {100 * interval[1]:.1f}]"
 
 
-def score_line(before: Mapping[str, float], after: Mapping[str, float], k: int) -> str | None:
+def score_line(
+    first_metrics: Mapping[str, float], last_metrics: Mapping[str, float], k: int
+) -> str | None:
     """`held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]`, from the metrics of two evaluations.
 
     None where the last one did not measure it.
     """
-    if (last := after.get(_SCORE)) is None:
+    if (last := last_metrics.get(_SCORE)) is None:
         return None
-    first = f"{100 * before[_SCORE]:.1f} % -> " if _SCORE in before else ""
-    return f"{SCORE_START}{k} {first}{100 * last:.1f} %{_shown(interval_of(after), ' ')}"
+    first = f"{100 * first_metrics[_SCORE]:.1f} % -> " if _SCORE in first_metrics else ""
+    return f"{SCORE_START}{k} {first}{100 * last:.1f} %{_shown(interval_of(last_metrics), ' ')}"
 
 
 def _times(summary: RunSummary) -> str:

@@ -145,7 +145,7 @@ def inspect_minibatch(
     """
     bad: dict[str, int] = {}
     suspects: list[tuple[Rollout, dict[str, Any]]] = []
-    others: list[tuple[Rollout, dict[str, Any]]] = []
+    other_rows: list[tuple[Rollout, dict[str, Any]]] = []
     num_rows = 0
     for micro in microbatches:
         rows = micro.rows
@@ -154,8 +154,8 @@ def inspect_minibatch(
             for name, value in float_columns(rows).items()
             if value.dim() == 2 and name not in _NOT_TRAINED_ON
         }
-        found = {name: value for name, value in forward(micro).items() if value.dim() == 2}
-        numbers |= {name: value.cpu() for name, value in found.items()}
+        outputs = {name: value for name, value in forward(micro).items() if value.dim() == 2}
+        numbers |= {name: value.cpu() for name, value in outputs.items()}
         # of all response tokens: a nan that carries no loss still is one in the gradient (0 * nan)
         is_token = micro.inputs.response_mask
         bad_rows = {
@@ -166,17 +166,17 @@ def inspect_minibatch(
         num_rows += len(rows.rollouts)
         for row, rollout in enumerate(rows.rollouts):
             names = [name for name, is_bad in bad_rows.items() if is_bad[row]]
-            known = {
+            record = {
                 "where": place,
                 "not_finite": names or ["sum over tokens"],
                 "is_correct": bool(rows.is_correct[row]),
                 **{name: value[row] for name, value in numbers.items()},
             }
-            (suspects if names else others).append((rollout, known))
+            (suspects if names else other_rows).append((rollout, record))
     counts = torch.tensor([num_rows, *bad.values()])
     num_all, *numbers_bad = sum_over_ranks(counts).tolist()
     if not any(numbers_bad):
-        records.save(others[:_NUM_SHOWN])
+        records.save(other_rows[:_NUM_SHOWN])
         return sums
     records.save(suspects)
     return ", ".join(

@@ -85,9 +85,9 @@ class IterationRunner:
             metrics |= observer.evaluated(evaluated, start)
         checked = self.check(evaluated, start)
         estimated = self.estimate_and_correct(checked.batch, start)
-        batch, found = self.mask_and_measure(estimated, start)
+        batch, mask_metrics = self.mask_and_measure(estimated, start)
         minibatches = self.cut(first_rows(batch, checked.num_rows), start, checked.fault)
-        return Iteration(start, minibatches, found | metrics, batch, checked)
+        return Iteration(start, minibatches, mask_metrics | metrics, batch, checked)
 
     def last(self, start: IterationStart) -> int:
         """The run's last iteration, counted from 0, as far as is known."""

@@ -68,7 +68,7 @@ class KeptBytes:
 
 
 def choose_microbatching(
-    kept: Mapping[str, KeptBytes],
+    network_bytes: Mapping[str, KeptBytes],
     room: Mapping[str, float],
     *,
     tokens: int | None,
@@ -91,17 +91,17 @@ def choose_microbatching(
     def fits(size: int, recomputing: tuple[str, ...]) -> bool:
         return all(
             bytes_of.at(size, recomputes=name in recomputing) <= room[name]
-            for name, bytes_of in kept.items()
+            for name, bytes_of in network_bytes.items()
         )
 
     if saved is not None and fits(*saved) and tokens in (None, saved.tokens):
-        named = [name for name in kept if recomputes[name] is not None]
-        if all((name in saved.recomputing) == recomputes[name] for name in named):
+        fixed_names = [name for name in network_bytes if recomputes[name] is not None]
+        if all((name in saved.recomputing) == recomputes[name] for name in fixed_names):
             return saved
     least = tokens or AUTO_TOKENS
     recomputing = tuple(
         name
-        for name, bytes_of in kept.items()
+        for name, bytes_of in network_bytes.items()
         if recomputes[name]
         or (recomputes[name] is None and bytes_of.at(least, recomputes=False) > room[name])
     )
@@ -204,14 +204,14 @@ class Measurement:
         room = {name: free - spare - gradients(net) for name, net in self.networks.items()}
         options = recomputation_options(self.config)
         tokens = self.config.training.microbatch_tokens
-        kept: dict[str, KeptBytes] = {}
+        network_bytes: dict[str, KeptBytes] = {}
         try:
-            kept = {name: self.kept_bytes(name, batch) for name in self.networks}
+            network_bytes = {name: self.kept_bytes(name, batch) for name in self.networks}
         except torch.OutOfMemoryError:  # the run may fit all the same, as it would without `auto`
             choice = first_microbatching(self.config)
         else:
             choice = choose_microbatching(
-                kept,
+                network_bytes,
                 room,
                 tokens=None if tokens == "auto" else tokens,
                 recomputes={
@@ -224,7 +224,7 @@ class Measurement:
             choice = choice._replace(recomputing=both)
         for name, network in self.networks.items():
             set_recomputation(network, name, name in choice.recomputing)
-        return choice, describe_choice(choice, kept, free)
+        return choice, describe_choice(choice, network_bytes, free)
 
     def kept_bytes(self, name: str, batch: RolloutBatch) -> KeptBytes:
         """Measure a network by forward passes of the longest responses, once with recomputation
@@ -297,21 +297,23 @@ def set_recomputation(network: Actor | Critic, name: str, recomputes: bool) -> N
 
 def bytes_kept(forward: Callable[[], Tensor], device: torch.device) -> float:
     """Return the bytes that a forward pass leaves in memory, its output among them."""
-    before = allocated_bytes(device)
+    previous_bytes = allocated_bytes(device)
     output = forward()
     after = allocated_bytes(device)
     del output
-    return after - before
+    return after - previous_bytes
 
 
 def allocated_bytes(device: torch.device) -> float:
     return float(torch.cuda.memory_allocated(device))
 
 
-def describe_choice(choice: Microbatching, kept: Mapping[str, KeptBytes], free: float) -> str:
+def describe_choice(
+    choice: Microbatching, network_bytes: Mapping[str, KeptBytes], free: float
+) -> str:
     """Say in one line what was chosen, and by which figures, or that nothing was measured."""
-    parts = [] if kept else ["there was no room to measure what the networks keep"]
-    for name, bytes_of in kept.items():
+    parts = [] if network_bytes else ["there was no room to measure what the networks keep"]
+    for name, bytes_of in network_bytes.items():
         recomputes = name in choice.recomputing
         per_token = bytes_of.per_token_recomputing if recomputes else bytes_of.per_token
         how = "computes its layers again" if recomputes else "keeps its activations"

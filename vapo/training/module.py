@@ -141,9 +141,11 @@ class VapoModule(L.LightningModule):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[LambdaLR]]:
         configs = self.trained_configs()
-        made = make_optimizers(self, configs)
-        self._options = {n: options_of_groups(o) for n, o in zip(configs, made[0], strict=True)}
-        return made
+        optimizers = make_optimizers(self, configs)
+        self._options = {
+            n: options_of_groups(o) for n, o in zip(configs, optimizers[0], strict=True)
+        }
+        return optimizers
 
     def trained_configs(self) -> dict[str, ActorConfig | CriticConfig]:
         """The networks that have an optimizer each, by name."""
@@ -283,8 +285,8 @@ class VapoModule(L.LightningModule):
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         inputs = micro.inputs.to(self.device)
         output = self.actor(inputs, temperature=self.config.rollouts.temperature)
-        named = {"logprobs": output.logprobs, "entropy": output.entropy}
-        return {name: inputs.scatter(numbers) for name, numbers in named.items()}
+        columns = {"logprobs": output.logprobs, "entropy": output.entropy}
+        return {name: inputs.scatter(numbers) for name, numbers in columns.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
         assert self.critic is not None

@@ -108,8 +108,8 @@ def policy_objective(
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
-    before = before_update(logprobs, rows, hp, algorithm)
-    token_losses = surrogate_losses(logprobs, before, rows, hp, algorithm)
+    reference_logprobs = before_update(logprobs, rows, hp, algorithm)
+    token_losses = surrogate_losses(logprobs, reference_logprobs, rows, hp, algorithm)
     loss = policy_loss = aggregate(
         rows.importance_weights * token_losses,
         rows.policy_mask,
@@ -144,7 +144,9 @@ def policy_objective(
             denominator=minibatch.num_entropy_tokens,
         )
         loss = loss - algorithm.entropy_coef * bonus
-    add_ratio_statistics(logprobs.detach(), before, rows, minibatch, hp, algorithm, totals)
+    add_ratio_statistics(
+        logprobs.detach(), reference_logprobs, rows, minibatch, hp, algorithm, totals
+    )
     return loss
 
 
@@ -171,7 +173,7 @@ def before_update(
 
 def surrogate_losses(
     logprobs: Float[Tensor, "b T"],
-    before: Float[Tensor, "b T"],
+    reference_logprobs: Float[Tensor, "b T"],
     rows: TrainingBatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
@@ -183,14 +185,14 @@ def surrogate_losses(
     """
     advantages = rows.advantages
     assert advantages is not None, "the phase trains the policy"
-    against_old = logprobs, before, advantages
+    against_old = logprobs, reference_logprobs, advantages
     against_rollouts = logprobs, rows.rollout_logprobs, advantages
     low, high = clip_bounds(hyperparameters, algorithm)
     if isinstance(algorithm, GspoSurrogate):
         return gspo_surrogate(*against_old, rows.response_mask, eps_low=low, eps_high=high)
     if isinstance(algorithm, CispoSurrogate):
-        least, most = algorithm.cispo_eps_low, algorithm.cispo_eps_high
-        return cispo_surrogate(*against_old, eps_low=least, eps_high=most)
+        eps_low, eps_high = algorithm.cispo_eps_low, algorithm.cispo_eps_high
+        return cispo_surrogate(*against_old, eps_low=eps_low, eps_high=eps_high)
     if isinstance(algorithm, DisSurrogate):
         low, high = algorithm.dis_eps_low, algorithm.dis_eps_high
         return dis_surrogate(*against_rollouts, eps_low=low, eps_high=high)
@@ -213,7 +215,7 @@ def clip_bounds(
 
 def add_ratio_statistics(
     logprobs: Float[Tensor, "b T"],
-    before: Float[Tensor, "b T"],
+    reference_logprobs: Float[Tensor, "b T"],
     rows: TrainingBatch,
     minibatch: Minibatch,
     hyperparameters: Hyperparameters,
@@ -226,14 +228,14 @@ def add_ratio_statistics(
     """
     mask = rows.loss_mask
     share = mask.sum() / max(minibatch.num_tokens, 1)
-    kl = approx_kl(logprobs, before, mask)
+    kl = approx_kl(logprobs, reference_logprobs, mask)
     totals.add("actor/approx_kl", torch.where(share > 0, kl * share, 0.0))
-    ratio = torch.where(mask, (logprobs - before).exp(), 0.0)
+    ratio = torch.where(mask, (logprobs - reference_logprobs).exp(), 0.0)
     totals.maximum("actor/ratio_max", ratio.max())
     is_gspo = isinstance(algorithm, GspoSurrogate)
     reduction: LossReduction = "sequence_mean" if is_gspo else "token_mean"
     denominator = minibatch.denominator(reduction)
-    cut = cut_tokens(logprobs, before, rows, hyperparameters, algorithm)
+    cut = cut_tokens(logprobs, reference_logprobs, rows, hyperparameters, algorithm)
     for name, is_cut in cut.items():
         counts = is_cut.double()
         share = aggregate(counts, mask, reduction=reduction, denominator=denominator)
@@ -242,7 +244,7 @@ def add_ratio_statistics(
 
 def cut_tokens(
     logprobs: Float[Tensor, "b T"],
-    before: Float[Tensor, "b T"],
+    reference_logprobs: Float[Tensor, "b T"],
     rows: TrainingBatch,
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
@@ -262,7 +264,7 @@ def cut_tokens(
         return {"rejected_share": ~probability_near(logprobs, mu, advantages, delta=delta)}
     if algorithm.ratio_to is None:
         return {}
-    log_ratio, sampled = logprobs - before, rows.response_mask
+    log_ratio, sampled = logprobs - reference_logprobs, rows.response_mask
     if isinstance(algorithm, GspoSurrogate):
         of_responses = mean_log_ratio(zero_outside(log_ratio, sampled), sampled)
         log_ratio = of_responses[:, None].expand_as(log_ratio)
@@ -270,8 +272,8 @@ def cut_tokens(
     low, high = clip_bounds(hyperparameters, algorithm)
     cut = clipped_tokens(ratio, advantages, eps_low=low, eps_high=high)
     if isinstance(algorithm, CispoSurrogate):
-        least = 0.0 if algorithm.cispo_eps_low is None else 1.0 - algorithm.cispo_eps_low
-        cut = ratio < least, ratio > 1.0 + algorithm.cispo_eps_high
+        eps_low = 0.0 if algorithm.cispo_eps_low is None else 1.0 - algorithm.cispo_eps_low
+        cut = ratio < eps_low, ratio > 1.0 + algorithm.cispo_eps_high
     return dict(zip(("clip_fraction_low", "clip_fraction_high"), cut, strict=True))
 
 

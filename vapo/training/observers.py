@@ -49,10 +49,12 @@ class HeadStart(Observer):
             return {}
         mean = mean_over_ranks(critic_rewards(batch, self.module.config)[~batch.is_lost])
         value = start_head(critic, mean)
-        held = "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
+        range_note = (
+            "" if math.isclose(value, mean) else f", held inside the head's range at {value:.4f}"
+        )
         self.progress.note(
             f"critic.head.start first_batch: the head has weight 0, and its bias is that of the "
-            f"mean reward of the first rollout batch, {mean:.4f}{held}"
+            f"mean reward of the first rollout batch, {mean:.4f}{range_note}"
         )
         return {"critic/head_start_mean_reward": mean, "critic/head_start_value": value}
 

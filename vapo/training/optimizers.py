@@ -35,18 +35,21 @@ def make_optimizer(
     Saving a sharded optimizer that never stepped fakes a step, which would change later
     updates of an actor frozen during value pretraining; with state in place it does not.
     """
-    own = lr_of_modules or {}
-    groups: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in own}}
+    module_lrs = lr_of_modules or {}
+    groups: dict[str, list[nn.Parameter]] = {"": [], **{name: [] for name in module_lrs}}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             module = name.rpartition(".")[0].rpartition(".")[2]
-            groups[module if module in own else ""].append(parameter)
-    parameters = [p for found in groups.values() for p in found]
+            groups[module if module in module_lrs else ""].append(parameter)
+    parameters = [p for group in groups.values() for p in group]
     # one pass over weights, gradients and moments: on a CPU a quarter of the time of torch's own
     # choice, on a GPU no copy of a moment; shards have it, too
     is_fused = {p.device.type for p in parameters} in ({"cpu"}, {"cuda"})
     optimizer = AdamW(
-        [{"params": found, "lr": own.get(name, options.lr)} for name, found in groups.items()],
+        [
+            {"params": group, "lr": module_lrs.get(name, options.lr)}
+            for name, group in groups.items()
+        ],
         lr=options.lr,
         betas=(options.beta1, options.beta2),
         weight_decay=options.weight_decay,
@@ -85,8 +88,8 @@ def make_optimizers(
     optimizers: list[Optimizer] = []
     schedulers = []
     for name, network in options.items():
-        own = network.sampled_logprobs if isinstance(network, CriticConfig) else None
-        lr_of_modules = None if own is None else {LOGPROB_SCORE: own.lr}
+        sampled_logprobs = network.sampled_logprobs if isinstance(network, CriticConfig) else None
+        lr_of_modules = None if sampled_logprobs is None else {LOGPROB_SCORE: sampled_logprobs.lr}
         settings = network.optimizer
         if isinstance(network, ProbeCritic):
             settings = replace(settings, lr=network.probe.lr)
@@ -103,8 +106,8 @@ def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     `fused` and `foreach` are not of the config but of the device; the first decides where step
     counts lie.
     """
-    others = ("params", "fused", "foreach")
-    return [{k: v for k, v in g.items() if k not in others} for g in optimizer.param_groups]
+    excluded_keys = ("params", "fused", "foreach")
+    return [{k: v for k, v in g.items() if k not in excluded_keys} for g in optimizer.param_groups]
 
 
 def take_options(
@@ -116,9 +119,9 @@ def take_options(
     Moments and step counts stay. With the options that it had, nothing changes.
     """
     factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
-    for group, own in zip(optimizer.param_groups, options, strict=True):
-        group.update(own, lr=own["initial_lr"] * factor)
-    scheduler.base_lrs = [own["initial_lr"] for own in options]
+    for group, group_options in zip(optimizer.param_groups, options, strict=True):
+        group.update(group_options, lr=group_options["initial_lr"] * factor)
+    scheduler.base_lrs = [group_options["initial_lr"] for group_options in options]
 
 
 def make_scheduler(
@@ -150,12 +153,12 @@ def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> f
     """The learning rate after warmup, where it depends on the iteration; None: it does not."""
     if network == "actor":
         steps = config.training.decay_fraction * config.training.num_iterations
-        left = config.training.num_iterations - start.policy_iterations
-        return config.actor.optimizer.lr * min(1.0, left / steps) if steps else None
-    own = config.components.value_pretraining.lr
-    if own is None or config.critic.reads_actor:
+        iterations_left = config.training.num_iterations - start.policy_iterations
+        return config.actor.optimizer.lr * min(1.0, iterations_left / steps) if steps else None
+    pretraining_lr = config.components.value_pretraining.lr
+    if pretraining_lr is None or config.critic.reads_actor:
         return None
-    return own if start.phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
+    return pretraining_lr if start.phase is Phase.VALUE_PRETRAINING else config.critic.optimizer.lr
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:

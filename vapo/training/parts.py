@@ -54,7 +54,7 @@ class Sampling:
     """Makes a module's rollouts: its actor samples them, the scorer answers and judges.
 
     Args:
-        kept: the rollouts on the disk; None: they are not kept.
+        rollout_cache: the rollouts on the disk; None: they are not kept.
         make_sampler: another engine than the config's.
         run_dir: gets the log of an engine that has one; None: nothing of it is kept.
     """
@@ -63,7 +63,7 @@ class Sampling:
     inputs: Inputs
     scorer: Scorer
     progress: Progress
-    kept: KeptRollouts | None = None
+    rollout_cache: KeptRollouts | None = None
     make_sampler: MakeSampler | None = None
     run_dir: RunDir | None = None
 
@@ -78,7 +78,9 @@ class Sampling:
             config, prompts=prompts, player=player, progress=self.progress
         )
         stored = self.inputs.stored
-        return RolloutSource(config, collection, module.lineage, self.progress, self.kept, stored)
+        return RolloutSource(
+            config, collection, module.lineage, self.progress, self.rollout_cache, stored
+        )
 
     def _engine(self, module: VapoModule) -> Sampler:
         """Make the config's engine. The start of vLLM, which takes a while, is shown as a stage."""

@@ -41,7 +41,7 @@ class RunCallbacks:
         progress: Progress,
         tokenizer: PreTrainedTokenizerBase,
         stopping: Stopping,
-        kept: KeptRollouts | None = None,
+        rollout_cache: KeptRollouts | None = None,
     ) -> None:
         config = parts.module.config
         self.peers = Peers()
@@ -57,9 +57,9 @@ class RunCallbacks:
             keep=config.checkpoints.keep,
             score=self.evaluation.score_of,
             in_background=config.checkpoints.save_in_background,
-            held=lambda: self.watch.why_held,
+            reason_not_to_save=lambda: self.watch.why_held,
             note=progress.note,
-            kept=kept,
+            rollout_cache=rollout_cache,
             add_seconds=progress.add_seconds,
         )
         self.in_order: list[Callback] = [
@@ -77,10 +77,12 @@ class RunCallbacks:
         if config.trainer.profile:
             self.in_order.append(Profiling(run_dir.path, progress))
 
-    def add(self, own: Sequence[Callback]) -> None:
+    def add(self, user_callbacks: Sequence[Callback]) -> None:
         """The user's own: before a checkpoint is written, which then has what they did."""
         place = self.in_order.index(self.checkpointing)
-        self.in_order[place:place] = [*own, OwnStates(own)] if own else []
+        self.in_order[place:place] = (
+            [*user_callbacks, OwnStates(user_callbacks)] if user_callbacks else []
+        )
 
 
 def make_trainer(

@@ -17,7 +17,7 @@ from torch import Tensor
 from vapo.evaluation import evaluate
 from vapo.networks.export import save_network
 from vapo.networks.lora import changing_names, with_weights
-from vapo.runs.checkpoint_saving import AFTER_A_SAVE, together
+from vapo.runs.checkpoint_saving import AFTER_A_SAVE, run_on_all_ranks
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.summary import describe_score, interval_of
 from vapo.system.progress import Progress
@@ -48,8 +48,8 @@ class RunningMean:
             self.first, self.count, self.sums = first, 0, {}
         self.count += 1
         for name, tensor in weights:
-            own = tensor.detach().to("cpu", torch.float32)
-            self.sums[name] = self.sums[name] + own if name in self.sums else own.clone()
+            cpu_copy = tensor.detach().to("cpu", torch.float32)
+            self.sums[name] = self.sums[name] + cpu_copy if name in self.sums else cpu_copy.clone()
 
     def mean(self) -> dict[str, Tensor]:
         return {name: total / self.count for name, total in self.sums.items()}
@@ -110,12 +110,12 @@ class WeightAverage(Callback):
         steps = int(module.policy_steps)
         self.scores.evaluated("average", result, policy_iterations, steps)
         count = self.running.count
-        found = {f"average_policy/{key}": result.metrics[f"eval/{key}"] for key in _KEYS}
-        self.latest = {**found, "average_policy/num_policies": float(count)}
+        metrics = {f"average_policy/{key}": result.metrics[f"eval/{key}"] for key in _KEYS}
+        self.latest = {**metrics, "average_policy/num_policies": float(count)}
         self.logger.log_metrics(self.latest, step=trainer.global_step)
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
-        said = describe_score(score, interval, config.evaluation.k)
-        self.progress.note(f"the mean of the last {count} policies' weights: {said}")
+        score_text = describe_score(score, interval, config.evaluation.k)
+        self.progress.note(f"the mean of the last {count} policies' weights: {score_text}")
 
     @contextmanager
     def averaged(self, trainer: L.Trainer, module: VapoModule) -> Iterator[None]:
@@ -132,7 +132,7 @@ class WeightAverage(Callback):
         """Raises: InterruptedRunError: it cannot be written."""
         folder = self.run_dir.path / AVERAGE_FOLDER
         write = partial(self._write, module, folder)
-        together(write, f"cannot write the averaged policy {folder}", after=AFTER_A_SAVE)
+        run_on_all_ranks(write, f"cannot write the averaged policy {folder}", after=AFTER_A_SAVE)
         self.progress.note(f"the policy with the mean weights: {folder}")
 
     def _write(self, module: VapoModule, folder: Path) -> None:

@@ -27,8 +27,8 @@ from vapo.runs.checkpoint_saving import (
     expected_bytes,
     host_has_room,
     num_kept,
+    run_on_all_ranks,
     shown_size,
-    together,
     write_checkpoint,
 )
 from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options
@@ -67,9 +67,9 @@ class Checkpointing(Checkpoint):
         score: of the module's policy as it is now; -inf where nothing has measured it.
         in_background: write while the next iteration runs; an error is raised at its end. None:
             on a GPU, where the host has room for the copy.
-        held: why nothing may be saved now but the run's last; empty where it may.
+        reason_not_to_save: why nothing may be saved now but the run's last; empty where it may.
         note: gets the line that says how large checkpoints will be, and what holds the last one.
-        kept: the rollouts on the disk, of the run's processes.
+        rollout_cache: the rollouts on the disk, of the run's processes.
         add_seconds: gets, as those of "checkpoint", the seconds that training waited.
     """
 
@@ -79,9 +79,9 @@ class Checkpointing(Checkpoint):
     keep: int | None
     score: Callable[[VapoModule], float]
     in_background: bool | None = False
-    held: Callable[[], str] = lambda: ""
+    reason_not_to_save: Callable[[], str] = lambda: ""
     note: Callable[[str], None] = tell
-    kept: KeptRollouts | None = None
+    rollout_cache: KeptRollouts | None = None
     add_seconds: Callable[[str, float], None] = lambda name, seconds: None
     best_score: float = field(default=-math.inf, init=False)
     best_name: str | None = field(default=None, init=False)
@@ -125,7 +125,7 @@ class Checkpointing(Checkpoint):
             self._saves = BackgroundSaves()
         self._num_kept = num_kept(self.keep, self._num_bytes)
         prepare = partial(self._prepare, pl_module)
-        together(prepare, "the run cannot begin", first_only=True)
+        run_on_all_ranks(prepare, "the run cannot begin", first_only=True)
         self.note(
             f"checkpoints: about {shown_size(self._num_bytes)} each; {self._num_kept} and the best "
             "are kept (checkpoints.keep), up to "
@@ -157,7 +157,7 @@ class Checkpointing(Checkpoint):
         total = module.hyperparameters.value_pretraining_iterations + config.training.num_iterations
         every = min(self.every_n_iterations, total)
         uses = []
-        if self.kept is not None:
+        if self.rollout_cache is not None:
             # those sampled ahead, and those of an iteration that runs during a save
             num = every + config.training.max_staleness + bool(self.in_background)
             num *= module.hyperparameters.num_responses
@@ -181,28 +181,28 @@ class Checkpointing(Checkpoint):
                 self._remove(path)
         (folder / ".written").touch()  # whether it is possible
         (folder / ".written").unlink()
-        most = self._num_kept + 2  # the best, and a temporary one
-        num_more = max(most - len(checkpoints_in(folder)), 1)
-        what = f"{num_more} checkpoints (newest {self._num_kept}, best, the one being written)"
+        num_at_most = self._num_kept + 2  # the best, and a temporary one
+        num_more = max(num_at_most - len(checkpoints_in(folder)), 1)
+        content = f"{num_more} checkpoints (newest {self._num_kept}, best, the one being written)"
         fix = "checkpoints.keep=1" if self._num_kept > 1 else ""
-        checkpoints = DiskUse(what, num_more * self._num_bytes, fix)
+        checkpoints = DiskUse(content, num_more * self._num_bytes, fix)
         check_space(folder, checkpoints, *self._kept_besides(module))
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         started = time.monotonic()
         iteration = int(pl_module.iteration)
-        score, held = self.score(pl_module), self.held()
+        score, reason = self.score(pl_module), self.reason_not_to_save()
         is_best = score > self.best_score
         is_last = trainer.should_stop or iteration >= (trainer.max_epochs or 0)
         is_due = is_best and int(pl_module.policy_steps) > 0
         is_due = is_due or iteration % self.every_n_iterations == 0
-        is_due = is_last or (is_due and not held)
+        is_due = is_last or (is_due and not reason)
         self._settle(wait=is_due)
         if not is_due:
             return
-        if held:
-            self.note(f"iteration {iteration} is the run's last: it is saved although {held}")
+        if reason:
+            self.note(f"iteration {iteration} is the run's last: it is saved although {reason}")
         if is_best:
             self.best_score, self.best_name = score, checkpoint_name(iteration)
         self.logger.sync()
@@ -225,9 +225,9 @@ class Checkpointing(Checkpoint):
         """Remove rollouts left by a run that was killed right after its last checkpoint."""
         self._settle(wait=True)
         last = self.run_dir.checkpoints / LAST
-        if self.kept is not None and last.exists() and rank() == 0:
+        if self.rollout_cache is not None and last.exists() and rank() == 0:
             with suppress(DamagedCheckpointError):  # the next run finds it, and needs its rollouts
-                self.kept.forget(before=read_manifest(checkpoint_behind(last)).iteration)
+                self.rollout_cache.forget(before=read_manifest(checkpoint_behind(last)).iteration)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)
@@ -247,11 +247,11 @@ class Checkpointing(Checkpoint):
             self._tidy(manifest.iteration, best_name)
 
         def write(state: dict[str, Any]) -> Manifest:
-            written = write_checkpoint(
+            written_manifest = write_checkpoint(
                 state, final, manifest, sharded=sharded, expected=expected, group=group
             )
-            together(put_in_order, trouble, first_only=True, group=group)
-            return written
+            run_on_all_ranks(put_in_order, trouble, first_only=True, group=group)
+            return written_manifest
 
         state = checkpoint_state(trainer)
         if rank() > 0 and not sharded:
@@ -263,9 +263,9 @@ class Checkpointing(Checkpoint):
 
     def _settle(self, *, wait: bool) -> None:
         """Wait for an earlier save that is still in progress, and raise its error."""
-        written = None if self._saves is None else self._saves.settle(wait=wait)
-        if written is not None:
-            self._num_bytes = written.num_bytes
+        manifest = None if self._saves is None else self._saves.finish_pending(wait=wait)
+        if manifest is not None:
+            self._num_bytes = manifest.num_bytes
 
     def _manifest(self, module: VapoModule) -> Manifest:
         return Manifest(
@@ -286,15 +286,15 @@ class Checkpointing(Checkpoint):
         self._point(folder / LAST, checkpoint_name(iteration))
         if best_name is not None and (folder / best_name).is_dir():
             self._point(folder / BEST, best_name)
-        written = checkpoints_in(folder)
-        past = [path.name for number, path in written.items() if number <= iteration]
-        kept = {*past[-self._num_kept :], best_name}
+        checkpoints = checkpoints_in(folder)
+        past = [path.name for number, path in checkpoints.items() if number <= iteration]
+        names_to_keep = {*past[-self._num_kept :], best_name}
         for number, path in named_in(folder).items():
-            if path.name not in kept and (path.is_symlink() or number in written):
+            if path.name not in names_to_keep and (path.is_symlink() or number in checkpoints):
                 self._remove(path)
-        if self.kept is not None:
+        if self.rollout_cache is not None:
             try:
-                self.kept.forget(before=iteration)
+                self.rollout_cache.forget(before=iteration)
             except OSError as error:
                 self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
 

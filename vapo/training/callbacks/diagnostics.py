@@ -98,8 +98,8 @@ class Evaluation(Callback):
             )
         self.latest, self.policy_steps = result.metrics, int(pl_module.policy_steps)
         if self.scores is not None:
-            done = policy_iterations, self.policy_steps
-            self.latest |= self.scores.evaluated("evaluation", result, *done)
+            counts = policy_iterations, self.policy_steps
+            self.latest |= self.scores.evaluated("evaluation", result, *counts)
         self.logger.log_metrics(self.latest, step=trainer.global_step)
         self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
@@ -201,8 +201,8 @@ class ValuePages(Callback):
         experiment_id, run_id = str(self.logger.experiment_id), self.logger.run_id
         place = run_page("", experiment_id, run_id, "artifacts/value_pages")
         line = f"[What the value model believes, token by token]({place})"
-        given = self.logger.tags.get(NOTE_TAG)
-        self.logger.set_tags({NOTE_TAG: f"{given}\n\n{line}" if given else line})
+        user_note = self.logger.tags.get(NOTE_TAG)
+        self.logger.set_tags({NOTE_TAG: f"{user_note}\n\n{line}" if user_note else line})
         self._linked = True
 
 
@@ -214,8 +214,8 @@ def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:
     """The table of values and advantages by token position. Every rank must call this."""
-    most = config.rollouts.max_response_tokens
-    return position_profile(iteration.batch, resolve(config), max_response_tokens=most)
+    max_tokens = config.rollouts.max_response_tokens
+    return position_profile(iteration.batch, resolve(config), max_response_tokens=max_tokens)
 
 
 def page_of(

@@ -22,13 +22,13 @@ class OwnStates(Callback):
     A checkpoint is read without running code that it names, so it can hold plain values alone.
 
     Args:
-        own: the user's callbacks.
+        user_callbacks: the user's callbacks.
     """
 
-    own: Sequence[Callback]
+    user_callbacks: Sequence[Callback]
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        for callback in self.own:
+        for callback in self.user_callbacks:
             if (name := not_plain(callback.state_dict())) is not None:
                 raise UserError(
                     f"the callback {type(callback).__name__} has a {name} in its state_dict(), "

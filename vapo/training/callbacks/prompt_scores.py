@@ -108,5 +108,8 @@ def named(key: str, means: Iterable[float]) -> dict[str, float]:
     """The mean over prompts and its interval, as metrics."""
     values = torch.tensor(list(means), dtype=torch.float64)
     sums = torch.stack([values.sum(), values.square().sum(), torch.ones_like(values).sum()])
-    found = mean_of_sums(sums)
-    return {key: found["mean"], **{f"{key}_{end}": found[end] for end in ("ci_low", "ci_high")}}
+    mean_and_interval = mean_of_sums(sums)
+    return {
+        key: mean_and_interval["mean"],
+        **{f"{key}_{end}": mean_and_interval[end] for end in ("ci_low", "ci_high")},
+    }

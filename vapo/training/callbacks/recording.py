@@ -130,8 +130,8 @@ class Recording(Callback):
         }
         self.logger.log_metrics(metrics, step=trainer.global_step)
         self.note_not_updated(pl_module)
-        left = left_to_learn(pl_module.config, iteration.phase, metrics["rollout/accuracy"])
-        self.note_rewards(iteration.batch.rewards, left)
+        left_text = left_to_learn(pl_module.config, iteration.phase, metrics["rollout/accuracy"])
+        self.note_rewards(iteration.batch.rewards, left_text)
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
@@ -145,9 +145,9 @@ class Recording(Callback):
             )
         self._not_updated = not_updated
 
-    def note_rewards(self, rewards: Float[Tensor, " B"], left: str = "") -> None:
+    def note_rewards(self, rewards: Float[Tensor, " B"], left_text: str = "") -> None:
         """One line in a run where no response is better than another, and one where a reward is
-        large. `left` says what is trained on equal rewards. Every rank must call this."""
+        large. `left_text` says what is trained on equal rewards. Every rank must call this."""
         every = gather_over_ranks(rewards)
         if not self._said_large_rewards and (large := about_large(every.tolist())) is not None:
             self._said_large_rewards = True
@@ -157,8 +157,8 @@ class Recording(Callback):
             self._said_equal_rewards = True
             self.progress.note(
                 f"all {len(every)} rewards are {float(every[0]):g}: there is nothing to learn "
-                f"from{left}; look at responses with `vapo try`, or in the run's artifacts, in "
-                "samples/"
+                f"from{left_text}; look at responses with `vapo try`, or in the run's artifacts, "
+                "in samples/"
             )
 
     def on_exception(
@@ -300,6 +300,6 @@ class Watch(Callback):
 def agreed(metrics: dict[str, float], state: WatcherState) -> dict[str, float]:
     """Make the watchers' figures bit-identical on all ranks, so that all ranks stop or none."""
     values = [metrics.get(key, math.nan) for key in state.sign.metrics]
-    known = [v if math.isfinite(v) else -math.inf for v in values]
-    known_everywhere = max_over_ranks(torch.tensor(known, dtype=torch.double))
+    finite_values = [v if math.isfinite(v) else -math.inf for v in values]
+    known_everywhere = max_over_ranks(torch.tensor(finite_values, dtype=torch.double))
     return dict(zip(state.sign.metrics, known_everywhere.tolist(), strict=True))

@@ -24,7 +24,7 @@ from vapo.networks.actor_critic import Critic, members_of
 from vapo.networks.export import folders_of, save_network
 from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
-from vapo.runs.checkpoint_saving import AFTER_A_SAVE, together
+from vapo.runs.checkpoint_saving import AFTER_A_SAVE, run_on_all_ranks
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import datamodule_of, iteration_of
@@ -132,7 +132,9 @@ class ValuePretraining(Callback):
             write = partial(
                 save_network, member, config.actor.path, folder, lora=config.critic.lora
             )
-            together(write, f"cannot write the pretrained critic {folder}", after=AFTER_A_SAVE)
+            run_on_all_ranks(
+                write, f"cannot write the pretrained critic {folder}", after=AFTER_A_SAVE
+            )
 
     def measure_passes(
         self, trainer: L.Trainer, module: VapoModule, finished: int, *, is_last: bool
@@ -142,42 +144,47 @@ class ValuePretraining(Callback):
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
             return False
         optimizer = stepper(module, "critic")[0].optimizer
-        found = self.best.measure(module, optimizer, stored, finished)
-        if found is not None:
+        explained_variance = self.best.measure(module, optimizer, stored, finished)
+        if explained_variance is not None:
             for logger in trainer.loggers:
-                metrics = {"critic/heldout_explained_variance": found}
+                metrics = {"critic/heldout_explained_variance": explained_variance}
                 logger.log_metrics(metrics, step=trainer.global_step)
             self.progress.note(
                 f"value pretraining, {self.best.passes} passes: held-out explained variance "
-                f"{found:.3f}, best {self.best.best:.3f} after {self.best.best_pass}"
+                f"{explained_variance:.3f}, best {self.best.best:.3f} after {self.best.best_pass}"
             )
         return self.best.is_over()
 
     def stop_rule_met(self, finished: int, *, explained_variance: float, value_loss: float) -> bool:
         """Whether every stop limit that is set is met, after at least `min_iterations`."""
-        least, most = self.settings.stop_explained_variance, self.settings.stop_value_loss
-        if (least is None and most is None) or finished < self.settings.min_iterations:
-            return False
-        return (least is None or explained_variance >= least) and (
-            most is None or value_loss <= most
+        min_explained_variance, max_value_loss = (
+            self.settings.stop_explained_variance,
+            self.settings.stop_value_loss,
         )
+        if (
+            min_explained_variance is None and max_value_loss is None
+        ) or finished < self.settings.min_iterations:
+            return False
+        return (
+            min_explained_variance is None or explained_variance >= min_explained_variance
+        ) and (max_value_loss is None or value_loss <= max_value_loss)
 
 
 def nothing_trained(config: FitConfig, finished: int) -> str:
     """Why the policy phase cannot begin after value pretraining without a single value loss."""
     filters = config.rewards.overlong.filter_truncated and config.critic.truncated == "as_policy"
-    what, fix = "the lines of its iterations say why", "mend that"
+    reason, fix = "the lines of its iterations say why", "mend that"
     if filters:
-        what = "rewards.overlong.filter_truncated leaves truncated responses out"
+        reason = "rewards.overlong.filter_truncated leaves truncated responses out"
         fix = "set critic.truncated=train, or rewards.overlong.filter_truncated=false"
     elif config.critic.truncated == "leave_out":
-        what = "critic.truncated leave_out leaves truncated responses out"
+        reason = "critic.truncated leave_out leaves truncated responses out"
         fix = "set critic.truncated=train"
     if filters or config.critic.truncated == "leave_out":
         fix += ", or raise rollouts.max_response_tokens so that some responses end"
     return (
         f"value pretraining has not trained the critic in any of its {finished} iterations, "
-        f"because no response carried value loss: {what}. The policy would be trained on the "
+        f"because no response carried value loss: {reason}. The policy would be trained on the "
         f"values of a critic that has learned nothing: {fix}, and begin a new run"
     )
 
@@ -254,14 +261,14 @@ class BestCritic:
         self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
-        _, found = explained_now(module, stored.heldout_batch())
-        if found > self.best:
-            self.best, self.best_pass = found, self.passes
+        _, explained_variance = explained_now(module, stored.heldout_batch())
+        if explained_variance > self.best:
+            self.best, self.best_pass = explained_variance, self.passes
             state = module.get_submodule("critic").state_dict()
             self.weights = {name: tensor.detach().clone() for name, tensor in state.items()}
             self.moments = copy_of_moments(optimizer)
             self.ridge = {} if module.ridge is None else module.ridge.state_dict()
-        return found
+        return explained_variance
 
     def is_over(self) -> bool:
         """Whether the passes are done, or have brought nothing for as long as is waited."""
