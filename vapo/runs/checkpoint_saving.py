@@ -1,7 +1,8 @@
-"""Writing a checkpoint so that nothing breaks it: aside, checked, then put in its place.
+"""Writes a checkpoint so that it is never broken: to another folder, which then gets its name.
 
-An error on any process is known to all of them before the next collective. It may be written in
-a thread while the next iteration runs (`BackgroundSaves`): training waits for a copy.
+An error on any process is known to all of them before the next collective. A checkpoint may be
+written in a thread while the next iteration runs (`BackgroundSaves`); then training only waits
+until the state is copied.
 """
 
 from __future__ import annotations
@@ -48,18 +49,18 @@ def write_checkpoint(
     expected: int,
     group: dist.ProcessGroup | None = None,
 ) -> Manifest:
-    """Write a state to the folder `final`; every process must call it.
+    """Write a state to the folder `final`. Every process must call it.
 
     Args:
-        manifest: without files.
-        sharded: each process writes its own shards.
-        expected: bytes that must be free.
-        group: the processes, where this is not the thread whose collectives use the default one.
+        manifest: the checkpoint's manifest, still without files.
+        sharded: whether each process writes its own shards.
+        expected: the bytes that must be free on the disk.
+        group: the process group, in a thread that must not use the default group.
 
-    Raises: InterruptedRunError on all processes; what was there before is as it was.
+    Raises: InterruptedRunError on all processes; an earlier checkpoint there stays as it was.
     """
     aside = final.with_name(f".{final.name}.new")
-    content = f"cannot write the checkpoint {final}"
+    failure = f"cannot write the checkpoint {final}"
     files: dict[str, Any] = {}
 
     def make_room() -> None:
@@ -74,8 +75,8 @@ def write_checkpoint(
                 sync(path)
                 files[path.name] = describe_file(path)
 
-    run_on_all_ranks(make_room, content, after=AFTER_A_SAVE, first_only=True, group=group)
-    run_on_all_ranks(write, content, after=AFTER_A_SAVE, group=group)
+    run_on_all_ranks(make_room, failure, after=AFTER_A_SAVE, first_only=True, group=group)
+    run_on_all_ranks(write, failure, after=AFTER_A_SAVE, group=group)
     all_files = {k: entry for part in gather_objects(files, group) for k, entry in part.items()}
     manifest = replace(manifest, files=all_files)
 
@@ -85,16 +86,17 @@ def write_checkpoint(
             tell(f"{final} is no checkpoint of this run: it is kept as {put_aside(final).name}")
         replace_folder(aside, final)
 
-    run_on_all_ranks(put_in_place, content, after=AFTER_A_SAVE, first_only=True, group=group)
+    run_on_all_ranks(put_in_place, failure, after=AFTER_A_SAVE, first_only=True, group=group)
     return manifest
 
 
 def _write_state(
     state: dict[str, Any], folder: Path, sharded: bool, group: dist.ProcessGroup | None
 ) -> None:
-    """As Lightning lays it out, which reads it again.
+    """Write a state in the layout in which Lightning reads it.
 
-    Its own writers go through memory and $TMPDIR (a file), or use the default group (shards).
+    Lightning's own writers are not used: that of a file goes through memory and $TMPDIR, that of
+    shards uses the default process group.
     """
     name, shared = STATE_NAME, state
     if sharded:
@@ -110,15 +112,15 @@ def _write_state(
 
 def run_on_all_ranks(
     action: Callable[[], object],
-    content: str,
+    failure: str,
     *,
     after: str = "",
     first_only: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """Do it on every process, or on the first alone; if it fails on one, it does on all.
+    """Run the action on every process, or on the first alone. A failure on one stops all of them.
 
-    Raises: InterruptedRunError: `content`, the reason, `after`.
+    Raises: InterruptedRunError on all processes, with `failure`, the reason and `after`.
     """
     problem = ""
     if rank() == 0 or not first_only:
@@ -129,12 +131,12 @@ def run_on_all_ranks(
     first_problem = next((text for text in gather_objects(problem, group) if text), None)
     if first_problem is not None:
         leave_together(group)
-        # the first process says it
-        raise InterruptedRunError(f"{content}: {first_problem}{after}" if rank() == 0 else "")
+        # only the first process has the text
+        raise InterruptedRunError(f"{failure}: {first_problem}{after}" if rank() == 0 else "")
 
 
 def error_reason(error: BaseException) -> str:
-    """The system's word, if there is one behind the error."""
+    """Return the operating system's text, if an error of the system caused this one."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -144,7 +146,7 @@ def error_reason(error: BaseException) -> str:
 
 
 def expected_bytes(module: nn.Module) -> int:
-    """The size of a checkpoint: weights, buffers, and Adam's two moments of what is trained."""
+    """Return a checkpoint's size: weights, buffers, and Adam's two moments of trained weights."""
     weights = sum(p.numel() * p.element_size() for p in module.parameters())
     trained = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
     buffers = sum(b.numel() * b.element_size() for b in module.buffers())
@@ -152,20 +154,20 @@ def expected_bytes(module: nn.Module) -> int:
 
 
 def host_has_room(num_bytes: int, available: int | None = None) -> bool:
-    """Whether a copy of so many bytes takes at most half of the memory that the host, or the
-    container, has free."""
+    """Whether a copy of so many bytes takes at most half of the free memory of the host, or of
+    the container."""
     free = available_memory() if available is None else available
     return 2 * num_bytes <= free
 
 
 def num_kept(keep: int | None, num_bytes: float) -> int:
-    """How many of the newest checkpoints are kept: `checkpoints.keep`, else by their size."""
+    """Return how many of the newest checkpoints are kept: `checkpoints.keep`, or by their size."""
     return keep or (1 if num_bytes > _LARGE_BYTES else 2)
 
 
 @dataclass(frozen=True)
 class DiskUse:
-    """Bytes that something may take, and the setting with which it takes fewer, if there is one."""
+    """The bytes that some `content` may take on the disk, and a setting (`fix`) to reduce them."""
 
     content: str
     num_bytes: int
@@ -173,7 +175,10 @@ class DiskUse:
 
 
 def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
-    """Raises: OSError when the disk has no room for all of them; `key` chose the folder."""
+    """Check that the folder's disk has room for all uses; `key` is the config key of the folder.
+
+    Raises: OSError when it has not.
+    """
     free, large = shutil.disk_usage(folder).free, [use for use in uses if use.num_bytes]
     if free < sum(use.num_bytes for use in large) + _SPARE_BYTES:
         parts = ", ".join(f"{shown_size(use.num_bytes)} for {use.content}" for use in large)
@@ -185,22 +190,22 @@ def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
 
 
 def bytes_in(folder: Path) -> int:
-    """The sizes of all files in it; 0 where there is no folder."""
+    """Return the total size of all files in a folder; 0 if there is no folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def shown_size(num_bytes: float) -> str:
-    """As `5.2 GiB`, or `12.3 MiB` where it is less than one."""
+    """Return a size as a text: `5.2 GiB`, or `12.3 MiB` below 1 GiB."""
     in_mib = num_bytes / 2**20
     return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"
 
 
 class BackgroundSaves:
-    """One save at a time; its result, or its error, is taken once.
+    """Saves checkpoints in a thread, one at a time. Each result or error is returned once.
 
         start(state, write) -> ... -> finish_pending(wait=True)
 
-    The copy lies in host memory, in buffers that the next one uses again. Lightning's
+    The state is copied to buffers in host memory, which the next save uses again. Lightning's
     `AsyncCheckpointIO` queues any number of copies, and writes tied weights twice.
     Every process calls every method but `drain` at the same place.
     """
@@ -235,9 +240,11 @@ class BackgroundSaves:
         return manifest
 
     def finish_pending(self, *, wait: bool) -> Manifest | None:
-        """What the save wrote; None if there is none or, unless waited for, it has not ended.
+        """Return the manifest of the pending save; None if no save is pending.
 
-        Raises: what the save raised.
+        Without `wait` it is also None while the save is still at work.
+
+        Raises: the error of the save.
         """
         if self._future is None or not (wait or all_ranks(self._future.done())):
             return None
@@ -250,7 +257,7 @@ class BackgroundSaves:
             self._future = None
 
     def drain(self) -> BaseException | None:
-        """Wait for the save, where the run ends by itself; its error is returned."""
+        """Wait for a pending save and close the thread; return the save's error, if any."""
         future, self._future = self._future, None
         error = None if future is None else future.exception()
         self._executor.shutdown()

@@ -1,5 +1,5 @@
-"""Reading a checkpoint's contents without a Trainer, and whether it is of the model that a config
-describes, asked before anything is loaded; `manifests` says which to take."""
+"""Reads a checkpoint's contents without a Trainer, and checks, before anything is loaded, that it
+fits the model that a config describes. `manifests` says which checkpoint to take."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _MEMBERS = "critic.members."
 
 
 def read_checkpoint(path: Path, *, verified: bool = False) -> dict[str, Any]:
-    """A checkpoint's contents; one of a sharded run without optimizers.
+    """Return a checkpoint's contents; those of a sharded run are without optimizers.
 
     Files hold tensors and plain values only, never pickled objects; the index of shards is read
     by `shard_index`.
@@ -84,7 +84,7 @@ def _state_file(checkpoint: Path) -> Path:
 
 
 def _read_shards(folder: Path) -> dict[str, Tensor]:
-    """The weights of all shards put together."""
+    """Return the whole weights, put together from all shards."""
     index, prefix = read_index(folder), "state_dict."
     weights = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -96,9 +96,9 @@ def _read_shards(folder: Path) -> dict[str, Tensor]:
 
 
 def network_state(contents: dict[str, Any], network: str, *, member: int = 0) -> dict[str, Tensor]:
-    """The weights of `actor` or `critic`, under the names of its Hugging Face model.
+    """Return the weights of `actor` or `critic`, under the names of its Hugging Face model.
 
-    Adapters are merged. Of several critics those of one member.
+    Adapters are merged. If there are several critics, the weights are those of one member.
     """
     config = from_yaml(FitConfig, contents["config"], source="the checkpoint's config")
     is_one = network == "actor" or config.critic.count == 1
@@ -115,7 +115,7 @@ def network_state(contents: dict[str, Any], network: str, *, member: int = 0) ->
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One that has been read, and where it lies."""
+    """The contents of a checkpoint, and its path."""
 
     path: Path
     contents: dict[str, Any]
@@ -123,7 +123,7 @@ class Checkpoint:
     def fill(self, model: nn.Module, network: str, start: str, *, member: int = 0) -> None:
         """Load the weights of `actor` or `critic` into the model that was read from `start`.
 
-        Of several critics those of one member.
+        If there are several critics, the weights are those of one member.
 
         Raises: UserError: the checkpoint does not have it, or it is of another architecture.
         """
@@ -144,7 +144,10 @@ class Checkpoint:
 
 
 def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> None:
-    """Raises: UserError naming what differs: the critic, parameters, their shapes or dtypes."""
+    """Check that a checkpoint is of the config's model.
+
+    Raises: UserError naming what differs: the critic, parameters, their shapes or dtypes.
+    """
     has_critic = any(key.startswith("critic.") for key in manifest.parameters)
     if has_critic != config.algorithm.has_critic:
         raise UserError(
@@ -187,7 +190,7 @@ def _critic_parameters(config: FitConfig) -> dict[str, str]:
 
 
 def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
-    """Raises: UserError naming both, if the config has another number of critics."""
+    """Raises: UserError naming both numbers, if the config has another number of critics."""
     if theirs != config.critic.count:
         raise UserError(
             f"{name} has {theirs} critic{'s' * (theirs > 1)}, and critic.count is "
@@ -220,13 +223,13 @@ def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, nam
 
 
 def value_head_options(config: FitConfig) -> dict[str, Any] | None:
-    """As a manifest has them. Whether there is a bias the parameters tell."""
+    """Return the value head's options for a manifest. The parameters show whether it has a bias."""
     head = replace(head_of(config.critic), has_bias=False)
     return None if head == ValueHead() else asdict(head)
 
 
 def adapter_options(config: FitConfig, network: str) -> dict[str, Any] | None:
-    """As a manifest has them."""
+    """Return the adapters' options for a manifest."""
     options = getattr(config, network).lora
     return None if options is None else asdict(options)
 
@@ -249,7 +252,7 @@ def _check_network(
 
 
 def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """What a checkpoint's weights have otherwise than the model's, by name; empty: nothing."""
+    """Say how a checkpoint's weights (`theirs`) differ from the model's; empty if they do not."""
     missing, extra = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
     shared = sorted(ours.keys() & theirs)
     different = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
@@ -265,7 +268,7 @@ def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
 
 
 def parameters_of(module: nn.Module, prefix: str = "") -> dict[str, str]:
-    """Name -> `dtype [shape]`, of the whole parameter where it is sharded."""
+    """Map each parameter's name to `dtype [shape]`; a sharded parameter counts as a whole."""
     return {
         prefix + name: f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
         for name, tensor in module.named_parameters()

@@ -1,5 +1,5 @@
-"""A checkpoint's folder, which one to take, and its manifest: what it is of, and each file's
-checksum. Imports no torch.
+"""The folder of a checkpoint and its manifest, which describes the model and has each file's
+checksum; and the choice of the checkpoint to take. This module does not import torch.
 
 checkpoints/iteration_000005/
     manifest.json     written last: a folder without one is not a checkpoint
@@ -36,15 +36,16 @@ _MOST_LINKS = 40  # as the system follows them
 
 
 class DamagedCheckpointError(UserError):
-    """The checkpoint is not what this version writes: says which file, and how it differs."""
+    """The checkpoint is not what this version writes. The text names the file and the fault."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """`parameters`: name -> `dtype [shape]`; `files`: name -> size in bytes and SHA-256.
+    """The contents of a checkpoint's `manifest.json`.
 
-    `lora` and `critic_lora`: the options of the actor's and the critic's adapters, which names
-    and shapes do not tell; `value_head`: what the critic's head computes, None if it is scalar.
+    `parameters` maps names to `dtype [shape]`, and `files` maps names to sizes in bytes and
+    SHA-256. `lora` and `critic_lora` are the options of the adapters, which names and shapes do not
+    show. `value_head` says what the critic's head computes; None means a scalar head.
     """
 
     iteration: int
@@ -74,7 +75,7 @@ def describe_file(path: Path) -> tuple[int, str]:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest alone; the files are not looked at.
+    """Return the manifest, without a look at the checkpoint's other files.
 
     Raises: DamagedCheckpointError, also for one of another version.
     """
@@ -121,7 +122,7 @@ def _is_well_formed(manifest: Manifest) -> bool:
 
 
 def verify(folder: Path) -> Manifest:
-    """The manifest of a checkpoint whose every file is what was written.
+    """Check every file of a checkpoint against its checksum, and return the manifest.
 
     Raises: DamagedCheckpointError naming the file.
     """
@@ -147,7 +148,7 @@ def verify(folder: Path) -> Manifest:
 
 
 def _contents(manifest: Path) -> dict[str, Any] | None:
-    """What a manifest's file says; None where it is no JSON object. Raises: OSError."""
+    """Return the contents of a manifest's file; None if it is no JSON object. Raises: OSError."""
     try:
         contents = json.loads(read_bounded(manifest, _MAX_MANIFEST_BYTES) or b"")
     except (ValueError, RecursionError):
@@ -164,7 +165,7 @@ def checkpoint_name(iteration: int) -> str:
 
 
 def iteration_in(name: str) -> int | None:
-    """The inverse of `checkpoint_name`; None for a name that it does not give."""
+    """Return the iteration in a checkpoint's name; None for any other name."""
     match = _NAME.fullmatch(name)
     if match is None or checkpoint_name(int(match[1])) != name:
         return None
@@ -172,14 +173,14 @@ def iteration_in(name: str) -> int | None:
 
 
 def named_in(folder: Path) -> dict[int, Path]:
-    """Whatever has a checkpoint's name in a folder, by iteration, the oldest first."""
+    """Return everything in a folder with the name of a checkpoint, by iteration, oldest first."""
     paths = folder.iterdir() if folder.is_dir() else ()
     numbered = {number: path for path in paths if (number := iteration_in(path.name)) is not None}
     return dict(sorted(numbered.items()))
 
 
 def checkpoints_in(folder: Path) -> dict[int, Path]:
-    """The checkpoints that the run has written into its folder, by iteration, the oldest first."""
+    """Return the checkpoints that the run wrote into its folder, by iteration, oldest first."""
     return {number: path for number, path in named_in(folder).items() if is_own(path)}
 
 
@@ -203,10 +204,10 @@ def is_own(path: Path) -> bool:
 
 
 def checkpoint_behind(path: Path) -> Path:
-    """The checkpoint that a path means, in the run's folder: `last.ckpt` names one beside it.
+    """Return the checkpoint to which a path leads: `last.ckpt` links to one in the same folder.
 
-    A user's own link to a checkpoint may lie anywhere. Where a checkpoint was moved to another
-    disk and a link is left in its place, the run's folder is the one that has the link.
+    A user's own link to a checkpoint may lie anywhere. If a checkpoint was moved to another disk
+    and a link stands in its place, the result is the link, in the run's folder.
 
     Raises: DamagedCheckpointError: a run's own link leads out of its folder, or links are a circle.
     """
@@ -233,14 +234,14 @@ def is_sharded(checkpoint: Path) -> bool:
 
 
 def path_for_lightning(checkpoint: Path) -> Path:
-    """What a Trainer resumes from: the file, or the folder of shards."""
+    """Return the path from which a Trainer resumes: the file, or the folder of shards."""
     return checkpoint if is_sharded(checkpoint) else checkpoint / STATE_NAME
 
 
 def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
-    """The checkpoint behind `last.ckpt`; if it is damaged, the newest sound one before it.
+    """Return the checkpoint behind `last.ckpt`; if it is damaged, the newest sound one before it.
 
-    None when there is none at all. Only the main process reads every file.
+    Returns None when there is no checkpoint. Only the main process reads every file.
 
     Raises: UserError when there are checkpoints and none is sound.
     """
@@ -269,7 +270,7 @@ def sound_checkpoint(link: Path, warn: Callable[[str], None]) -> Path | None:
 
 
 def check(checkpoint: Path) -> None:
-    """Raises: DamagedCheckpointError. All files are read by the main process alone."""
+    """Check a checkpoint; only the main process reads all files. Raises: DamagedCheckpointError."""
     if is_main_process():
         verify(checkpoint)
     else:

@@ -1,4 +1,4 @@
-"""What a run goes on from: which earlier run, which checkpoint, and whether its config fits."""
+"""Finds what a run resumes: which earlier run, which checkpoint, and whether the config fits."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ Warn = Callable[[str], None]
 
 
 def tell(text: str) -> None:
-    """One line about what is resumed."""
+    """Print a line about what is resumed."""
     if is_main_process():
         say(f"vapo: {text}", file=sys.stderr)
 
 
 def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resume | None:
-    """What `--ckpt_path` or `checkpoints.resume` say; None: a new run.
+    """Return what `--ckpt_path` or `checkpoints.resume` choose to resume; None for a new run.
 
-    Raises: UserError when what is asked for is not there or not sound.
+    Raises: UserError when that is missing or damaged.
     """
     if ckpt_path is not None:
         checkpoint = find_checkpoint(config.output_dir, ckpt_path, warn)
@@ -62,7 +62,7 @@ def choose_resume(config: FitConfig, ckpt_path: str | None, warn: Warn) -> Resum
 
 
 def unfinished_run(output_dir: Path, identity: str) -> Path | None:
-    """The newest run of a config that has not finished and that nobody is at work on."""
+    """Return the newest run of a config that has not finished and that no process works on."""
     for path in newest_first(output_dir):
         contents = read_record(path)
         if (contents.get("state"), contents.get("identity")) != ("running", identity):
@@ -76,7 +76,7 @@ def unfinished_run(output_dir: Path, identity: str) -> Path | None:
 
 
 def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
-    """Keys of the config whose values are not those that the run had before, with both."""
+    """List the config keys whose values differ from the run's earlier config, with both values."""
 
     def written(text: str) -> dict[str, Any]:
         return identity_values(flatten_tree(read_text(text, CONFIG_NAME).tree))
@@ -96,7 +96,7 @@ def changed_keys(run_dir: RunDir, config: FitConfig) -> list[str]:
 
 
 def how_to_resume(run_dir: RunDir) -> str:
-    """The command that resumes a stopped run."""
+    """Say how to resume a stopped run."""
     last = run_dir.checkpoints / LAST
     if last.exists():
         return f"resume with --ckpt_path {shlex.quote(str(last))}, or with checkpoints.resume=auto"
@@ -106,10 +106,9 @@ def how_to_resume(run_dir: RunDir) -> str:
 def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     """Check that a run of this config can resume from the checkpoint.
 
-    A sharded checkpoint needs a sharded run, of any number of processes; one of a single file
-    does not.
+    A sharded checkpoint needs a sharded run, with any number of processes.
 
-    Raises: UserError naming the fix; also where the run is beyond the config's end.
+    Raises: UserError naming the fix; also if the checkpoint is beyond the config's last iteration.
     """
     pretraining = resolve(config).value_pretraining_iterations
     last_iteration, iteration = (
@@ -133,7 +132,10 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
 
 
 def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
-    """`last` and `best` beside the config that a run has written are that run's, as a path."""
+    """Replace `last` and `best` by a path, if a config file is one that a run has written.
+
+    They then mean that run's checkpoint; any other `ckpt_path` is returned as it is.
+    """
     run_folders = [f.parent for f in files if f.match("config*.yaml") and is_run_folder(f.parent)]
     if run_folders and ckpt_path in ("last", "best"):
         return str(run_folders[-1] / "checkpoints" / f"{ckpt_path}.ckpt")
@@ -141,9 +143,10 @@ def meant_by(ckpt_path: str, files: Sequence[Path]) -> str:
 
 
 def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
-    """`last` and `best` mean the newest run in `output_dir` that has one; else a path.
+    """Return the checkpoint that `--ckpt_path` means, after reading all its files.
 
-    A `last` that is damaged gives way to the newest sound one before it.
+    `last` and `best` mean the newest run in `output_dir` that has one; anything else is a path. In
+    place of a damaged `last` the newest sound checkpoint before it is taken.
 
     Raises: UserError when there is none.
     """
@@ -158,10 +161,9 @@ def find_checkpoint(output_dir: str, ckpt_path: str, warn: Warn = tell) -> Path:
 
 
 def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
-    """The checkpoint that `--ckpt_path` means, of which only the manifest is read: takes no time.
+    """Return the checkpoint that `--ckpt_path` means, after reading only its manifest: it is fast.
 
-    None where it is damaged and another one is taken, which `find_checkpoint` says once all files
-    are read.
+    Returns None if it is damaged and `find_checkpoint` may take another one in its place.
 
     Raises: UserError when there is none, or it is not a whole checkpoint.
     """
@@ -177,9 +179,9 @@ def readable_checkpoint(output_dir: str, ckpt_path: str) -> Path | None:
 
 
 def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
-    """The path that `--ckpt_path` means, which may be a link.
+    """Return the path that `--ckpt_path` means, which may be a link.
 
-    Raises: UserError when there is none.
+    Raises: UserError when there is no such path.
     """
     path = Path(ckpt_path).expanduser().absolute()
     if ckpt_path in ("last", "best"):
@@ -200,5 +202,5 @@ def look_for_checkpoint(output_dir: str, ckpt_path: str) -> Path:
 
 
 def _may_give_way(path: Path) -> bool:
-    """Whether an older checkpoint is taken where this one is damaged."""
+    """Whether an older checkpoint is taken if this one is damaged."""
     return path.name == LAST and not path.is_file()

@@ -1,12 +1,12 @@
-"""How a run is stopped: by signals that ask it to, and when another of its processes is lost.
+"""Stops a run: when a signal asks for it, and when another process of the run is lost.
 
 Signals are SIGTERM, SIGHUP (a closed terminal), SIGUSR1 and Ctrl-C. A handler only takes note; the
 run stops at its next safe point, where all processes agree. Nothing is written then: the last
 checkpoint and the iteration's rollouts are on the disk already. If no safe point comes in time, the
 process is ended, which loses nothing either.
 
-A process whose peer is lost says so and ends, instead of waiting. That is for processes that
-Lightning starts: under torchrun and srun the launcher ends the others.
+A process whose peer is lost reports that and ends, instead of waiting. This concerns processes
+that Lightning starts: under torchrun and srun the launcher ends the others.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BROKEN = re.compile(
 
 
 class Stopping:
-    """A `with` block in which the signals are taken. Outside the main thread it does nothing."""
+    """A `with` block in which the signals are handled. Outside the main thread it does nothing."""
 
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
@@ -60,7 +60,7 @@ class Stopping:
         self._taken.close()
 
     def safe_point(self) -> None:
-        """Stop here if any process was asked to; every process must come by.
+        """Stop here if any process was asked to stop. Every process must call this.
 
         Raises: StopRequested
         """
@@ -71,7 +71,7 @@ class Stopping:
             raise StopRequested(number)
 
     def poll(self) -> None:
-        """As `safe_point`, for one process alone; with several nothing happens.
+        """Stop here if this process was asked to stop and the run has no others.
 
         Raises: StopRequested
         """
@@ -102,7 +102,7 @@ class Stopping:
 
 
 def say_in_handler(text: str) -> None:
-    """To stderr, past its buffer: a signal handler may interrupt a write to it."""
+    """Write to stderr past its buffer, since a signal handler may interrupt a write to it."""
     os.write(2, f"vapo: {text}\n".encode())
 
 
@@ -118,10 +118,10 @@ def end_now(reason: str, exit_code: int) -> None:
 
 
 class Peers:
-    """Watches the processes that this one started, or, in one of those, the first.
+    """Watches the processes that this one started; in one of those it watches the first process.
 
-    Lightning's own observer looks every five seconds and then kills the first process without
-    a word; it is given nothing to watch.
+    It replaces Lightning's own observer, which looks every five seconds and kills the first
+    process without a message.
     """
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Peers:
         self._thread: threading.Thread | None = None
 
     def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
-        """Begin, once the processes have been started; `children` is the launcher's own list."""
+        """Begin to watch the started processes; `children` is the launcher's own list."""
         self._children = list(children)
         children.clear()
         # not under torchrun or srun, which end the others themselves
@@ -141,12 +141,12 @@ class Peers:
             self._thread.start()
 
     def close(self) -> None:
-        """From here on the others may end."""
+        """Stop watching: from here on the other processes may end."""
         self._done.set()
 
     @contextmanager
     def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
-        """Say how to resume a stopped run, and that a process was lost where that is the cause."""
+        """Add to errors in this block how to resume the run, and whether a process was lost."""
         try:
             yield
         except (StopRequested, SystemExit) as stop:
@@ -155,7 +155,7 @@ class Peers:
             stopped.how_to_resume = how_to_resume(run_dir)
             raise stopped from None
         except UserError:
-            self.close()  # all processes have it, and end
+            self.close()  # all processes have this error, and end
             raise
         except RuntimeError as error:
             if (lost_error := self.explain(error)) is None:
@@ -166,7 +166,7 @@ class Peers:
                 self.close()
 
     def explain(self, error: BaseException) -> InterruptedRunError | None:
-        """The clear error, if `error` is what a lost process looks like from here."""
+        """Return a clear error if `error` is one that a lost process causes here, else None."""
         if not _BROKEN.search(str(error)):
             return None
         deadline = time.monotonic() + _ORDERLY_S / 2

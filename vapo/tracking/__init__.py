@@ -1,1 +1,1 @@
-"""Recording of runs in MLflow: a logger, a journal on disk, delivery in the background."""
+"""Records runs in MLflow: a logger, a journal on disk, and delivery in the background."""

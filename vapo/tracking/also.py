@@ -1,6 +1,7 @@
-"""Metrics in CSV files and in Weights & Biases, beside MLflow, by Lightning's own loggers.
+"""Logs metrics to CSV files and to Weights & Biases in addition to MLflow, by Lightning's loggers.
 
-MLflow stays the record: a run that one of these fails in says so once and continues without it.
+MLflow stays the record: if one of these loggers fails, the run says so once and continues
+without it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ _SETTINGS = {"x_disable_meta": True, "console": "off", "save_code": False}
 
 
 def check_also(tracking: TrackingConfig) -> None:
-    """Raises: UserError where `tracking.also` needs a package or a key that is not there."""
+    """Check that the packages and keys which `tracking.also` needs are there.
+
+    Raises: UserError that names what is missing.
+    """
     if WANDB not in tracking.also:
         return
     spec = find_spec(WANDB)
@@ -43,11 +47,11 @@ def check_also(tracking: TrackingConfig) -> None:
 
 
 class Also:
-    """The loggers of `tracking.also` of one run, and the user's `own`.
+    """A run's loggers beside MLflow: those of `tracking.also`, and the `user_loggers`.
 
-    They write into the run's `folder`. Where one of them fails during the run, `note` gets a line.
+    They write into the run's `folder`. If one of them fails during the run, `note` gets a line.
 
-    Raises: UserError where one of them cannot begin.
+    Raises: UserError when one of them cannot begin.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Also:
         user_loggers: Sequence[Logger],
     ) -> None:
         self._note = note
-        self._loggers: dict[str, Logger] = {}  # by what a note calls them
+        self._loggers: dict[str, Logger] = {}  # by their names in notes
         for name in dict.fromkeys(tracking.also):
             try:
                 if name == WANDB:
@@ -85,12 +89,12 @@ class Also:
         self._each(lambda logger: logger.log_metrics(dict(metrics), step), list(self._loggers))
 
     def log_config(self, flat_params: Mapping[str, Any]) -> None:
-        """To W&B and the user's own; beside the CSV files lies the run's config.yaml."""
+        """Log the config to all loggers except CSV, whose folder is next to config.yaml."""
         names = [name for name in self._loggers if name != _CSV]
         self._each(lambda logger: logger.log_hyperparams(dict(flat_params)), names)
 
     def close(self, *, is_finished: bool) -> None:
-        """W&B sends the rest, or leaves it in the run's folder where it is offline."""
+        """End all loggers. W&B sends what is left; offline it leaves that in the run's folder."""
         status, code = ("success", 0) if is_finished else ("failed", 1)
         self._each(lambda logger: logger.finalize(status), list(self._loggers))
         self._each(lambda logger: logger.experiment.finish(code), [_WANDB])

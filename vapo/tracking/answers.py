@@ -1,7 +1,7 @@
-"""A bound on what a tracking server answers: its size, and the time that it takes.
+"""Limits on the answers of a tracking server: on their size, and on the time that they take.
 
-MLflow's client reads a whole answer into memory, and waits as long as a byte comes now and then. A
-broken or hostile server would take the training's memory so, or hold up its start.
+MLflow's client reads a whole answer into memory, and waits as long as a byte comes now and then. In
+that way a broken or hostile server could use up the training's memory, or delay its start.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MlflowAdapter: type[HTTPAdapter] = request_utils.TCPKeepAliveHTTPAdapter
 
 @cache
 def limit_answers() -> None:
-    """Bound the requests that MLflow's client makes in this process from now on.
+    """Limit the answers to the requests that MLflow's client makes in this process from now on.
 
-    The client keeps connections, so this comes before its first request.
+    The client keeps its connections open, so this must be called before its first request.
     """
     request_utils.TCPKeepAliveHTTPAdapter = BoundedAdapter
 
@@ -69,7 +69,7 @@ class BoundedAdapter(_MlflowAdapter):  # type: ignore[misc, valid-type]
 
 
 def _read(response: requests.Response) -> None:
-    """Read an answer up to the limit, as `requests` does without one."""
+    """Read an answer as `requests` does, but only up to the limit."""
     content = bytearray()
     for chunk in response.iter_content(_CHUNK_BYTES):
         content += chunk
@@ -82,9 +82,9 @@ def _read(response: requests.Response) -> None:
 
 
 class _Deadline:
-    """Cuts this thread's connection when its answer takes too long, from when it was asked for.
+    """Cuts this thread's connection when an answer takes too long.
 
-    Before that a file may be sent, which takes as long as it takes.
+    The time begins once the request has been sent: a large file may take any time to send.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _Deadline:
 
 
 class _Noted:
-    """A connection whose wait for an answer has the deadline of its thread's request."""
+    """A connection that waits for an answer only until the deadline of its thread's request."""
 
     sock: Any
 

@@ -1,7 +1,8 @@
-"""What a store has of the records that it said it took: an answer alone shows nothing.
+"""Confirms that a store has the records that it said it took.
 
-MLflow answers an empty object to whatever it is sent, and so does a proxy in front of it that
-takes nothing. So at the end of a run its store is asked once for what it has.
+Its answers alone prove nothing: MLflow answers every request with an empty object, and so does a
+proxy in front of it that stores nothing. So the store is asked once, at the end of a run, what
+it has.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
 
 
 def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]) -> list[Record]:
-    """Those of the records that the store does not have, in their order.
+    """Return the records that the store does not have, in their order.
 
-    Raises: what MLflow raises where the store does not answer.
+    Raises: MLflow's own errors when the store does not answer.
     """
     run = client.get_run(run_id)
     rows = _rows(client, run, records)
@@ -52,9 +53,9 @@ def missing_records(client: MlflowClient, run_id: str, records: Sequence[Record]
 def _rows(
     client: MlflowClient, run: Run, records: Sequence[Record]
 ) -> dict[str, set[tuple[int, int]]]:
-    """Time and step of each stored value, for as few keys as it takes to have one of each record.
+    """Return the times and steps of the stored values, by key, for one key of each record.
 
-    What one record logs is in one request, so one of its keys tells of the others.
+    All metrics of a record are sent in one request, so one of its keys stands for all of them.
     """
     rows: dict[str, set[tuple[int, int]]] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""Ordered delivery of tracking records in the background: training never waits for a store."""
+"""Delivers tracking records in order, in the background: training never waits for a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 
 _MAX_BATCH = 200
-_MAX_METRICS = 1000  # of one request to MLflow
+_MAX_METRICS = 1000  # in one request to MLflow
 _MAX_ATTEMPTS = 20
 _MAX_ATTEMPTS_AT_CLOSE = 3
 _FIRST_RETRY_S = 1.0
@@ -24,7 +24,7 @@ _CLOSE_S = 120.0
 
 
 class OutageError(Exception):
-    """The store is at fault, not the record; or it is unknown whether it takes any record."""
+    """The store is at fault, not the record, or it is unknown whether it takes any record."""
 
 
 class RefusedError(Exception):
@@ -32,9 +32,9 @@ class RefusedError(Exception):
 
 
 class Sink(Protocol):
-    """Where records go. It gets several only if all of them are metrics.
+    """Sends records to a store. It gets several at once only if all of them are metrics.
 
-    Raises: OutageError, RefusedError; anything else may be the record's fault or the store's.
+    Raises: OutageError or RefusedError. Any other error may be the record's or the store's fault.
     """
 
     def send(self, records: Sequence[Record]) -> None: ...
@@ -42,10 +42,11 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class DeliveryReport:
-    """`undelivered` records were not sent; `num_lost` of them are not on disk either.
+    """The counts of a run's records, by what became of them.
 
-    `missing_files` are artifacts that the store said it took and does not have. Their contents
-    were removed when it said so.
+    `undelivered` records were not sent, and `num_lost` of these are not on disk either.
+    `missing_files` are artifacts that the store said it took but does not have; their contents
+    here were removed when it said so.
     """
 
     delivered: int
@@ -57,16 +58,17 @@ class DeliveryReport:
 
 
 class Delivery:
-    """Sends a journal's records one after the other, in order, from a thread of its own.
+    """Sends a journal's records one after the other, in order, in a separate thread.
 
-    In an outage the records wait in the journal, however long it is, and are tried again after
-    1, 2, 4 ... 30 s. That is also what every error means that the store does not clearly blame on
-    the record. Only a record that the store finds invalid, or one that fails 20 times and once
-    more after the store has taken a later one, is left out: it cannot hold up a run. An error of
-    the journal itself is an outage too. `warn` is called when an outage begins and ends, once for
-    the first record that is refused, and when the journal can no longer be written. `redact` takes
-    the store's credentials out of the errors, which are shown and written. `missing` asks the
-    store, at the end, which of the records that it took it does not have.
+    In an outage the records wait in the journal, however long the outage lasts, and are tried
+    again after 1, 2, 4 ... 30 s. An error counts as an outage unless the store clearly blames the
+    record; an error of the journal itself is an outage, too. A record is left out only if the
+    store finds it invalid, or if it fails 20 times and once more after the store has taken a later
+    one. So no record can hold up a run.
+
+    `warn` is called when an outage begins and ends, for the first record that is refused, and when
+    the journal can no longer be written. `redact` removes the store's credentials from errors.
+    `missing` asks the store at the end which of the records that it took it does not have.
     """
 
     def __init__(
@@ -89,11 +91,12 @@ class Delivery:
         self._deadline: float | None = None  # set by `close`
         self._close_s = _CLOSE_S
         self._patient = False  # whether each success moves the deadline
-        self._ended = self._abandoned = False  # the thread; what it does after the deadline
+        self._ended = False  # whether the thread has ended
+        self._abandoned = False  # whether it was still at work after the deadline
         self._delivered = self._refused = 0
-        self._failures = 0  # since the last success: above 0 there is an outage
-        self._unclear = 0  # of these, errors that might be the first record's fault
-        self._singly = 0  # how many records are to be tried alone, after a refused batch
+        self._failures = 0  # since the last success; above 0 there is an outage
+        self._unclear = 0  # those failures that may be the first record's fault
+        self._singly = 0  # the number of records to be tried alone, after a refused batch
         self._last_error: str | None = None
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         self._thread.start()
@@ -117,7 +120,10 @@ class Delivery:
             self._journal.sync()
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until everything was sent or refused; at once False when there is an outage."""
+        """Wait until every record was sent or refused, and return whether that is the case.
+
+        In an outage it returns False at once.
+        """
         with self._changed:
             if not self._changed.wait_for(
                 lambda: not self._journal or self._failures > 0 or self._ended, timeout_s
@@ -126,11 +132,11 @@ class Delivery:
             return not self._journal
 
     def close(self, *, while_it_moves: bool = False) -> DeliveryReport:
-        """Send what is left, within 2 minutes in all; in an outage try only once more.
+        """Send the remaining records within 2 minutes in all; in an outage try only once more.
 
-        `while_it_moves`: 2 minutes for each success. An attempt that has not ended by then is
-        abandoned: its thread cannot be ended, but touches the journal no more, and does not keep
-        the process from its end.
+        With `while_it_moves` each success allows another 2 minutes. An attempt that has not ended
+        by then is abandoned: its thread cannot be ended, but it no longer touches the journal, and
+        does not keep the process from ending.
         """
         with self._changed:
             self._patient = while_it_moves
@@ -163,7 +169,7 @@ class Delivery:
                 self._changed.notify_all()
 
     def _attempt(self) -> bool:
-        """Make one attempt and wait after a failure; False when no other one is to be made."""
+        """Make one attempt, and wait after a failure; return whether to make another one."""
         problem = "the store does not take records"
         with self._changed:
             self._changed.wait_for(lambda: self._journal or self._deadline is not None)
@@ -201,7 +207,9 @@ class Delivery:
         return True
 
     def _next_batch(self) -> list[Record | None]:
-        """The first record, with the metrics that follow if it is metrics; empty at the end.
+        """Return the first record and, if it has metrics, the records of metrics that follow it.
+
+        The list is empty when no record is left.
 
         Raises: OSError when the journal cannot be read.
         """
@@ -223,10 +231,10 @@ class Delivery:
             return batch
 
     def _send_missing_again(self) -> bool:
-        """Ask the store for what it has, at the end; whether there is more to be sent now.
+        """Ask the store at the end what it has; return whether there is more to be sent now.
 
-        What it has not got although it said so is sent once more. If it still has not got it then,
-        it is left in the journal, where `vapo deliver` finds it.
+        A record that the store said it took but does not have is sent once more. If the store
+        then still lacks it, it stays in the journal, where `vapo deliver` finds it.
         """
         if self._missing is None or self._abandoned:
             return False
@@ -256,10 +264,11 @@ class Delivery:
         return False
 
     def _try(self, batch: list[Record | None]) -> Exception | None:
-        """Send; if that fails again and again, find out whether it is this record's fault.
+        """Send records; after repeated failures find out whether the record is at fault.
 
-        Then it is compared with a later one, which is sent again later. All kinds need the
-        database. A file also needs room for files, so it is compared with a file if there is one.
+        To find out, a later record is sent as a probe; it is sent again in its turn. Every kind of
+        record needs the store's database. A file also needs room for files, so its probe is a file,
+        too, if there is one.
         """
         records = [record for record in batch if record is not None]
         if not records:
@@ -291,7 +300,7 @@ class Delivery:
         return None
 
     def _remove_batch(self, batch: list[Record | None], *, is_sent: bool) -> None:
-        """Take off what was sent or refused; the records of a refused batch are tried singly."""
+        """Remove a batch that was sent or refused; a refused batch of several is tried singly."""
         self._unclear = 0
         if not is_sent and len(batch) > 1:
             self._singly = len(batch)

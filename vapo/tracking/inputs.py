@@ -1,4 +1,4 @@
-"""What a run reads, as its MLflow record says it: the two sets of prompts, and the models."""
+"""Records what a run reads, in MLflow: the two sets of prompts, and the models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from vapo.types import Prompt
 
 
 def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
-    """Training and held-out prompts, by the digest of their texts and answers in order."""
+    """Return the training and held-out prompts, with a digest of their texts and answers."""
     data = written_tree(config)["data"]
     train = data["train"]
     parts = {"train": ("", train)}  # of a mixture each source, by its name in the record
@@ -41,7 +41,7 @@ def dataset_inputs(config: FitConfig, prompts: PromptSplit) -> list[InputData]:
 
 
 def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
-    """Tags `model/actor` and `model/critic`: the folder, and its fingerprint where it is local."""
+    """Return the tags `model/actor` and `model/critic`: the folders, with fingerprints if local."""
     paths = {"actor": config.actor.path, "critic": critic_path}
     return {
         f"model/{name}": f"{config.from_environment.text_of(path)} "
@@ -52,16 +52,15 @@ def model_tags(config: FitConfig, critic_path: str | None) -> dict[str, str]:
 
 
 def recorded_tracking(config: FitConfig | SftConfig | RewardModelConfig) -> TrackingConfig:
-    """The config's block `tracking`, with its tags as they may be written."""
+    """Return the config's block `tracking`, its tags without credentials."""
     return replace(config.tracking, tags=written_tree(config)["tracking"]["tags"])
 
 
 def params(config: FitConfig) -> dict[str, Any]:
-    """The config's values as they may be written, dotted; without where the run is written and
-    recorded.
+    """Return the config's values by dotted key, without credentials and bookkeeping keys.
 
-    First is what differs from the config files' values, in a run of a sweep from the sweep's
-    base: MLflow lists params by name.
+    The first entry lists what differs from the config files' values, or in a run of a sweep from
+    the sweep's base: MLflow lists params by name.
     """
     flat: Mapping[str, Any] = flatten_written(config)
     bookkeeping = ("tracking.", "output_dir")

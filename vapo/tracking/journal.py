@@ -1,4 +1,4 @@
-"""Records on disk until a store has taken them: an outage or a killed run loses none.
+"""Keeps records on disk until a store has taken them: an outage or a killed run loses none.
 
 FOLDER/
     target.json     the store (without password) and the MLflow run that the records belong to
@@ -8,8 +8,8 @@ FOLDER/
     refused.jsonl   records that the store refused, with its reasons
     lock            held by the run, or by `vapo deliver`
 
-A run's folder may come from somebody else. So nothing outside of it is read, sent, written or
-removed, whatever its lines and links say.
+A run's folder may come from somebody else. So nothing outside the folder is read, sent, written
+or removed, whatever the journal's lines and the folder's links say.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _MAX_CHECKED_BYTES = 2**25
 
 
 class JournalInUseError(UserError):
-    """Another process writes into it, or delivers it."""
+    """Another process writes into the journal, or delivers it."""
 
 
 class Journal:
-    """The records of one run in their order. Not for several threads at once.
+    """The records of one run in their order. It is not for several threads at once.
 
-    A record is first written as a line of the file; the lines that were not sent are in memory
-    too. Without a folder, while its disk is full, and once it was deleted, records are in memory
-    only. `append` hands a line to the operating system, so it outlives the process; after `sync`
-    it outlives a power cut too.
+    A record is first written as a line of the file; lines that were not sent are also in memory.
+    Without a folder, while the disk is full, and once the folder was deleted, records are in
+    memory only. `append` hands a line to the operating system, so that it outlives the process;
+    after `sync` it also outlives a power cut.
 
-    Raises: UserError if the folder cannot be written, or another process uses it.
+    Raises: UserError if the folder cannot be written, or if another process uses it.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -82,12 +82,12 @@ class Journal:
             raise cannot_write_journal(folder, error) from None
 
     def __len__(self) -> int:
-        """How many records were not sent."""
+        """Return the number of records that were not sent."""
         return len(self._written) + len(self._unwritten)
 
     @property
     def is_gone(self) -> bool:
-        """Whether the folder was deleted or moved away: nobody will find its records there."""
+        """Whether the folder was deleted or moved away, so that its records cannot be found."""
         if self.folder is None:
             return False
         try:
@@ -100,15 +100,15 @@ class Journal:
 
     @property
     def num_in_process(self) -> int:
-        """How many of the records that were not sent are in this process's memory only."""
+        """The number of records that were not sent and are in this process's memory only."""
         return len(self) if self.is_gone else len(self._unwritten)
 
     def records(self) -> list[Record]:
-        """What is in the file, sent or not; artifacts by their paths in `files`."""
+        """Yield all records of the file, sent or not; artifacts have their paths in `files`."""
         return [] if self.folder is None else read_from(self.folder)[0]
 
     def sent_records(self) -> list[Record]:
-        """The records that the store has said it took; of a long journal its latest part.
+        """Return the records that the store said it took; of a long journal only the latest ones.
 
         Raises: OSError.
         """
@@ -128,12 +128,12 @@ class Journal:
         return [record for record in records.values() if record is not None]
 
     def append(self, record: Record) -> None:
-        """Raises: nothing; `trouble` says why a record could only be kept in memory."""
+        """Append a record. Nothing is raised: if it stays in memory only, `trouble` says why."""
         self._unwritten.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
-        """Write what is in memory only, in order, if there is room."""
+        """Write the records that are in memory only, in order, if there is room on the disk."""
         try:
             while self.folder and self._unwritten:
                 self._written.append(self._write(self._unwritten[0]))
@@ -158,9 +158,9 @@ class Journal:
         yield from self._unwritten
 
     def remove_oldest(self, num: int, *, refused_for: str | None = None) -> None:
-        """Take the first `num` waiting records off: they were sent, or refused for a reason.
+        """Remove the oldest `num` waiting records, which were sent or `refused_for` a reason.
 
-        Raises: OSError, and leaves them, if refused records cannot be kept aside.
+        Raises: OSError if refused records cannot be written to their file; then they stay.
         """
         lines = list(islice(self._written, num))
         is_kept = lines and not self.is_gone
@@ -180,8 +180,9 @@ class Journal:
                     remove_inside(self._path(), record.payload)
 
     def start_over(self, without: Container[str]) -> None:
-        """Let every record be sent again, to another run: all but the kinds `without`, and
-        artifacts that were sent, because their contents are gone."""
+        """Let every record be sent again, to another run, but not the kinds `without`.
+
+        Artifacts that were sent are left out, too: their contents were removed."""
         if self.folder is None:
             return
         lines = []
@@ -196,7 +197,7 @@ class Journal:
         self._open()
 
     def bind(self, tracking_uri: str, run_id: str) -> None:
-        """Note whose records these are. Raises: OSError."""
+        """Write the store and the run to which the records belong. Raises: OSError."""
         if self.folder is not None:
             target = {"tracking_uri": tracking_uri, "mlflow_run_id": run_id}
             with open_inside(self.folder, TARGET_NAME, "wb") as file:
@@ -216,7 +217,7 @@ class Journal:
             os.fsync(self._file.fileno())
 
     def discard(self) -> None:
-        """Remove what the closed journal has written; what else lies in its folder stays there."""
+        """Remove the files of the closed journal; other files in its folder stay."""
         if self.folder is None:
             return
         with suppress(OSError):  # what cannot be removed is left
@@ -255,7 +256,7 @@ class Journal:
         self._path(ASIDE_NAME).replace(self._path(SENT_NAME))
 
     def _write(self, record: Record) -> bytes:
-        """Write an artifact's content, then the line; after an error neither of them is there."""
+        """Write an artifact's content, then the line. After an error neither of them remains."""
         if self.is_gone:
             raise FileNotFoundError(self.folder)
         is_file = record.kind == "file"
@@ -285,12 +286,12 @@ class Journal:
 
 
 def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
-    """The records after byte `start` of a journal that another process writes, and where they end.
+    """Return the records after byte `start` of another process's journal, and where they end.
 
-    A last line that is not whole yet is left to the next call. A journal shorter than `start`
+    A last line that is not complete yet is left to the next call. A journal shorter than `start`
     was begun anew, and is read from its beginning.
 
-    Raises: OSError if it cannot be read.
+    Raises: OSError if the journal cannot be read.
     """
     if (folder / JOURNAL_NAME).stat().st_size < start:
         start = 0
@@ -299,9 +300,9 @@ def read_from(folder: Path, start: int = 0) -> tuple[list[Record], int]:
 
 
 def _parse(line: bytes) -> Record | None:
-    """The record of a line, whose payload, if it is a file, is its path in the journal's folder.
+    """Return the record of a line, or None if the line is damaged.
 
-    A damaged line gives None.
+    The payload of a file's record is the path of its content in the journal's folder.
     """
     try:
         record = Record(**json.loads(line))
@@ -314,7 +315,7 @@ def _parse(line: bytes) -> Record | None:
 
 
 def _is_well_formed(record: Record) -> bool:
-    """Whether a record of another kind than `file`, read from disk, is as a run writes it."""
+    """Whether a record from the disk, of any kind but `file`, has the form that a run writes."""
     match record.kind, record.payload:
         case "metrics", list(items):
             return all(map(_is_metric, items))
@@ -344,5 +345,5 @@ def _is_input(item: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    """Whether this is a count that a store has room for: a time in ms, a step."""
+    """Whether a value is a count that a store can hold, such as a time in ms or a step."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53

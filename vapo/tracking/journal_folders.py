@@ -1,4 +1,4 @@
-"""The folder of a journal: its files' names, what may be in them, and how its lines are read."""
+"""The folder of a journal: the names of its files, their checks, and how its lines are read."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REFUSED_NAME = "refused.jsonl"
 ASIDE_NAME = f".{SENT_NAME}"
 NAMES = (JOURNAL_NAME, SENT_NAME, ASIDE_NAME, TARGET_NAME, REFUSED_NAME, "lock")
 CONTENTS_FOLDER = "files"
-"""The folder in it with the contents of artifacts, each under 32 random hexadecimal digits."""
+"""The folder for the contents of artifacts, each in a file named by 32 random hex digits."""
 PAYLOAD = re.compile(rf"{CONTENTS_FOLDER}/[0-9a-f]{{32}}")
 MAX_LINE_BYTES = 2**26
 _MAX_TARGET_BYTES = 2**20
 
 
 def check_own_files(folder: Path) -> None:
-    """Check that no link, and nothing of another kind, stands where the journal has a file.
+    """Check that the journal's files, where they exist, are regular files and not links.
 
     Raises: UserError.
     """
@@ -42,7 +42,7 @@ def check_own_files(folder: Path) -> None:
 
 
 def read_target(folder: Path) -> dict[str, Any] | None:
-    """What `Journal.bind` noted: `tracking_uri` and `mlflow_run_id`; None if nothing readable."""
+    """Read the `tracking_uri` and `mlflow_run_id` that `Journal.bind` wrote; None if unreadable."""
     try:
         target = json.loads(read_inside(folder, TARGET_NAME, _MAX_TARGET_BYTES) or b"")
         is_ours = isinstance(target["tracking_uri"], str) and is_run_id(target["mlflow_run_id"])
@@ -70,7 +70,7 @@ def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
 
 
 def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """The whole lines of a journal after byte `start`: one that is being written is left out."""
+    """Yield the complete lines of a journal after byte `start`, without an unfinished last one."""
     with open_inside(folder, JOURNAL_NAME, "rb") as file:
         file.seek(start)
         while line := file.readline(MAX_LINE_BYTES):

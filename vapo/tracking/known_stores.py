@@ -1,9 +1,9 @@
-"""The stores that this user has named, in a file of the home folder as ssh has one of hosts.
+"""The stores that this user has named, kept in a file of the home folder as ssh keeps hosts.
 
-A run's folder may come from somebody else, and it names a store. To use a store is to send it what
-the environment has of credentials, and to write artifacts where it says. So a store that only a
-run's folder names is not used, unless the user names it too: in MLFLOW_TRACKING_URI, in an option
-or a config of this command, or in one of an earlier command, which this file remembers.
+A run's folder may come from somebody else, and it names a store. Using a store means sending it
+the environment's credentials, and writing artifacts where it says. So a store that a run's folder
+names is used only if the user has named it, too: in MLFLOW_TRACKING_URI, in an option or a config
+of this command, or in one of an earlier command, which the file remembers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_BYTES = 2**22
 
 
 def remember_store(store: Store) -> None:
-    """Note a store that the user has named. Where that is not possible, it is asked for again."""
+    """Remember a store that the user has named. If that fails, the user must name it again."""
     if is_known(store):
         return
     with suppress(OSError, RuntimeError):  # no home folder, or one that may not be written
@@ -34,7 +34,7 @@ def remember_store(store: Store) -> None:
 
 
 def is_known(store: Store) -> bool:
-    """Whether the user has named this store: in the environment, or for an earlier command."""
+    """Whether the user has named this store, in the environment or for an earlier command."""
     name = _name(store)
     with suppress(UserError):
         variable = os.environ.get(TRACKING_URI, "")
@@ -49,10 +49,10 @@ def is_known(store: Store) -> bool:
 
 
 def keeps_beside(store: Store, run_id: str) -> bool:
-    """Whether a local database has this run, and the run's files lie beside it.
+    """Whether a store is a local database with this run, and keeps the run's files next to it.
 
-    Then nothing leaves this machine, and nothing is written elsewhere: neither by the address that
-    the database has, nor by a link. The file is only read.
+    If so, nothing leaves this machine, and neither an address in the database nor a link makes
+    anything be written elsewhere. The database is only read.
     """
     if store.database is None or store.uri != f"sqlite:///{store.database}":
         return False  # with options in its address another file might be opened
@@ -67,7 +67,7 @@ def keeps_beside(store: Store, run_id: str) -> bool:
 
 
 def _is_beside(uri: str, store: Store) -> bool:
-    """Whether a folder of artifacts lies in the store's, and no link leads out of it."""
+    """Whether a folder of artifacts lies in the store's folder, and no link leads out of it."""
     if not uri.startswith(f"{store.artifact_location}/") or ".." in unquote(uri):
         return False
     folder = Path(unquote(urlsplit(uri).path))
@@ -77,13 +77,13 @@ def _is_beside(uri: str, store: Store) -> bool:
 
 
 def check_known(uri: str, *, named_by: Path, how: str, run_id: str | None = None) -> None:
-    """Check a store that only a folder or a file of a run names.
+    """Check that a store which a run's folder or file names may be used.
 
     Args:
-        how: what the user writes to name the store, up to its address.
+        how: what the user would write to name the store, up to its address.
         run_id: the run to which records are sent.
 
-    Raises: UserError: the user has not named it.
+    Raises: UserError when the user has not named the store.
     """
     store = locate_store(uri)
     if is_known(store) or (run_id is not None and keeps_beside(store, run_id)):
@@ -101,6 +101,6 @@ def _name(store: Store) -> str:
 
 
 def _path() -> Path:
-    """The file with the names. Raises: RuntimeError: there is no home folder."""
+    """Return the path of the file. Raises: RuntimeError when there is no home folder."""
     folder = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state"
     return Path(folder) / "vapo" / "stores"

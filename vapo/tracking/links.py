@@ -1,7 +1,7 @@
-"""Where MLflow's UI shows a run: addresses, and the command that serves them.
+"""The addresses at which MLflow's UI shows a run, and the command that serves the UI.
 
-MLflow 3 has a view for agents, which a browser shows first, and one for training. The query of an
-address decides which one it opens.
+MLflow 3 has a view for agents, which it opens by default, and one for training. The query of an
+address decides which one is opened.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ def experiments_page(server: str) -> str:
 
 
 def run_page(server: str, experiment_id: str, run_id: str, tab: str = "model-metrics") -> str:
-    """A run's page, by default its charts; with `server` empty, a link within the UI."""
+    """Return the address of a run's page, by default of its charts.
+
+    With an empty `server` it is a link within the UI.
+    """
     place = f"#/experiments/{experiment_id}/runs/{run_id}/{tab}{_TRAINING_VIEW}"
     return f"{server.rstrip('/')}/{place}" if server else place
 
 
 def runs_page(server: str, experiment_id: str) -> str:
-    """The runs of an experiment with their charts side by side."""
+    """Return the address of a page with an experiment's runs and their charts."""
     place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}&compareRunsMode=CHART"
     return f"{server.rstrip('/')}/{place}"
 
@@ -37,10 +40,10 @@ def runs_page(server: str, experiment_id: str) -> str:
 def curves_page(
     server: str, experiment_id: str, run_ids: Sequence[str], metric: str = SCORE
 ) -> str:
-    """The score's curve of each of these runs in one chart; other metrics are chosen beside it.
+    """Return the address of a chart with the score's curve of each of these runs.
 
-    The page of an experiment's runs (`runs_page`) draws the parent of a sweep in their place: it
-    folds children up, and takes no filter that would leave the parent out.
+    The page also lets one choose other metrics. `runs_page` is no substitute: it draws a sweep's
+    parent in place of its runs, and has no filter that would leave the parent out.
     """
     parameters = {
         "runs": list(run_ids),
@@ -53,9 +56,9 @@ def curves_page(
 
 
 def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:
-    """The address of a run on a server; for another store the command that serves it.
+    """Return a run's address on a server, or for another store the command that serves it.
 
-    Without credentials: a command takes them from the environment.
+    The text has no credentials: commands take them from the environment.
     """
     store: Store = locate_store(tracking_uri)
     if store.is_http:

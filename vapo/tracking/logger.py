@@ -1,4 +1,4 @@
-"""Recording of a run in MLflow: a Lightning logger that never delays or kills the training."""
+"""A Lightning logger that records a run in MLflow, and never delays or ends the training."""
 
 from __future__ import annotations
 
@@ -33,18 +33,19 @@ _FLUSH_S = 30.0
 
 
 class RunLogger(Logger):
-    """A Lightning logger to MLflow, with delivery in the background.
+    """A Lightning logger that records a run in MLflow, with delivery in the background.
 
-    It opens the store and begins a run, or resumes `run_id`; a new one if the store has lost it.
-    Every `log_*` returns at once; records arrive in order, once, all of them by `close`. If the
-    store fails, the run continues: records wait in the journal and are sent again, and `close`
-    says how many are left and by which command to send them. Lightning's own `finalize` only
-    waits for what was logged so far, because a run outlives its `Trainer.fit`; `close` ends it.
-    On ranks other than 0 every method does nothing. Use it as a context manager.
+    It opens the store, and begins a run or resumes `run_id`; if the store has lost that run, it
+    begins a new one. Every `log_*` returns at once. Records arrive in order and only once, all of
+    them by `close`. If the store fails, the training continues: records wait in the journal and
+    are sent again, and `close` says how many are left and which command sends them. Lightning's
+    `finalize` only waits for what was logged so far, because a run outlives its `Trainer.fit`;
+    `close` ends the run. On ranks other than 0 every method does nothing. Use it as a context
+    manager.
 
-    `note` receives lines for the user: the wait for a new store, trouble during the run.
-    `journal` is the folder `tracking` of the run's own folder, where records are kept until
-    the store has them; what an interrupted run left there is sent first. None: in memory.
+    `note` receives lines for the user, on the wait for a new store and on trouble during the run.
+    `journal` is the folder `tracking` in the run's folder. Records are kept there until the store
+    has them, and those of an interrupted run are sent first. If it is None, they are in memory.
 
     Raises: UserError, within seconds, if the store or the journal cannot be used.
     """
@@ -170,7 +171,7 @@ class RunLogger(Logger):
 
     @property
     def name(self) -> str | None:
-        """Lightning's name of a logger: the experiment's id, as its own MLflow logger has it."""
+        """The experiment's id, which Lightning's MLflow logger also has as its name."""
         return self.experiment_id
 
     @property
@@ -180,13 +181,13 @@ class RunLogger(Logger):
     def skip_recorded(self) -> None:
         """From now on leave out every metric at a step that an earlier process recorded.
 
-        For a resumed run that computes the same values again, from its last checkpoint up to
-        where it was interrupted.
+        This is for a resumed run, which computes the same values again from its last checkpoint
+        to the point of its interruption.
         """
         self._skip_up_to = self.recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Values at one step. Infinite ones are recorded as nan, with a note for each key.
+        """Log values at one step. Infinite ones are recorded as nan, with a note for each key.
 
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
@@ -210,13 +211,13 @@ class RunLogger(Logger):
                 self._also.log_metrics({key: number for key, number, *_ in items}, step or 0)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Nothing: the resolved config is recorded once, by `log_config`."""
+        """Do nothing: the resolved config is recorded once, by `log_config`."""
 
     def log_config(self, config_yaml: str, flat_params: Mapping[str, Any]) -> None:
-        """The resolved config as the artifact config.yaml, and as params of a new run.
+        """Log the resolved config as the artifact config.yaml, and as params of a new run.
 
-        MLflow's params are immutable, so a resumed run keeps those it began with; what it was
-        resumed with is the artifact config_resumed.yaml.
+        MLflow's params are immutable, so a resumed run keeps the first ones. The config with which
+        it was resumed is the artifact config_resumed.yaml.
         """
         if self._also is not None:
             self._also.log_config(flat_params)
@@ -227,7 +228,10 @@ class RunLogger(Logger):
         self.log_text(config_yaml, "config.yaml")
 
     def log_table(self, rows: Sequence[Mapping[str, Any]], name: str) -> None:
-        """Rows as an MLflow table, as `samples/iteration_0010.json`; a same name replaces it."""
+        """Log rows as an MLflow table, such as `samples/iteration_0010.json`.
+
+        A table of the same name is replaced.
+        """
         self.log_text(table_json(rows), name)
         self._tables = with_table(self._tables, name)
         self.set_tags({TABLES_TAG: self._tables})
@@ -236,7 +240,7 @@ class RunLogger(Logger):
         self._submit("file", text.encode("utf-8", "replace"), name)
 
     def log_figure(self, figure: Figure, name: str) -> None:
-        """Drawn now, in the format of the name's suffix (png, svg, pdf), sent later."""
+        """Draw a figure now, in the format of the name's suffix (png, svg, pdf); send it later."""
         if self._delivery is None:
             return
         buffer = io.BytesIO()
@@ -244,7 +248,7 @@ class RunLogger(Logger):
         self._submit("file", buffer.getvalue(), name)
 
     def log_inputs(self, inputs: Sequence[InputData]) -> None:
-        """The data sets that the run reads, as MLflow's dataset inputs; once, on a new run."""
+        """Log the data sets that the run reads as MLflow's dataset inputs, once for a new run."""
         if not self.is_resumed:
             self._submit("inputs", list(inputs))
 
@@ -256,17 +260,17 @@ class RunLogger(Logger):
         self._submit("note", line)
 
     def finalize(self, status: str = "success") -> None:
-        """Lightning's end of a fit or a validation: wait for delivery; the run stays open."""
+        """Wait for delivery at the end of Lightning's fit or validation; the run stays open."""
         if self._delivery is not None and self._report is None:
             self._delivery.flush(_FLUSH_S)
 
     def sync(self) -> None:
-        """Force what was logged so far to the journal's disk: it outlives a power cut."""
+        """Force what was logged so far to the journal's disk, so that it outlives a power cut."""
         if self._delivery is not None and self._report is None:
             self._delivery.sync()
 
     def close(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED") -> int:
-        """Deliver the rest and end the run; the number of records that were not delivered."""
+        """Deliver the rest and end the run; return the number of records not delivered."""
         if self._delivery is None:
             return 0
         if self._report is None:
@@ -292,7 +296,7 @@ class RunLogger(Logger):
             self._journal.discard()
 
     def describe(self) -> str:
-        """Where the run is recorded, for the summary."""
+        """Return a text for the summary that says where the run is recorded."""
         return (
             f"MLflow run {self.run_id}, experiment '{self._experiment_name}', "
             f"{self.store.database or self.store.shown_uri}"

@@ -1,8 +1,8 @@
 """The names under which older versions of this package stored a metric.
 
-A metric has one name, that of docs/metrics.md, in MLflow, in code and wherever it is shown. Before
-2026-11-26 a few had another one, and MLflow's name of most had a prefix. Stores keep the runs of
-those versions, so whatever reads a store asks here.
+A metric has the same name in docs/metrics.md, in MLflow, in the code and wherever it is shown.
+Before 2026-11-26 a few metrics had other names, and most had a prefix in MLflow. Stores keep the
+runs of those versions, so all code that reads a store translates names with these functions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ RENAMED = {
 
 
 def present_name(stored: str) -> str:
-    """The name of a metric that a store or a journal may have under an older one.
+    """Return the present name of a metric that a store or a journal may have under an older one.
 
     >>> [present_name(old) for old in ("_score_gsm8k/avg_at_k", "z_eval/num_prompts")]
     ['eval_gsm8k/avg_at_k', 'eval/num_prompts']
@@ -40,17 +40,17 @@ def present_name(stored: str) -> str:
 
 
 def by_present_name(metrics: Mapping[str, float]) -> dict[str, float]:
-    """A run's latest values; where another version began it, those under the present names."""
+    """Return a run's latest values by present name; a value under the present name goes first."""
     return {present_name(key): metrics[key] for key in sorted(metrics, key=_is_present)}
 
 
 def stored_names(metrics: Iterable[str], name: str) -> list[str]:
-    """The names, of all that a run has, under which it has this metric."""
+    """Return the names under which a run has this metric."""
     return [stored for stored in metrics if present_name(stored) == name]
 
 
 def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """A run's record: metric -> (optimizer step, value), in order of the steps."""
+    """Return a run's metrics by present name, each as (optimizer step, value) in order of steps."""
     client, points_by_name = store.client(), dict[str, list[tuple[int, float]]]()
     for stored in client.get_run(run_id).data.metrics:
         points = [(point.step, point.value) for point in client.get_metric_history(run_id, stored)]

@@ -1,4 +1,4 @@
-"""Beginning to use a store: one that does not answer is an error within seconds."""
+"""Opens a store; one that does not answer is an error within seconds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LOG_LEVELS = {
 
 
 def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> str:
-    """The id of the experiment in a store that answers; both are made if they are missing.
+    """Return the experiment's id in a store; store and experiment are made if they are missing.
 
     Raises: UserError within seconds if the store cannot be written or does not answer.
     """
@@ -73,10 +73,10 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
 
 def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowClient:
-    """A client of a store that answers and has this run.
+    """Return a client of a store, after checking that the store answers and has this run.
 
     Args:
-        cure: what else the user can do where the store has no such run, or has deleted it.
+        cure: advice for the error when the store has no such run, or has deleted it.
 
     Raises: UserError within seconds.
     """
@@ -93,7 +93,10 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
 
 @contextmanager
 def _answering(store: Store) -> Iterator[MlflowClient]:
-    """A client whose requests fail within seconds. Raises: UserError for what they raise here."""
+    """Yield a client whose requests fail within seconds.
+
+    Raises: UserError in place of the errors that its requests raise in the block.
+    """
     for name, level in _LOG_LEVELS.items():
         logging.getLogger(name).setLevel(level)
     for name, value in _SETTINGS.items():
@@ -128,7 +131,7 @@ def _answering(store: Store) -> Iterator[MlflowClient]:
 
 @contextmanager
 def _changes_are_not_waited_for() -> Iterator[None]:
-    """SQLite waits for the disk after each of the hundreds of changes that make MLflow's tables."""
+    """Keep SQLite from waiting for the disk after each of the many changes that make the tables."""
     from sqlalchemy import event
     from sqlalchemy.engine import Engine
 
@@ -143,7 +146,7 @@ def _changes_are_not_waited_for() -> Iterator[None]:
 
 
 def _only_one_opener(store: Store) -> AbstractContextManager[object]:
-    """Runs started together wait for the one that creates the database's tables."""
+    """Let runs that are started together wait for the one that makes the database's tables."""
     if store.database is None:
         return nullcontext()
     folder = store.database.parent

@@ -1,7 +1,7 @@
-"""The scores of single prompts, of each training batch and each evaluation of a run.
+"""The scores of single prompts in each training batch and each evaluation of a run.
 
-A run's folder has them in `prompt_scores.jsonl`, one line for each, and its record gets the same
-file at the run's end:
+A run's folder has them in `prompt_scores.jsonl`, one line for each batch or evaluation. The run's
+record gets the same file at its end:
 
     {"kind": "batch", "policy_iterations": 3, "policy_steps": 12, "prompts": ["0f3a...", ...],
      "correct": [5, ...], "responses": 8, "new": [true, ...]}
@@ -35,10 +35,10 @@ _MAX_NAME_CHARS = 40
 
 @dataclass(frozen=True)
 class ScoredPrompts:
-    """What one policy made of some prompts.
+    """One policy's scores on some prompts.
 
-    `scores` name each prompt once: a second one with the same digest has `#2` behind it. `is_new`
-    says of each whether no earlier batch had it.
+    `scores` names each prompt once: a second prompt with the same digest has `#2` appended.
+    `is_new` says for each prompt whether no earlier batch had it.
     """
 
     policy_iterations: int
@@ -54,7 +54,7 @@ class ScoredPrompts:
 
 @dataclass(frozen=True)
 class FreshScores:
-    """What the policies of a run's last batches made of prompts that were new to them."""
+    """The scores of a run's last batches on prompts that were new to the policy."""
 
     scores: tuple[PromptScore, ...]
     num_batches: int
@@ -86,7 +86,7 @@ class PromptHistory:
                 self._first.setdefault(_digest(score.prompt), scored.policy_iterations)
 
     def begin(self, policy_iterations: int) -> None:
-        """Forget what a run that begins with the policy of so many iterations will do again."""
+        """Forget the lines that a run will repeat, which begins after so many policy iterations."""
         for kind, lines in self.of_kind.items():
             last = policy_iterations - (kind == "batch")
             for number in [number for number in lines if number > last]:
@@ -98,13 +98,13 @@ class PromptHistory:
     def with_news(
         self, policy_iterations: int, policy_steps: int, scores: Iterable[PromptScore]
     ) -> ScoredPrompts:
-        """A batch, in which the prompts are marked that none of the batches before it had."""
+        """Return a batch in which the prompts are marked that no earlier batch had."""
         unique_scores = unique(scores)
         is_new = tuple(_digest(score.prompt) not in self._first for score in unique_scores)
         return ScoredPrompts(policy_iterations, policy_steps, unique_scores, is_new)
 
     def fresh(self) -> FreshScores:
-        """The new prompts of the last 8 batches, or of the last half where these are fewer."""
+        """Return the new prompts of the last 8 batches, or of the last half of fewer than 16."""
         batches = list(self.of_kind["batch"].values())
         last = batches[-min(FRESH_BATCHES, max(1, len(batches) // 2)) :]
         scores = [
@@ -116,15 +116,15 @@ class PromptHistory:
         return FreshScores(tuple(scores), len(last))
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
-        """The last evaluation, or the last within so many policy steps."""
+        """Return the last evaluation, or the last one `within` so many policy steps."""
         evaluations = self._within(kind, within)
         return evaluations[-1] if evaluations else None
 
     def recent(self, within: int | None = None) -> tuple[dict[str, float], int]:
-        """Each held-out prompt's mean over the last evaluated policies, and how many these are.
+        """Return each held-out prompt's mean over the last evaluated policies, and their number.
 
-        They are up to four, and the one before all training is not among them. Only prompts that
-        all of them were asked count.
+        These are up to four policies, without the one before all training. Only prompts on which
+        all of them were evaluated count.
         """
         trained = [
             evaluation
@@ -187,7 +187,7 @@ class ScoresFile:
 
 
 def unique(scores: Iterable[PromptScore]) -> tuple[PromptScore, ...]:
-    """The same scores; a digest that comes once more gets its number behind it."""
+    """Return the scores with unique names: a digest that is repeated gets a number appended."""
     times: dict[str, int] = {}
     unique_scores = []
     for score in scores:
