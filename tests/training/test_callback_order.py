@@ -78,7 +78,7 @@ def test_the_users_own_come_last_before_the_checkpoint_that_has_their_states(
 def test_what_looks_and_what_saves_get_what_they_need(tmp_path: Path) -> None:
     kept = KeptRollouts.__new__(KeptRollouts)
     truth = ("value_truth.every_n_iterations=1", "value_truth.num_prefixes=1")
-    callbacks = run_callbacks(tmp_path, *truth, rollout_cache=kept)
+    callbacks = run_callbacks(tmp_path, *truth, kept=kept)
     assert callbacks.checkpointing.rollout_cache is kept
     assert callbacks.checkpointing.score == callbacks.evaluation.score_of
     callbacks.watch.faults.skipped("critic", "step 1", "nan")

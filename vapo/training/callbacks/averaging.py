@@ -1,4 +1,4 @@
-"""The policy with the mean of the last policies' weights: its score, and a folder of it."""
+"""Averages the last policies' weights, scores the policy with the mean, and exports it."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class WeightAverage(Callback):
 
     @contextmanager
     def averaged(self, trainer: L.Trainer, module: VapoModule) -> Iterator[None]:
-        """Inside the block actor and engine have the mean weights; then their own, bit for bit."""
+        """Give actor and engine the mean weights inside the block, and restore theirs exactly."""
         sampler = datamodule_of(trainer).source.collection.player.sampler
         try:
             with with_weights(module.actor.model, self.running.mean()):

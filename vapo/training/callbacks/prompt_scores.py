@@ -105,7 +105,7 @@ def of_all_ranks(scores: Sequence[PromptScore]) -> list[PromptScore]:
 
 
 def named(key: str, means: Iterable[float]) -> dict[str, float]:
-    """The mean over prompts and its interval, as metrics."""
+    """Return the mean over prompts and its interval, as metrics."""
     values = torch.tensor(list(means), dtype=torch.float64)
     sums = torch.stack([values.sum(), values.square().sum(), torch.ones_like(values).sum()])
     mean_and_interval = mean_of_sums(sums)
