@@ -31,21 +31,25 @@ the a an each every all both one two three four five six seven eight nine ten tw
 half no some any whether how what which why who whatever everything nothing nobody
 """
 IMPERATIVES = """
-accumulate add allow answer apply ask assign average become begin bind bound bring build call cancel
-cap cast center change check choose clear clip close collect compare complete compose compute
-continue convert copy count create cut deal decide decode delete deliver describe display divide do
-draw drop end enter estimate evaluate extend fetch fill find finish fit flatten follow forbid force
-forget format free freeze generate give go group guess hand handle have hide hold import initialize
-insert inspect install invert join judge keep kill know lead leave let limit link list load lock log
-look lose make map mark mean measure merge mix move multiply name normalize note notify open order
-overwrite pack pad parse part pass place play poll post predict prefill prepare press print project
-propose provide pull put queue raise rank read record reduce refuse register remember remove rename
-render renumber repeat replace report reserve reset resolve restore resume retry return rewrite
-round run sample save say scale scan score seal see seed select send separate serve set shard share
-shift show shuffle skip solve sort spawn split spread squash start stop store strip subtract suggest
-sum suppress swap switch sync take tell test track train translate treat trim try turn undo unpack
-update use validate value verify wait wake walk warm warn watch weigh weight withdraw work wrap
-write yield
+accumulate add allow answer apply ask assign average become begin bind bound bring broadcast build
+call cancel cap cast center change check choose clear clip close collate collect compare complete
+compose compute consume continue convert copy count create cut deal decide decode delete deliver
+describe display divide do draw drop emit encode end enter escape estimate evaluate evict exclude
+expect explain export express extend fetch fill find finish fit flag flatten flush follow forbid
+force forget format free freeze gather generate give go group guess hand handle hash have hide hold
+ignore import index initialize insert inspect install interpolate invert join judge keep kill know
+lead leave let limit link list load locate lock log look lose make map mark match mean measure merge
+migrate mix move multiply name normalize note notify observe offer open order overlap overwrite pack
+pad parse part pass pick place play point poll post predict prefill prepare press print project
+propose provide prune publish pull put queue quote raise rank reach read rebuild recompute record
+redact reduce refer refuse register reject release reload remember remind remove rename render
+renumber repeat replace report request require reserve reset resolve restore resume retry return
+reverse rewrite rotate round run sample save say scale scan schedule score seal search see seed
+select send separate serve set shard share shift show shuffle simulate skip sleep smooth solve sort
+spawn specify split spread squash start state step stop store strip submit subtract suggest sum
+suppress suspend swap switch sync synchronize take tell test tie tokenize total trace track train
+transform translate treat trim truncate try turn undo unpack unwrap update upload use validate value
+verify visit wait wake walk warm warn watch weigh weight whiten withdraw work wrap write yield
 """
 AUXILIARIES = """
 am is are was were be been has have had do does did can could may might must will would shall should
@@ -68,10 +72,9 @@ SUBCLAUSE = re.compile(
     re.IGNORECASE,
 )
 RIDDLES = re.compile(
-    r"(?<!\bthere )\b(?:is|are) (?:no|none)\b(?! (?:longer|more|less))"
-    r"|\bso (?:many|much)\b"
-    r"|\b(?:thread|rank|process|worker|engine|server)(?:s|es)?,? who\b",
-    re.IGNORECASE,
+    r"(?<!\b[Tt]here )\b(?:is|are) (?:no|none)\b(?! (?:longer|more|less))"
+    r"|\b[Ss]o (?:many|much)\b"
+    r"|\b(?i:thread|rank|process|worker|engine|server)(?:s|es)?,? who\b"
 )
 # Rule -> room -> how often the room breaks it.
 PRESENT: dict[str, dict[str, int]] = {
@@ -79,7 +82,6 @@ PRESENT: dict[str, dict[str, int]] = {
         "advantages": 29,
         "api.py": 6,
         "cli.py": 6,
-        "commands": 104,
         "config": 108,
         "diagnostics": 69,
         "environments": 13,
@@ -111,42 +113,39 @@ PRESENT: dict[str, dict[str, int]] = {
     },
     "sentence": {
         "advantages": 6,
-        "commands": 4,
         "config": 19,
-        "diagnostics": 9,
+        "diagnostics": 8,
         "errors": 1,
-        "functional": 6,
+        "functional": 5,
         "networks": 8,
         "prompts": 4,
         "rewards": 17,
         "rollouts": 16,
         "runs": 10,
         "studies": 14,
-        "sweep": 13,
+        "sweep": 12,
         "system": 19,
         "tracking": 10,
         "training": 3,
         "types.py": 1,
     },
     "riddle": {
-        "commands": 8,
         "config": 6,
         "diagnostics": 4,
         "environments": 3,
         "errors": 4,
         "evaluation.py": 1,
-        "functional": 8,
+        "functional": 7,
         "networks": 20,
         "prompts": 11,
         "rewards": 24,
-        "rollouts": 13,
+        "rollouts": 12,
         "runs": 2,
-        "studies": 20,
-        "sweep": 10,
+        "studies": 18,
+        "sweep": 9,
         "system": 9,
         "tracking": 3,
         "training": 5,
-        "types.py": 3,
     },
 }
 

@@ -16,7 +16,7 @@ from tests.tracking.ready_stores import ready_store
 from vapo.commands import filter
 from vapo.commands.early_checks import check_early
 from vapo.commands.filter import (
-    Parts,
+    ResumableParts,
     check_settings,
     default_path,
     histogram_text,
@@ -174,7 +174,7 @@ def test_a_killed_run_resumes_to_the_same_file(
 
 
 def _hold(path: Path, ready: Any, release: Any) -> None:
-    parts = Parts(path, "{}\n", 1)
+    parts = ResumableParts(path, "{}\n", 1)
     ready.set()
     release.wait(60)
     parts.close()
@@ -188,14 +188,14 @@ def test_one_command_at_a_time_writes_a_file(tmp_path: Path) -> None:
     assert ready.wait(60)
     try:
         with pytest.raises(UserError, match="another command is writing it"):
-            Parts(path, "{}\n", 1)
+            ResumableParts(path, "{}\n", 1)
     finally:
         release.set()
         process.join()
-    Parts(path, "{}\n", 1).close()
+    ResumableParts(path, "{}\n", 1).close()
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
-        Parts(tmp_path / "file" / "out.jsonl", "{}\n", 1)
+        ResumableParts(tmp_path / "file" / "out.jsonl", "{}\n", 1)
 
 
 def test_a_file_belongs_to_its_settings(tmp_path: Path, policy: Path, finished: Path) -> None:
@@ -276,7 +276,7 @@ def test_what_else_lies_beside_the_parts_stays(tmp_path: Path) -> None:
         if has_link:
             disk.mkdir()
             (tmp_path / "out.jsonl.parts").symlink_to(disk)
-        parts = Parts(path, "{}\n", 1)
+        parts = ResumableParts(path, "{}\n", 1)
         (parts.folder / "mine").write_text("mine")
         for name in ("000000.jsonl", ".000000.jsonl.new"):
             (parts.folder / name).write_text("")
@@ -284,5 +284,5 @@ def test_what_else_lies_beside_the_parts_stays(tmp_path: Path) -> None:
         parts.remove()
         assert [one.name for one in parts.folder.iterdir()] == ["mine"]
         (parts.folder / "mine").unlink()
-        Parts(path, "{}\n", 1).remove()
+        ResumableParts(path, "{}\n", 1).remove()
         assert parts.folder.exists() == has_link

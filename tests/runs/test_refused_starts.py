@@ -17,7 +17,7 @@ from tests.runs.runs import TINY
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
 from tests.tracking.ready_stores import ready_store
-from vapo.commands.filter import Parts
+from vapo.commands.filter import ResumableParts
 from vapo.commands.fit import run
 from vapo.config import FitConfig, SftConfig
 from vapo.config.loading import load_config
@@ -129,7 +129,7 @@ def test_a_sweeps_folder_and_a_files_parts_are_taken_back(
     config: FitConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vapo.commands.filter.policy_player", refusing(UserError("refused")))
-    parts = Parts(tmp_path / "new/rates.jsonl", "settings", num=2)
+    parts = ResumableParts(tmp_path / "new/rates.jsonl", "settings", num=2)
     with pytest.raises(UserError, match="refused"):
         parts.fill("pass rates", config, tiny_tokenizer(), Progress(enabled=False), print)
     with pytest.raises(UserError, match="refused"), locked(tmp_path / "new/sweep"):

@@ -1,5 +1,6 @@
-"""A command's name, options and help, and reading its arguments: its own flags, and the config's
-overrides among them. Light to import."""
+"""Each command's name, options and help, and a parser for its flags and the config's overrides.
+
+This module is light to import."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose errors are `UserError`s, and that takes no abbreviated flags."""
+    """An argparse parser whose errors are `UserError`s, and which takes no abbreviated flags."""
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(
@@ -30,20 +31,20 @@ class Parser(argparse.ArgumentParser):
     def read(
         self, argv: Sequence[str], entries: Mapping[str, Entry] | None = None
     ) -> tuple[dict[str, Any], list[str]]:
-        """The options by name, and the config's overrides, given in any of their three forms.
+        """Return the options by name, and the config's overrides as a list of `KEY=VALUE`.
 
         Args:
-            entries: the config's keys; None: there is no config, so no overrides.
+            entries: the config's keys. If None, the command has no config and takes no overrides.
 
-        Raises: UserError: an argument that is neither ours nor a config key, or one without a
-            value; names the nearest that exists.
+        Raises: UserError: an argument is neither an option nor a config key, or has no value.
+            The message names the nearest that exists.
         """
-        options, left = self.parse_known_args(argv)
+        options, unknown_arguments = self.parse_known_args(argv)
         overrides: list[str] = []
-        place = 0  # in argv, behind the last of `left` that was taken
+        place = 0  # in argv, after the last of `unknown_arguments` that was read
         flags = [flag for action in self._actions for flag in action.option_strings]
-        while left:
-            token = left.pop(0)
+        while unknown_arguments:
+            token = unknown_arguments.pop(0)
             place = argv.index(token, place) + 1
             flag, equals, _ = token.partition("=")
             if entries is None:
@@ -60,9 +61,9 @@ class Parser(argparse.ArgumentParser):
                         f"command line: unknown option '{flag}'{hint or '; see --help'}"
                     )
                 follows = argv[place] if place < len(argv) else "--"
-                if not equals and (follows.startswith("--") or follows != left[0]):
+                if not equals and (follows.startswith("--") or follows != unknown_arguments[0]):
                     raise UserError(f"{flag} needs a value, as {flag}=VALUE")
-                overrides.append(token[2:] if equals else f"{flag[2:]}={left.pop(0)}")
+                overrides.append(token[2:] if equals else f"{flag[2:]}={unknown_arguments.pop(0)}")
             elif equals and not token.startswith("-"):
                 overrides.append(token)
             else:
@@ -79,7 +80,7 @@ CommandOption = tuple[list[str], dict[str, Any]]
 
 
 def option(text: str, help: str, **kwargs: Any) -> CommandOption:
-    """Arguments of argparse's `add_argument`, from `--flag METAVAR`.
+    """Make the arguments of argparse's `add_argument` from `--flag METAVAR`.
 
     A flag may also be written with dashes. A default is added to the help.
     """
@@ -98,12 +99,14 @@ class Command:
 
     Args:
         doc: one line for the overview.
-        schema: in `vapo.config`, of the config that the command reads; None: it reads none.
+        schema: the class in `vapo.config` of the config that the command reads. If None, it reads
+            no config.
         needs: flags that have to be given, each with an example. They name files.
         one_of: options of which exactly one has to be given.
         more: the rest of the help's first part.
         loads: the libraries that take seconds, in the order in which they are imported.
-        composes_rows: it gets the config files and overrides themselves, for a grid of configs.
+        composes_rows: the command gets the config files and overrides as they are, because it
+            composes a config for each row of a grid.
     """
 
     module: str
@@ -118,16 +121,18 @@ class Command:
     loads: tuple[str, ...] = ()
 
     def make_parser(self, name: str) -> Parser:
-        needed = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
+        required_files = " ".join(f"--{flag} FILE" for flag, _ in self.needs)
         parser = Parser(
             prog=f"vapo {name}",
-            usage=f"vapo {name} {needed} [KEY=VALUE ...] [options]" if self.schema else None,
+            usage=f"vapo {name} {required_files} [KEY=VALUE ...] [options]"
+            if self.schema
+            else None,
             description=f"{self.doc[0].upper()}{self.doc[1:]}.{self.more}",
             epilog=self.epilog,
         )
-        chosen = parser.add_mutually_exclusive_group(required=True) if self.one_of else parser
+        group = parser.add_mutually_exclusive_group(required=True) if self.one_of else parser
         for names, kwargs in self.one_of:
-            chosen.add_argument(*names, **kwargs)
+            group.add_argument(*names, **kwargs)
         for names, kwargs in self.options:
             parser.add_argument(*names, **kwargs)
         return parser
@@ -145,26 +150,26 @@ def configured(
     example: str = "conf/vapo.yaml",
     **more: Any,
 ) -> Command:
-    """A command with one config, composed of files and overrides."""
-    own = (
+    """A command that reads one config, composed of files and overrides."""
+    common_options = (
         option("--config FILE", f"YAML file, as {example}; may be repeated", **FILES),
         option("--print_config", "print the merged config as YAML and stop", **SWITCH),
     )
     return Command(
-        module, doc, (*own, *options), schema=schema, needs=(("config", example),),
+        module, doc, (*common_options, *options), schema=schema, needs=(("config", example),),
         more="\n\nConfig files are merged in order, then the overrides; the last wins. An override "
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
         **more,
     )  # fmt: skip
 
 
-def did_you_mean(word: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+def did_you_mean(word: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, names, n=1)
     return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def folder_name(text: str) -> Path:
-    """An argparse type: a folder; an empty name, as of an unset variable, is none."""
+    """An argparse type: a folder's path. An empty text, as of an unset variable, is refused."""
     if not text.strip():
         raise argparse.ArgumentTypeError("the folder has no name; the current folder is .")
     return Path(text)

@@ -37,8 +37,8 @@ _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
 _OWN_MODEL = (
     option(
         "--model MODEL",
-        "in place of --config, with the next two: a folder or hub id, for which a base config is "
-        "chosen (docs/first_steps.md)",
+        "a model's folder or hub id, instead of --config and with the next two options: a base "
+        "config is chosen for it (docs/first_steps.md)",
     ),
     option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
     option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
@@ -59,10 +59,10 @@ COMMANDS = {
     "try": configured(
         "trying", "show prompts, responses and verdicts of a config, without training",
         *_OWN_MODEL,
-        option("--num N", "training prompts, a response to each; default: 5", type=positive),
+        option("--num N", "how many training prompts get a response; default: 5", type=positive),
         option(
             "--responses FILE",
-            "judge these instead, without a model: a .jsonl file, or text with a response a line "
+            "judge these responses, without a model: a .jsonl file, or text with one in each line "
             "(docs/own_problems.md)", type=Path,
         ),
     ),
@@ -72,12 +72,12 @@ COMMANDS = {
         option("--ckpt_path last|best|PATH", f"score the actor of {_CHECKPOINT}"),
         option(
             "--value_page FILE",
-            "also write a page of the responses' tokens by value, as page.html; of the "
-            "checkpoint's critic, else the one that critic.init names",
+            "also write a page, as page.html, that shows each token's value by the checkpoint's "
+            "critic, or without a checkpoint by the one that critic.init names",
         ),
         option(
             "--value_truth K",
-            "also sample K continuations from prefixes, and compare what they earn with that "
+            "also sample K continuations from prefixes, and compare their rewards with that "
             "critic's values (docs/value_truth.md)", type=positive,
         ),
         loads=_NETWORKS,
@@ -101,18 +101,21 @@ COMMANDS = {
             "also sample K responses on from every step (value_truth.segments) of the rollouts, "
             "for components.value_pretraining.targets truth", type=positive,
         ),
-        option("--truth_share S", "... of this share of the groups; default: 1", type=float),
+        option(
+            "--truth_share S", "the share of the groups for --value_truth; default: 1", type=float
+        ),
         loads=_TRAINER,
     ),
     "gates": configured(
         "gates", "which effects of the paper's ablation a setting can show, before a sweep",
         option(
             "--answer_now TEXT",
-            "what makes the policy answer at once, as ';' on the tasks of conf/; for the value of "
-            "a guess",
+            "text after which the policy answers at once, as ';' on the tasks of conf/. It is "
+            "needed to measure the value of a guess",
         ),
         option(
-            "--num_iterations N", "at most, of the critic alone and of the policy alone",
+            "--num_iterations N",
+            "the most iterations of the critic alone, and of the policy alone",
             type=positive, default=30,
         ),
         option("--output_dir DIR", "default: OUTPUT_DIR/gates", type=Path),
@@ -122,18 +125,23 @@ COMMANDS = {
         "estimate", "the memory that a config needs in each process (one a GPU)",
         *_OWN_MODEL,
         option(
-            "--gpu_memory_gib N", "does it fit? With --model: what is chosen for it", type=float
+            "--gpu_memory_gib N",
+            "say whether this memory is enough; with --model, choose the config for it", type=float
         ),
         option(
             "--model_config FILE",
             "a model's config.json to count actor and critic by, instead of the config's own",
             type=Path,
         ),
-        option("--sustained_tflops N", "for hours and step: what a GPU computes", type=float),
-        option("--sampled_tokens_per_s N", "for the hours: what a GPU samples", type=float),
-        option("--mean_response_tokens N", "for the hours: of the policy's responses", type=float),
         option(
-            "--mean_prompt_tokens N", "for the hours; default: data.max_prompt_tokens", type=float
+            "--sustained_tflops N", "what a GPU computes, for the hours and the simulated step",
+            type=float,
+        ),
+        option("--sampled_tokens_per_s N", "what a GPU samples, for the hours", type=float),
+        option("--mean_response_tokens N", "mean length of responses, for the hours", type=float),
+        option(
+            "--mean_prompt_tokens N",
+            "mean length of prompts, for the hours; default: data.max_prompt_tokens", type=float,
         ),
         option(
             "--simulate_ranks N",
@@ -142,7 +150,7 @@ COMMANDS = {
         ),
         option(
             "--interconnect_gb_s N",
-            "for the simulated step's time, beside --sustained_tflops: what a GPU sends",
+            "what a GPU sends, for the simulated step's time (needs --sustained_tflops)",
             type=float,
         ),
         loads=_NETWORKS,
@@ -202,7 +210,7 @@ COMMANDS = {
             option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
             option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
             option(
-                "--every_n_iterations N", "measured so often; default: about 20 times",
+                "--every_n_iterations N", "measure this often; default: about 20 times in all",
                 type=positive,
             ),
             option("--output_dir DIR", "default: OUTPUT_DIR/critics_GRID", type=Path),
@@ -236,8 +244,8 @@ COMMANDS = {
             option("--critic MODEL", "a folder of a critic, whose values are computed"),
             option(
                 "--value_truth K",
-                "also sample K continuations of the policy from prefixes, and compare what they "
-                "earn with the values", type=positive,
+                "also sample K continuations of the policy from prefixes, and compare their "
+                "rewards with the values", type=positive,
             ),
             option(
                 "--verifier NAME",

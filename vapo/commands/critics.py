@@ -1,4 +1,4 @@
-"""`vapo critics`: every critic of a grid on the same rollouts, and what each comes to know."""
+"""`vapo critics`: train every critic of a grid on the same rollouts, and compare them."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ from vapo.tracking.logger import RunLogger
 
 @dataclass(frozen=True)
 class Cell:
-    """One critic with one seed. The result's file belongs to its identity alone."""
+    """One critic with one seed. Its identity decides the name of its result file (`path`)."""
 
     critic: str
     config: FitConfig
     path: Path
 
     def result(self) -> Curve | None:
-        """What was measured; None where it was not, or the file is damaged."""
+        """The curve in the result file. None if there is no such file, or it is damaged."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            points = tuple((int(s), int(t), float(u), float(v)) for s, t, u, v in found["points"])
-            return Curve(self.critic, self.config.seed, points, found["oracle"])
+            record = json.loads(self.path.read_text(encoding="utf-8"))
+            points = tuple((int(s), int(t), float(u), float(v)) for s, t, u, v in record["points"])
+            return Curve(self.critic, self.config.seed, points, record["oracle"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -75,33 +75,40 @@ def run(
     every_n_iterations: int | None = None,
     output_dir: Path | None = None,
 ) -> Path:
-    """Train the critics that have no result yet, one after the other; write table and figure."""
+    """Train the critics that have no result yet, one after the other; write table and figure.
+
+    Returns: the folder of the results.
+    """
     quiet_libraries()
-    read = read_grid(grid)
-    base, configs = compose_rows(read, config, [*overrides, override_of(DATA_KEY, str(rollouts))])
+    parsed_grid = read_grid(grid)
+    base, configs = compose_rows(
+        parsed_grid, config, [*overrides, override_of(DATA_KEY, str(rollouts))]
+    )
     set_threads(base.trainer)
-    for own in (base, *configs.values()):
-        settle_precision(own)
-    folder = output_dir or Path(base.output_dir) / f"critics_{read.name}"
+    for row_config in (base, *configs.values()):
+        settle_precision(row_config)
+    folder = output_dir or Path(base.output_dir) / f"critics_{parsed_grid.name}"
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
     digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
-    needs_logprobs = any(own.critic.sampled_logprobs is not None for own in configs.values())
+    needs_logprobs = any(
+        row_config.critic.sampled_logprobs is not None for row_config in configs.values()
+    )
     rows, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
     every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
     cells = [
-        _cell(name, replace(own, seed=seed), folder, [digest, every_n])
-        for name, own in configs.items()
+        _cell(name, replace(row_config, seed=seed), folder, [digest, every_n])
+        for name, row_config in configs.items()
         for seed in seeds
     ]
     metadata = read_metadata(rollouts, key=DATA_KEY)
-    for name, own in configs.items():  # before the first critic is trained
+    for name, row_config in configs.items():  # before the first critic is trained
         with about(f"row '{name}' of the grid"):
-            check_truth(own, (row.truth for row in rows), metadata, rollouts)
-            check_tokenizers(own, tokenizer)
-            check_critic(own)
-            check_head_is_kept(own)
-            StoredRollouts(own, rows, tokenizer, name=str(rollouts))
-    name, tags = f"critics-{read.name}", {DATA_KEY: f"{rollouts} ({digest})"}
+            check_truth(row_config, (row.truth for row in rows), metadata, rollouts)
+            check_tokenizers(row_config, tokenizer)
+            check_critic(row_config)
+            check_head_is_kept(row_config)
+            StoredRollouts(row_config, rows, tokenizer, name=str(rollouts))
+    name, tags = f"critics-{parsed_grid.name}", {DATA_KEY: f"{rollouts} ({digest})"}
     with (
         taken_back_if_refused(make_folders(folder / "cells")),
         recorded(base, "critics", None, name=name, tags=tags) as (progress, logger),
@@ -110,14 +117,14 @@ def run(
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
         progress.note(critics_cost(cells, rows))
         curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
-        text = write_comparison(folder, curves, read, logger)
+        text = write_comparison(folder, curves, parsed_grid, logger)
         where = logger.describe()
     say(f"{text}\n{where}\n{folder}")
     return folder
 
 
 def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:
-    """Its data is known by their digest, wherever the file lies."""
+    """Make the cell, whose identity has the digest of its data (in `more`), but not their path."""
     pretraining = replace(config.components.value_pretraining, data=None)
     plain = replace(config, components=replace(config.components, value_pretraining=pretraining))
     text = json.dumps([task_identity(plain), *more])
@@ -126,17 +133,18 @@ def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Ce
 
 
 def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
-    """What is to be done, before it is begun."""
-    left = [cell for cell in cells if cell.result() is None]
+    """How many trainings there are, how many are already done, and how many rollouts are left."""
+    missing_cells = [cell for cell in cells if cell.result() is None]
     mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
     names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
-    numbers = [resolve(cell.config) for cell in left]
+    numbers = [resolve(cell.config) for cell in missing_cells]
     num_rollouts = sum(
         n.value_pretraining_iterations * n.num_prompts * n.group_size for n in numbers
     )
     return (
         f"{len(names)} critics x {len(seeds)} seeds: {len(cells)} trainings, "
-        f"{len(cells) - len(left)} done, {len(left)} to do with {num_rollouts:,} rollouts or about "
+        f"{len(cells) - len(missing_cells)} done, {len(missing_cells)} to do with "
+        f"{num_rollouts:,} rollouts or about "
         f"{num_rollouts * mean_tokens:,.0f} response tokens in all"
     )
 
@@ -149,9 +157,9 @@ def train_cells(
     every_n: int,
     progress: Progress,
 ) -> list[Curve]:
-    """Each cell's curve; what was measured before is read."""
+    """Return each cell's curve from its result file. If there is none, train the critic."""
     curves, started, num_trained = [], time.monotonic(), 0
-    left = sum(cell.result() is None for cell in cells)
+    num_missing = sum(cell.result() is None for cell in cells)
     for cell in cells:
         curve = cell.result()
         if curve is None:
@@ -173,14 +181,15 @@ def train_cells(
             each = (time.monotonic() - started) / num_trained
             progress.note(
                 f"{name}: held-out explained variance {curve.points[-1][3]:.3f} "
-                f"({num_trained}/{left}, about {each * (left - num_trained):.0f} s left)"
+                f"({num_trained}/{num_missing}, about "
+                f"{each * (num_missing - num_trained):.0f} s left)"
             )
         curves.append(curve)
     return curves
 
 
 def write_comparison(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:
-    """Table and figure, in the folder and in MLflow; the table."""
+    """Write table and figure into the folder and to MLflow. Return the table as Markdown."""
     reference = grid.full_system or grid.rows[0].name
     table = summarize(curves, reference=reference)
     texts = {
@@ -191,12 +200,12 @@ def write_comparison(folder: Path, curves: Sequence[Curve], grid: Grid, logger: 
     for name, text in texts.items():
         write_text(folder / name, text)
         logger.log_text(text, name)
-    drawn = figure(curves, reference=reference)
+    curves_figure = figure(curves, reference=reference)
     for suffix in ("png", "svg"):
-        logger.log_figure(drawn, f"curves.{suffix}")
-        save = partial(drawn.savefig, format=suffix, bbox_inches="tight")
+        logger.log_figure(curves_figure, f"curves.{suffix}")
+        save = partial(curves_figure.savefig, format=suffix, bbox_inches="tight")
         write_whole(folder / f"curves.{suffix}", save)
-    pyplot.close(drawn)
+    pyplot.close(curves_figure)
     for name, points in mean_curves(curves).items():
         for step, mean, _ in points:
             key = f"critic_{name}/heldout_explained_variance"

@@ -23,9 +23,9 @@ _JOURNAL = re.compile(r"tracking(-[0-9A-Za-z_-]{12})?")
 
 
 def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) -> None:
-    """Send what is left in each run's folder; a second time there is nothing left to send.
+    """Send the records that wait in each run's folder. A sent record does not wait any more.
 
-    Raises: UserError if a store does not answer, or records are still left at the end.
+    Raises: UserError: a store does not answer, or records are still left at the end.
     """
     folders, num_left = list[Path](), 0
     for run_dir in map(Path.absolute, run_dirs):
@@ -55,15 +55,15 @@ def journals_in(run_dir: Path) -> list[Path]:
     Raises: UserError: one of them is a link.
     """
     paths = run_dir.iterdir() if run_dir.is_dir() else ()
-    named = sorted(path for path in paths if _JOURNAL.fullmatch(path.name))
-    for path in named:
+    folders = sorted(path for path in paths if _JOURNAL.fullmatch(path.name))
+    for path in folders:
         if path.is_symlink():
             raise UserError(f"{path} is a link to {path.readlink()}: give the folder of that run")
-    return [path for path in named if (path / JOURNAL_NAME).is_file()]
+    return [path for path in folders if (path / JOURNAL_NAME).is_file()]
 
 
 def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list: bool) -> int:
-    """How many records are left."""
+    """Send the records of one journal, or only list them. Return how many are left."""
     target = read_target(folder)
     if target is None:
         raise UserError(
@@ -73,9 +73,9 @@ def _deliver(folder: Path, journal: Journal, tracking_uri: str | None, only_list
     if not only_list and tracking_uri is None and journal:
         check_known(uri, named_by=folder, how="--tracking_uri ", run_id=run_id)
     kinds = Counter(record.kind if record else "damaged" for record in journal.waiting())
-    what = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    what = f"{len(journal)} records ({what})" if journal else "nothing"
-    say(f"{folder}: {what} to send to {without_credentials(uri)}")
+    contents = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    contents = f"{len(journal)} records ({contents})" if journal else "nothing"
+    say(f"{folder}: {contents} to send to {without_credentials(uri)}")
     if only_list:
         return len(journal)
     if not journal:

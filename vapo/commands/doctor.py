@@ -24,9 +24,10 @@ _CUDA_EXTRAS = ("torchvision", "torchaudio", "torchcodec")
 
 
 def run(engine: str) -> None:
-    """Print what was found. Raises: UserError if `engine` does not work.
+    """Print for each library whether it works here. vLLM is started if `engine` is vLLM, and on a
+    machine with a GPU.
 
-    vLLM is started where it is asked for, and on a machine with a GPU.
+    Raises: UserError: `engine` or transformers does not work.
     """
     problems = {}
     starts_vllm = engine == "vllm" or torch.cuda.is_available()
@@ -51,13 +52,13 @@ def about_torch() -> str:
 
 
 def about_transformers() -> str:
-    """Raises: UserError if it does not work here."""
+    """The version of transformers. Raises: UserError: it does not work here."""
     _with_fix(lambda: importlib.import_module("transformers.models.qwen2.modeling_qwen2"))
     return f"{version('transformers')}; rollouts.engine=transformers works"
 
 
 def about_vllm(*, starts: bool = False) -> str:
-    """Return which vLLM is installed, and if it is to start, how long its start took.
+    """Return which vLLM is installed, and if `starts`, how long its start took.
 
     Raises: UserError if vLLM does not work here.
     """

@@ -1,7 +1,7 @@
-"""What is checked of a command, its options and its config before torch is imported.
+"""Checks of a command, its options and its config, before torch is imported.
 
-A wrong path is so an error after a second and not after half a minute; `file_checks` has what
-several commands read. What a command does not do is said here alone: it is not asked again.
+So a wrong path is an error after a second and not after half a minute. `file_checks` has the checks
+that several commands share. What a command refuses is checked here alone, and not again later.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Options = Mapping[str, Any]
 def checked(command: str, config: Any, options: Options) -> Iterator[None]:
     """Check a command with a config, from the shell or from Python, then let it run.
 
-    Its errors, and those of the checks, have no values of secret variables in them.
+    The values of secret variables are redacted in the errors of the checks and of the command.
 
     Raises: UserError: whatever is wrong; StoppedRun: what the command raises.
     """
@@ -86,7 +86,7 @@ def _fit(config: FitConfig, options: Options) -> None:
 
 
 def _try(config: FitConfig, options: Options) -> None:
-    if options["responses"] is not None:  # they need neither policy nor prompts
+    if options["responses"] is not None:  # a file of responses needs neither policy nor prompts
         if options["num"] is not None:
             raise UserError("--num has no effect with --responses: all of the file are judged")
         return
@@ -206,8 +206,8 @@ def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None
         with about(key):
             check_model_folder(path, has_tokenizer=True)
     check_sources(config)
-    read, journal = [path] if path is not None else [], ("tracking",)
-    check_new_folder(config.export_dir, key="export_dir", sources=read, may_have=journal)
+    sources, journal = [path] if path is not None else [], ("tracking",)
+    check_new_folder(config.export_dir, key="export_dir", sources=sources, may_have=journal)
     check_store(config)
 
 

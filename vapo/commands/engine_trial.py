@@ -48,17 +48,17 @@ def try_engine(*, time_limit_s: float = TIME_LIMIT_S) -> str:
         )
         try:
             process.wait(time_limit_s)
-            ended = f"its process ended with code {process.returncode}"
+            outcome = f"its process ended with code {process.returncode}"
         except subprocess.TimeoutExpired:
-            ended = f"it has not sampled within {time_limit_s:g} s"
-        finally:  # it may have ended, and what it started may not
+            outcome = f"it has not sampled within {time_limit_s:g} s"
+        finally:  # the process may have ended while its children still run
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
     try:
         result = json.loads((folder / _RESULT).read_text())
     except (OSError, ValueError):
-        result = {"problem": ended}
+        result = {"problem": outcome}
     if "problem" in result:
         raise UserError(f"cannot start: {result['problem']}; the whole output is in {folder}")
     shutil.rmtree(folder, ignore_errors=True)
@@ -95,9 +95,9 @@ def sample_once(folder: Path) -> str:
     )
     config.architectures = ["Qwen2ForCausalLM"]
     config.save_pretrained(folder / "model")
-    # a share that is free on a GPU where others work, too
+    # a small share, which is also free on a GPU that other programs use
     options = ColocatedVllm(gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 26)
-    began = time.monotonic()
+    engine_start = time.monotonic()
     with closing(
         ColocatedEngine(
             options,
@@ -108,16 +108,17 @@ def sample_once(folder: Path) -> str:
             log=EngineLog(folder),
         )
     ) as engine:
-        started = time.monotonic()
+        sampling_start = time.monotonic()
         weights = Qwen2ForCausalLM(config).state_dict().items()
         engine.load((name, tensor.to(device, dtype)) for name, tensor in weights)
         requests = [Request((3, 4, 5), seed, SamplingSettings(_NUM_TOKENS)) for seed in range(2)]
         responses = sampled(engine, requests)
-        ended = time.monotonic()
+        sampling_end = time.monotonic()
     for response in responses:
         if len(response.ids) != _NUM_TOKENS or not all(map(math.isfinite, response.logprobs)):
             raise UserError(f"it sampled {len(response.ids)} tokens of {_NUM_TOKENS}, or no number")
-    return f"started in {started - began:.1f} s, sampled in {ended - started:.1f} s"
+    starting_s, sampling_s = sampling_start - engine_start, sampling_end - sampling_start
+    return f"started in {starting_s:.1f} s, sampled in {sampling_s:.1f} s"
 
 
 def report_trial(folder: Path) -> None:

@@ -28,7 +28,7 @@ from vapo.system.host_memory import GIB
 from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
 
-# what CUDA, its libraries and NCCL take before the first tensor; not measured here
+# what CUDA, its libraries and NCCL take before the first tensor; an assumption, not measured
 _CONTEXT_GIB = 1.5
 
 
@@ -44,15 +44,18 @@ def run(
     simulate_ranks: int | None = None,
     interconnect_gb_s: float | None = None,
 ) -> MemoryEstimate:
-    """Print the table; with `gpu_memory_gib`, whether it fits; with the next four, the hours.
+    """Print the memory that each stage needs.
 
-    With `simulate_ranks` also a training step on fake tensors, and its time at the two rates.
+    With `gpu_memory_gib`, also print whether it fits. With `sustained_tflops`,
+    `sampled_tokens_per_s` and `mean_response_tokens`, print the hours of a run. With
+    `simulate_ranks`, run a training step on fake tensors and print its memory, and its time if
+    `sustained_tflops` and `interconnect_gb_s` are given.
     """
-    needed = [sustained_tflops, sampled_tokens_per_s, mean_response_tokens]
+    rates = [sustained_tflops, sampled_tokens_per_s, mean_response_tokens]
     config = simulated_config(config, simulate_ranks, sustained_tflops, interconnect_gb_s)
-    if simulate_ranks is not None and not any((*needed[1:], mean_prompt_tokens)):
-        needed = []  # the rate is for the step alone
-    hardware = _hardware(needed, mean_prompt_tokens, config)
+    if simulate_ranks is not None and not any((*rates[1:], mean_prompt_tokens)):
+        rates = []  # the rate is for the step alone
+    hardware = _hardware(rates, mean_prompt_tokens, config)
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
     config, estimate, actor, critic = estimated(config, path)
@@ -84,11 +87,14 @@ def run(
 def estimated(
     config: FitConfig, path: str | None = None, *, tell: Callable[[str], None] = say
 ) -> tuple[FitConfig, MemoryEstimate, PreTrainedConfig, PreTrainedConfig | None]:
-    """The arithmetic of a config, and the config with its precision, and those of both networks.
+    """Estimate the memory of a config.
+
+    Returns: the config with its precision settled, the estimate, and the model configs of actor and
+        critic (None without a critic).
 
     Args:
-        path: the model of both networks in place of the config's own.
-        tell: is told which precision `auto` became.
+        path: the model of both networks, instead of the config's own models.
+        tell: gets a line on which precision `auto` became.
     """
     actor = _read(path or config.actor.path)
     check_supported(path or config.actor.path, actor)
@@ -114,7 +120,7 @@ def _say_simulation(
     sustained_tflops: float | None,
     interconnect_gb_s: float | None,
 ) -> None:
-    """Run the step, which needs a Trainer, and print it; `model` is that of both networks."""
+    """Simulate a training step and print it. `model` replaces the models of both networks."""
     from vapo.studies.simulation.report import Rates, simulation_lines
     from vapo.studies.simulation.step import simulate
 
@@ -129,35 +135,36 @@ def _say_simulation(
 
 
 def _hardware(
-    needed: list[float | None], mean_prompt_tokens: float | None, config: FitConfig
+    rates: list[float | None], mean_prompt_tokens: float | None, config: FitConfig
 ) -> Hardware | None:
-    """What the hours are computed from: all three needed figures, or none.
+    """What the hours are computed from. None if none of the rates and means is given.
 
-    Raises: UserError: one is missing, not finite, not above 0, or a mean is above its maximum.
+    Raises: UserError: a rate is missing, a number is not finite or not above 0, or a mean is above
+        its maximum.
     """
-    given = [figure for figure in (*needed, mean_prompt_tokens) if figure is not None]
-    if not given:
+    figures = [figure for figure in (*rates, mean_prompt_tokens) if figure is not None]
+    if not figures:
         return None
-    if None in needed or not all(0 < figure < math.inf for figure in given):
+    if None in rates or not all(0 < figure < math.inf for figure in figures):
         raise UserError(
             "the hours need --sustained_tflops, --sampled_tokens_per_s and "
             "--mean_response_tokens, each a finite number above 0, as --mean_prompt_tokens if it "
             "is given"
         )
-    tflops, rate, length = given[:3]
+    tflops, rate, length = figures[:3]
     means = (
         ("--mean_response_tokens", length, "rollouts", config.rollouts.max_response_tokens),
         ("--mean_prompt_tokens", mean_prompt_tokens, "data", config.data.max_prompt_tokens),
     )
-    for name, mean, block, most in means:
-        if mean is not None and mean > most:
+    for name, mean, block, maximum in means:
+        if mean is not None and mean > maximum:
             key = f"{block}.max_{name.removeprefix('--mean_')}"
-            raise UserError(f"{name} {mean:g} is above {key}, which is {most}: give a mean")
+            raise UserError(f"{name} {mean:g} is above {key}, which is {maximum}: give a mean")
     return Hardware(tflops, rate, length, mean_prompt_tokens)
 
 
 def hours_lines(phases: dict[str, PhaseHours], hardware: Hardware, config: FitConfig) -> str:
-    """Hours by phase and in all, and what they assume."""
+    """The hours of each phase and of the run as text, with what they assume."""
     left_out = "evaluation and verdicts"
     if config.algorithm.dynamic_sampling_attempts > 1:
         left_out = (
@@ -185,7 +192,7 @@ def _read(path: str) -> PreTrainedConfig:
 
 
 def stage_table(estimate: MemoryEstimate) -> str:
-    """Parts down, stages across, in GiB; each GPU has one process."""
+    """A table of GiB per process, with a row for each part and a column for each stage."""
     stages = estimate.stages
     parts = list(dict.fromkeys(part for parts in stages.values() for part in parts))
     rows = [
@@ -202,7 +209,7 @@ def stage_table(estimate: MemoryEstimate) -> str:
     counts = ", ".join(parameter_counts(estimate))
     where = "1 process" if estimate.num_processes == 1 else f"{estimate.num_processes} processes"
     host = [f"{part} {_gib(value)}" for part, value in estimate.host.items()]
-    if host:  # of cpu_offload and saving in the background
+    if host:  # cpu_offload, and saving in the background
         total = _gib(sum(estimate.host.values()))
         host = [f"host memory, GiB of each process: {total} ({', '.join(host)})"]
     peak = max(stages, key=lambda stage: sum(stages[stage].values()))
@@ -228,9 +235,10 @@ def parameter_counts(estimate: MemoryEstimate) -> Iterator[str]:
 
 
 def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
-    """What estimator vine samples beside the responses, and where its memory is counted."""
+    """How much the estimator vine samples in addition to the responses, and where its memory is
+    counted."""
     numbers, length = resolve(config), config.rollouts.max_response_tokens
-    own = numbers.num_prompts * numbers.group_size * length
+    num_response_tokens = numbers.num_prompts * numbers.group_size * length
     where = "the stage sampling counts them, prefixes as long as they may be"
     if isinstance(config.rollouts, VllmEngine):
         where = "vLLM's KV cache is of a fixed size, so they change nothing of the peak"
@@ -239,28 +247,32 @@ def continuations_line(config: FitConfig, continued: MostContinuations) -> str:
     return (
         f"vine: up to {continued.num_steps} steps of a response, so {continued.num_prefixes:,} "
         f"prefixes, {continued.num_responses:,} continuations and {continued.num_tokens:,} more "
-        f"sampled tokens an iteration, {continued.num_tokens / own:.1f} times the responses' own "
-        f"{own:,}, where responses are as long as they may be and steps evenly spread; {where}"
+        f"sampled tokens an iteration, {continued.num_tokens / num_response_tokens:.1f} times the "
+        f"responses' own {num_response_tokens:,}, where responses are as long as they may be and "
+        f"steps evenly spread; {where}"
     )
 
 
 def disk_line(config: FitConfig, estimate: MemoryEstimate) -> str:
-    """What checkpoints take in `output_dir`; the run counts its rollouts, too, before it begins."""
-    kept = num_kept(config.checkpoints.keep, estimate.checkpoint)
-    most = shown_size((kept + 2) * estimate.checkpoint)
+    """The disk space of checkpoints in `output_dir`, without that of rollouts."""
+    num_checkpoints = num_kept(config.checkpoints.keep, estimate.checkpoint)
+    max_size = shown_size((num_checkpoints + 2) * estimate.checkpoint)
     return (
-        f"disk: {shown_size(estimate.checkpoint)} for a checkpoint, up to {most} in output_dir for "
-        f"the newest {kept} (checkpoints.keep), the best and one that is being written"
+        f"disk: {shown_size(estimate.checkpoint)} for a checkpoint, up to {max_size} in output_dir "
+        f"for the newest {num_checkpoints} (checkpoints.keep), the best and one that is being "
+        "written"
     )
 
 
 def memory_verdict(estimate: MemoryEstimate, gpu_memory_gib: float) -> str:
-    """Whether the peak fits, with what CUDA itself takes."""
+    """A sentence on whether the peak fits into the memory that CUDA itself leaves."""
     spare = gpu_memory_gib - _CONTEXT_GIB - estimate.peak / GIB
-    what = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"
+    budget = f"{gpu_memory_gib:g} GiB, of which {_CONTEXT_GIB:g} are left to CUDA and its libraries"
     if spare >= 0:
-        return f"fits in {what}: {spare:.1f} GiB to spare (the allocator's gaps come out of these)"
-    return f"does not fit in {what}: {-spare:.1f} GiB are missing"
+        return (
+            f"fits in {budget}: {spare:.1f} GiB to spare (the allocator's gaps come out of these)"
+        )
+    return f"does not fit in {budget}: {-spare:.1f} GiB are missing"
 
 
 def _gib(value: float) -> str:

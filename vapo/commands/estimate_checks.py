@@ -1,4 +1,4 @@
-"""What `vapo estimate` can simulate, and needs of a model; asked before torch is imported, too."""
+"""What `vapo estimate` can simulate, and what it needs of a model. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from vapo.errors import UserError
 def simulated_config(
     config: FitConfig, num_ranks: int | None, tflops: float | None, gb_s: float | None
 ) -> FitConfig:
-    """The config on so many ranks, for `vapo estimate --simulate_ranks`; None: as it is.
+    """The config on `num_ranks` processes, for --simulate_ranks. If None, it is unchanged.
 
-    Raises: UserError for what cannot be simulated, or does not divide among the ranks, and for
-        rates that no step has a use for.
+    Raises: UserError: the config cannot be simulated or does not divide among the ranks, or a rate
+        is out of range or has no effect.
     """
     if num_ranks is None:
         if gb_s is not None:
@@ -54,7 +54,10 @@ def simulated_config(
 
 
 def check_gpu_memory(config: FitConfig, gpu_memory_gib: float | None) -> None:
-    """Raises: UserError: the config is for a CPU, or no GPU has so much memory."""
+    """Check --gpu_memory_gib.
+
+    Raises: UserError: it is not a finite number above 0, or the config is for a CPU.
+    """
     if gpu_memory_gib is None:
         return
     if not 0 < gpu_memory_gib < math.inf:
@@ -76,7 +79,7 @@ def model_config_folder(model_config: Path) -> str:
 
 @contextmanager
 def only_config_needed() -> Iterator[None]:
-    """Add to the error of a missing model that `vapo estimate` needs its config.json alone."""
+    """Add to a model's error that `vapo estimate` needs its config.json alone."""
     try:
         yield
     except UserError as error:

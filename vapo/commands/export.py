@@ -21,10 +21,12 @@ from vapo.system.shown_text import say
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
-    """Write the folder; `from_pretrained` loads it. Of several critics a folder in it for each.
-    Says so where training has not made the policy better.
+    """Write the network as a folder that `from_pretrained` loads.
 
-    Raises: UserError: there is something in the folder already.
+    Several critics get a folder each below it. A warning is printed if the policy's held-out score
+    does not exceed that at the start of its run.
+
+    Raises: UserError: the folder is not empty, or the critic's head is a user's function.
     """
     check_new_folder(output_dir, sources=[str(checkpoint)])
     contents = read_checkpoint(checkpoint)
@@ -69,7 +71,7 @@ def _write(
             model = load_value_model(
                 path, dtype=dtype, attn_implementation="auto", critic=config.critic
             )
-            if config.critic.kind == "adapters":  # on the frozen base, so they fit it still
+            if config.critic.kind == "adapters":  # they fit the base still, which was frozen
                 model.config.actor_fingerprint = fingerprint(config.actor.path)
         model.load_state_dict(state)
         folder = output_dir if count == 1 else output_dir / str(member)
@@ -78,13 +80,17 @@ def _write(
 
 
 def no_better_than_start(contents: Mapping[str, Any]) -> str | None:
-    """That the held-out score of a checkpoint's trained policy does not exceed that of the policy
-    with which its run began; None where it does, or the checkpoint has no score of its policy."""
+    """A sentence that the policy's held-out score does not exceed that of the run's first policy.
+
+    None if it does, or if the checkpoint has no score of its present policy.
+    """
     evaluation = contents.get("callbacks", {}).get("Evaluation", {})
     num_updates = int(contents["state_dict"].get("policy_steps", 0))
     if num_updates == 0 or evaluation.get("policy_steps") != num_updates:
         return None
-    start, own = (100 * evaluation[name]["eval/avg_at_k"] for name in ("first", "latest"))
-    if own > start:
+    start, latest = (100 * evaluation[name]["eval/avg_at_k"] for name in ("first", "latest"))
+    if latest > start:
         return None
-    return f"the policy's held-out score is {own:.1f} %, and that of the run's start {start:.1f} %"
+    return (
+        f"the policy's held-out score is {latest:.1f} %, and that of the run's start {start:.1f} %"
+    )

@@ -1,4 +1,4 @@
-"""Are the files, folders and functions there that a config names? Asked before torch is imported.
+"""Checks that the files, folders and functions which a config names exist. Imports no torch.
 
 Each rule is a function of the room that it belongs to, and the command calls the same one again
 when it comes to it. Only what costs no time is done here: of data the first row, of weights the
@@ -52,7 +52,7 @@ def check_sampling(config: FitConfig) -> None:
 
 
 def check_sources(config: Config) -> None:
-    """The engine, the sources of both sets of prompts with the first row of each, the functions."""
+    """Check the engine, the functions, and the prompts' sources with the first row of each."""
     if isinstance(config.rollouts, VllmEngine):
         check_installed()
     for name in ("train", "heldout"):
@@ -62,7 +62,7 @@ def check_sources(config: Config) -> None:
 
 
 def check_critic_folders(config: FitConfig) -> None:
-    """The folder of each critic, and its tokenizer's, which is compared with the policy's."""
+    """Check each critic's folder. The first has a tokenizer, unless it is the policy's folder."""
     if not config.algorithm.has_critic:
         return
     with about(critic_start_key(config)):
@@ -72,11 +72,11 @@ def check_critic_folders(config: FitConfig) -> None:
 
 
 def check_functions(config: Config) -> None:
-    """The verifiers, the user's own estimator, value head and environment: are they there?"""
+    """Check that the verifiers exist, and the user's own estimator, value head and environment."""
     for key, block in verifier_blocks(config):
         if isinstance(block, PythonVerifier):
-            own, folder = block.function, block.function_folder
-            check_function(own, key=f"{key}.function", folder=folder)
+            function, folder = block.function, block.function_folder
+            check_function(function, key=f"{key}.function", folder=folder)
         elif isinstance(block, RewardModelVerifier):
             with about(f"{key}.reward_model_path"):
                 check_model_folder(block.reward_model_path, has_tokenizer=True)
@@ -94,8 +94,11 @@ def check_functions(config: Config) -> None:
 
 
 def check_store(config: Config) -> None:
-    """The store can be written; the config of a run's folder alone does not choose where records
-    and credentials are sent, because the folder may come from somebody else."""
+    """Check that the store can be written.
+
+    A config from a run's folder may not choose alone where records and credentials are sent,
+    because the folder may come from somebody else.
+    """
     store, run_folder = locate_store(config.tracking.uri), config.sources.run_with_store
     if run_folder is not None:
         folder = Path(run_folder)

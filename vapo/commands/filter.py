@@ -34,7 +34,7 @@ from vapo.types import Prompt, Rollout
 
 
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
-    """Sample, judge and write what is not written yet; report; the file."""
+    """Sample and judge responses unless the file exists; report its pass rates. Return the file."""
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
@@ -76,10 +76,13 @@ def sample_pass_rates(
     settings: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Write the file of all prompts; the tokens that it took. A chunk depends on (seed, chunk)."""
+    """Write the file of all prompts. Return how many tokens were sampled.
+
+    What is sampled for a chunk of prompts depends on the seed and the chunk's place alone.
+    """
     k = int(settings["num_responses"])
     size, text = chunk_prompts(config, k), json.dumps(settings, indent=1) + "\n"
-    with closing(Parts(path, text, -(-len(train) // size))) as parts:
+    with closing(ResumableParts(path, text, -(-len(train) // size))) as parts:
         progress.note(
             f"{path}: {len(parts.files) - len(parts.missing)} of {len(parts.files)} parts are "
             f"there, each of up to {size} prompts; {k} responses to each prompt"
@@ -103,7 +106,7 @@ def sample_pass_rates(
 
 
 def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
-    """A line for each prompt, `k` rollouts for each; `first` is the number of the first prompt."""
+    """A JSON line for each prompt, from its `k` rollouts. `first` is the first prompt's number."""
     rows = []
     for place in range(0, len(rollouts), k):
         num_correct = sum(bool(rollout.is_correct) for rollout in rollouts[place : place + k])
@@ -119,31 +122,34 @@ def pass_rate_rows(rollouts: Sequence[Rollout], first: int, k: int) -> str:
 
 
 def settings_path(path: Path) -> Path:
-    """What the rows of the file belong to."""
+    """The file beside `path` that says which settings its rows belong to."""
     return path.with_name(f"{path.name}.settings.json")
 
 
 def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
-    """Raises: UserError: the file belongs to other settings, or is no such file."""
+    """Check that the rows of the file belong to these settings.
+
+    Raises: UserError: they belong to other settings, or the file beside it cannot be read.
+    """
     beside = settings_path(path)
     try:
-        written = json.loads(beside.read_text(encoding="utf-8"))
+        stored_settings = json.loads(beside.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         raise UserError(
             f"--output {path}: there is a file without a readable {beside.name}; give "
             "another name, or remove it"
         ) from None
-    for name in {**settings, **written}:
-        before, now = written.get(name), settings.get(name)
-        if before != now:
+    for name in {**settings, **stored_settings}:
+        stored_value, value = stored_settings.get(name), settings.get(name)
+        if stored_value != value:
             raise UserError(
                 f"--output {path}: its rows belong to other settings ({name} "
-                f"{before!r}, now {now!r}); give another name, or remove it"
+                f"{stored_value!r}, now {value!r}); give another name, or remove it"
             )
 
 
 def read_histogram(path: Path, k: int) -> list[int]:
-    """How many prompts have 0, 1, ..., k correct responses."""
+    """The number of prompts that have 0, 1, ..., k correct responses."""
     bins = [0] * (k + 1)
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
@@ -156,7 +162,7 @@ def read_histogram(path: Path, k: int) -> list[int]:
 
 
 def pass_rate_metrics(histogram: list[int]) -> dict[str, float]:
-    """What the file says of the prompts; keys as docs/metrics.md has them."""
+    """The metrics of the pass rates, under the keys of docs/metrics.md."""
     total, k = sum(histogram), len(histogram) - 1
     mean = sum(number * count for number, count in enumerate(histogram)) / (total * k)
     return {
@@ -169,11 +175,11 @@ def pass_rate_metrics(histogram: list[int]) -> dict[str, float]:
 
 
 def histogram_text(histogram: list[int], metrics: dict[str, float]) -> str:
-    """The histogram as text, and what of it can teach."""
-    k, most = len(histogram) - 1, max(histogram)
+    """The histogram as text, with the shares of prompts that are never and always solved."""
+    k, max_count = len(histogram) - 1, max(histogram)
     lines = ["pass rate  prompts"]
     for number, count in enumerate(histogram):
-        bar = "#" * round(40 * count / most)
+        bar = "#" * round(40 * count / max_count)
         lines.append(f"{number / k:9.2f}  {count:7d}  {bar}".rstrip())
     lines.append(
         f"{metrics['filter/num_prompts']:.0f} prompts, mean pass rate "
@@ -186,7 +192,10 @@ def histogram_text(histogram: list[int], metrics: dict[str, float]) -> str:
 
 
 def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[str, Any]:
-    """All that a pass rate depends on; a function or environment by its name, not by its code."""
+    """All settings that a pass rate depends on.
+
+    A function or environment is identified by its name, not by its code.
+    """
     rewards, identify = config.rewards, config.from_environment.identify
     verifier = verifier_settings(rewards)
     several = {
@@ -219,29 +228,29 @@ def settings_of(config: FitConfig, prompts: Sequence[Prompt], k: int) -> dict[st
 
 
 def _judged_part(rewards: RewardConfig) -> dict[str, Any]:
-    """The keys that choose what of a response is judged, where they are not the defaults."""
+    """The settings that choose the judged part of a response, without those at their defaults."""
     names, default = ("answer_after", "without_answer_after", "keep_special_tokens"), RewardConfig()
     return {n: getattr(rewards, n) for n in names if getattr(rewards, n) != getattr(default, n)}
 
 
 def _environment_settings(config: FitConfig) -> dict[str, Any]:
-    """What episodes depend on beside; nothing where responses are none."""
+    """The settings of the environment. Empty if the config has no environment."""
     environment = config.environment
     if not environment.is_used:
         return {}
     identify = config.from_environment.identify
-    named = {
+    options = {
         name: identify(value) if isinstance(value, str) else value
         for name, value in vars(environment).items()
         if name not in ("args", "function_folder", "max_processes")
     }
     args = getattr(environment, "args", {})
-    written = {name: identify(json.dumps(args[name], default=str)) for name in sorted(args)}
-    return {"environment": {**named, "args": written}}
+    arguments = {name: identify(json.dumps(args[name], default=str)) for name in sorted(args)}
+    return {"environment": {**options, "args": arguments}}
 
 
 def chunk_prompts(config: FitConfig, k: int) -> int:
-    """Prompts that are sampled together: enough to fill the engine twice."""
+    """The number of prompts that are sampled together: enough to fill the engine twice."""
     return max(1, 2 * config.rollouts.max_concurrent_sequences // k)
 
 
@@ -251,12 +260,13 @@ def default_path(config: FitConfig, settings: Mapping[str, Any]) -> Path:
     return Path(config.output_dir) / "pass_rates" / f"{key}.jsonl"
 
 
-class Parts:
-    """The parts of a file that takes long to sample: a command that was killed finds them again.
+class ResumableParts:
+    """The parts of a file that takes long to sample. After a kill the next command reuses them.
 
-    Their folder lies beside the file and belongs to its settings alone.
+    Their folder lies beside the file. All of its parts were sampled with the same settings.
 
-    Raises: UserError: it cannot be written, has parts of other settings, or is being written.
+    Raises: UserError: the folder cannot be written, has parts of other settings, or another command
+        writes it.
     """
 
     def __init__(self, path: Path, settings: str, num: int) -> None:
@@ -264,7 +274,7 @@ class Parts:
         self.files = [self.folder / f"{number:06d}{path.suffix}" for number in range(num)]
         about = self.folder / "settings.json"
         try:
-            self._made = make_folders(self.folder)
+            self._new_folders = make_folders(self.folder)
             self._lock = (self.folder / ".lock").open("a")
             if not try_lock(self._lock):
                 raise UserError(f"--output {path}: another command is writing it")
@@ -286,11 +296,11 @@ class Parts:
         progress: Progress,
         write: Callable[[int, Player], None],
     ) -> None:
-        """Play with the config's policy for each part that is missing."""
+        """Load the config's policy, and call `write` for each part that is missing."""
         if not self.missing:
             return
         with (
-            taken_back_if_refused(self._made, ("settings.json", ".lock")),
+            taken_back_if_refused(self._new_folders, ("settings.json", ".lock")),
             policy_player(config, tokenizer) as player,
             progress.stage(stage, total=len(self.missing), unit="parts") as advance,
         ):
@@ -302,7 +312,7 @@ class Parts:
         self._lock.close()
 
     def remove(self) -> None:
-        """The file itself has everything now. What else lies in the folder stays there."""
+        """Delete the parts, once the file has all of them. Other files in the folder stay there."""
         names = ("settings.json", ".lock", *(file.name for file in self.files))
         for name in names:
             for path in (self.folder / name, self.folder / f".{name}.new"):

@@ -65,16 +65,20 @@ def run(
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
 ) -> Path:
-    """Train; returns the folder of the run. `callbacks` and `loggers` are the user's own.
+    """Train as the config says, and return the folder of the run.
 
-    A quiet run prints warnings and errors alone.
+    Args:
+        callbacks, loggers: those of the user, in addition to the run's own.
+        quiet: print warnings and errors alone.
 
-    Raises: StoppedRun, once the run's summary is written, when the run ended itself.
+    Raises: StoppedRun: the run ended itself. Its summary is written before.
     """
     started = time.monotonic()
     check_also(config.tracking)
     for line in unread_changes(config) if quiet and is_main_process() else ():
-        say(f"vapo: {line}", file=sys.stderr)  # a warning, which begin_record says otherwise
+        say(
+            f"vapo: {line}", file=sys.stderr
+        )  # begin_record prints these lines if the run is not quiet
     inputs = checked_inputs(config)
     resume = choose_resume(config, ckpt_path, tell)
     checkpoint = None if resume is None else resume.checkpoint
@@ -92,8 +96,17 @@ def run(
         taken_back_if_refused(run_dir.made, FIRST_FILES),
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
-        own = callbacks, loggers
-        return train(config, run_dir, checkpoint, inputs, stopping, started, *own, quiet=quiet)
+        return train(
+            config,
+            run_dir,
+            checkpoint,
+            inputs,
+            stopping,
+            started,
+            callbacks,
+            loggers,
+            quiet=quiet,
+        )
 
 
 def checked_inputs(config: FitConfig) -> Inputs:
@@ -107,7 +120,7 @@ def checked_inputs(config: FitConfig) -> Inputs:
     check_critic(config)
     tokenizer, prompts = read_inputs(config)
     check_tokenizers(config, tokenizer)
-    if resolve(config).value_pretraining_iterations > 0:  # after which the critic is saved
+    if resolve(config).value_pretraining_iterations > 0:  # value pretraining saves the critic
         path = critic_path(config)
         check_saving(read_value_config(path, config.critic), tokenizer, path)
     prompts = with_critic_prompts(prompts, config, tokenizer)
@@ -126,7 +139,7 @@ def train(
     *,
     quiet: bool = False,
 ) -> Path:
-    """The run itself, once everything has been checked."""
+    """Train and write the summary, once everything has been checked. Return the run's folder."""
     with (
         Progress(enabled=False if quiet else None) as progress,
         make_scorer(config) as scorer,
@@ -144,7 +157,9 @@ def train(
         begin_record(config, run_dir, inputs, logger, progress)
         module = module_of(config, inputs)
         train_set = inputs.prompts.train
-        kept = KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
+        kept_rollouts = (
+            KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
+        )
         parts = assemble_parts(
             module,
             Sampling(
@@ -152,7 +167,7 @@ def train(
                 inputs,
                 scorer,
                 progress,
-                kept,
+                kept_rollouts,
                 run_dir=run_dir,
             ),
             progress=progress,
@@ -160,7 +175,9 @@ def train(
             stored=inputs.stored,
             safe_point=stopping.safe_point,
         )
-        callbacks = RunCallbacks(parts, run_dir, logger, progress, inputs.tokenizer, stopping, kept)
+        callbacks = RunCallbacks(
+            parts, run_dir, logger, progress, inputs.tokenizer, stopping, kept_rollouts
+        )
         callbacks.add(own_callbacks)
         trainer = make_trainer(parts, callbacks.in_order, logger)
         path = None if checkpoint is None else path_for_lightning(checkpoint)
@@ -199,7 +216,7 @@ def begin_record(
     logger: RunLogger,
     progress: Progress,
 ) -> None:
-    """What the run reads, into its record; what the user should know of it, to the console."""
+    """Record the config and the data of the run, and print what the user should know of them."""
     run_dir.record("running", logger.run_id)
     prompts, stored = inputs.prompts, inputs.stored
     if run_dir.is_same_config:
@@ -236,7 +253,7 @@ def write_fit_summary(
     seconds: float,
     stop: StoppedRun | None,
 ) -> str:
-    """Write summary.json; the text that ends the command, whose last line is the run's folder."""
+    """Write summary.json. Return the command's last text, whose last line is the run's folder."""
     recording, watch = callbacks.recording, callbacks.watch
     score_best, best_iteration = callbacks.checkpointing.best
     summary = RunSummary(
@@ -278,7 +295,7 @@ def write_fit_summary(
 
 
 def describe_checkpoints(folder: Path) -> str:
-    """The checkpoints from which a run that stopped itself can resume."""
+    """Name the checkpoints from which a run that stopped itself can resume."""
     last, best = folder / "last.ckpt", folder / "best.ckpt"
     if not last.exists():
         return "there is no checkpoint from before it"
@@ -287,7 +304,7 @@ def describe_checkpoints(folder: Path) -> str:
 
 
 def run_tags(config: FitConfig) -> dict[str, str]:
-    """What a report tells runs apart by, and the UI filters by."""
+    """The MLflow tags by which a report tells runs apart and the UI filters them."""
     critic = critic_start(config) if config.algorithm.has_critic else None
     return {
         "command": "fit",

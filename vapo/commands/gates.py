@@ -39,7 +39,7 @@ def run(
     num_iterations: int = 30,
     output_dir: Path | None = None,
 ) -> Path:
-    """Measure, judge, and write `gates.md`, `gates.json` and the figure; their folder."""
+    """Measure and judge, and write `gates.md`, `gates.json` and the figure. Return their folder."""
     started = time.monotonic()
     inputs = checked_inputs(config)
     check_head_is_kept(config)
@@ -60,7 +60,7 @@ def run(
         setting = Sampling(config, inputs, scorer, progress)
         with playing(config, load_policy(config), tokenizer, scorer) as player:
             start = sample_start(config, heldout, player, progress, answer_ids=answer_ids)
-        del player  # with its policy, which needs memory
+        del player  # frees the memory of its policy
         progress.note(gates_cost(config, start, num_iterations))
         figures, curves = measure(
             setting,
@@ -84,7 +84,7 @@ def run(
 
 
 def gates_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
-    """What is to be done at most, before it is begun."""
+    """The most iterations, rollouts and tokens that the measurement takes, as text."""
     numbers, few = resolve(config), policy_iterations(num_iterations)
     unlearning = num_iterations if start.guess is not None else 0
     iterations = numbers.value_pretraining_iterations + few + unlearning + num_iterations + 1
@@ -106,7 +106,7 @@ def record(
     about: Sequence[str],
     logger: RunLogger,
 ) -> None:
-    """Page, numbers and figure, in the folder and in MLflow, which has the curves as metrics."""
+    """Write page, numbers and figure into the folder and to MLflow, which also gets the curves."""
     numbers = {
         "figures": asdict(figures),
         "curves": asdict(curves),
@@ -119,10 +119,12 @@ def record(
     for name, text in texts.items():
         write_text(folder / name, text)
         logger.log_text(text, name)
-    drawn = figure(figures, curves)
-    logger.log_figure(drawn, "gates.png")
-    write_whole(folder / "gates.png", partial(drawn.savefig, format="png", bbox_inches="tight"))
-    pyplot.close(drawn)
+    gates_figure = figure(figures, curves)
+    logger.log_figure(gates_figure, "gates.png")
+    write_whole(
+        folder / "gates.png", partial(gates_figure.savefig, format="png", bbox_inches="tight")
+    )
+    pyplot.close(gates_figure)
     for name, curve in {
         "heldout_explained_variance": curves.explained_variance,
         "value_middle_pretraining": curves.value_pretraining,

@@ -18,7 +18,7 @@ _OF_VERL = "reward_model.ground_truth"
 def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
     """The column of the problem: one with a known name, or messages that wait for their answer.
 
-    Raises: UserError: there is none; names `place`, what the columns are, and `key`.
+    Raises: UserError: there is none. The message names `place`, the columns and `key`.
     """
     for name in PROMPTS:
         if name in record:
@@ -34,18 +34,18 @@ def prompt_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
                 f"into a column of their own, as with row['prompt'] = row[{name!r}][:-1], and what "
                 "the verifier compares with into a column 'answer'"
             )
-    raise _none_of(PROMPTS, record, place, key)
+    raise _no_column_error(PROMPTS, record, place, key)
 
 
 def answer_column(record: Mapping[str, Any], *, place: str, key: str) -> str:
     """The column of the reference answer; verl's rows have it inside of `reward_model`.
 
-    Raises: UserError: there is none; names `place`, what the columns are, and `key`.
+    Raises: UserError: there is none. The message names `place`, the columns and `key`.
     """
     for name in (*ANSWERS, _OF_VERL):
         if has_column(record, name):
             return name
-    raise _none_of((*ANSWERS, _OF_VERL), record, place, key)
+    raise _no_column_error((*ANSWERS, _OF_VERL), record, place, key)
 
 
 def _is_conversation(value: Any) -> bool:
@@ -53,8 +53,10 @@ def _is_conversation(value: Any) -> bool:
     return is_list and all(isinstance(message, Mapping) for message in value)
 
 
-def _none_of(known: Sequence[str], record: Mapping[str, Any], place: str, key: str) -> UserError:
+def _no_column_error(
+    names: Sequence[str], record: Mapping[str, Any], place: str, key: str
+) -> UserError:
     return UserError(
-        f"{key}: {place} has none of the columns {', '.join(known)}; its columns are "
+        f"{key}: {place} has none of the columns {', '.join(names)}; its columns are "
         f"{', '.join(map(str, record))}: set {key}=ITS_NAME"
     )

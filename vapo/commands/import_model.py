@@ -19,23 +19,23 @@ from vapo.system.shown_text import say
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:
-    """Read, write aside, check what was written, and only then put it in its place."""
+    """Read the model, write and check a temporary folder, and then move that to its place."""
     quiet_libraries()
     place = find_source(source)
     check_new_folder(output_dir, sources=[place.path] if place.gguf_file is None else [])
-    read = read_source(place, dtype)
+    imported = read_source(place, dtype)
     with whole_folder(output_dir) as aside:
-        write_folder(read, aside)
+        write_folder(imported, aside)
         try:
-            check_folder(read, aside)
+            check_folder(imported, aside)
         except UserError as error:
             raise UserError(f"{source}: not written: {error}") from error
-    say(f"{model_description(read)}\n{output_dir}")
+    say(f"{model_description(imported)}\n{output_dir}")
 
 
-def model_description(read: Imported) -> str:
-    """What a config has to know of the model."""
-    model, tokenizer = read.model, read.tokenizer
+def model_description(imported: Imported) -> str:
+    """A text on the model: its size, positions and tokenizer, for whoever writes a config."""
+    model, tokenizer = imported.model, imported.tokenizer
     config = model.config.get_text_config()
     ends = model.generation_config.eos_token_id
     names = tokenizer.convert_ids_to_tokens(ends if isinstance(ends, list) else [ends])

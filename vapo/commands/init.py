@@ -27,7 +27,7 @@ shows its prompts, responses and verdicts. `runs/` and `mlruns/` appear with the
 
 
 def run(folder: Path) -> None:
-    """Write the files; the ones that are there already stay, if they are the same.
+    """Write the files. A file that exists already stays if it is the same.
 
     Raises: UserError, before anything is written, when a file is there with other contents, when
         a link or a file stands where a folder must be, or the folder cannot be written.
@@ -63,7 +63,7 @@ def run(folder: Path) -> None:
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-    except OSError as error:  # a full disk, or a file system that is none, as /proc
+    except OSError as error:  # as on a full disk, or below /proc
         raise _cannot_write(folder, f"{error.filename or folder}: {error.strerror}") from None
     size = sum(map(len, contents.values())) / 1e6
     say(f"{len(contents)} files, {size:.1f} MB, in {folder.resolve()}")

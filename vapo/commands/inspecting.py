@@ -46,7 +46,7 @@ def run(
     find_files(rollouts)
     for path in output:
         _check_output(path)
-    found = inspect_rollouts(
+    inspection = inspect_rollouts(
         rollouts,
         name=", ".join(map(str, rollouts)),
         policy=policy,
@@ -59,11 +59,11 @@ def run(
         sampling=sampling,
         output=output,
     )
-    say(found.text())
+    say(inspection.text())
     for path in output:
-        write_inspection(found, path)
+        write_inspection(inspection, path)
         say(path)
-    return found
+    return inspection
 
 
 def _check_output(path: Path) -> None:
@@ -73,18 +73,20 @@ def _check_output(path: Path) -> None:
         raise UserError(f"--output {path}: {reason}")
 
 
-def write_inspection(found: Inspection, path: Path) -> None:
-    """The page, or the figures as JSON, by the name's end; rollouts were written as they were
-    read."""
+def write_inspection(inspection: Inspection, path: Path) -> None:
+    """Write the page or the figures as JSON, by the suffix of `path`.
+
+    A Parquet file of rollouts is skipped, because it was written while they were read.
+    """
     _check_output(path)
     path = path.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == _STORED:
         return
     if _WRITES[path.suffix] == "page":
-        write_text(path, found.page())
+        write_text(path, inspection.page())
     else:
-        write_text(path, json.dumps(found.summary(), indent=1) + "\n")
+        write_text(path, json.dumps(inspection.summary(), indent=1) + "\n")
 
 
 def inspect_rollouts(
@@ -101,10 +103,12 @@ def inspect_rollouts(
     output: Sequence[Path] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Inspect files or data; `vapo.inspect` has the arguments. The files of rollouts among `output`
-    are written here, as the responses are read once.
+    """Inspect files or data. `vapo.inspect` describes the arguments.
 
-    Raises: UserError: options that do not fit together, a folder that is none, or no rollouts.
+    The Parquet files among `output` are written here, because the responses are read only once.
+
+    Raises: UserError: options do not fit together, a folder does not exist, or there are no
+        rollouts.
     """
     if not 0 < gamma <= 1:
         raise UserError(f"gamma is a discount above 0 and at most 1, got {gamma:g}")
@@ -157,7 +161,10 @@ def _template_variables(text: str | None) -> dict[str, Any]:
 
 
 def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> None:
-    """Raises: UserError: there is no chat template, or it does not read one of them."""
+    """Check the template variables.
+
+    Raises: UserError: there is no chat template, or it does not read one of them.
+    """
     if tokenizer is None:
         raise UserError(f"{_TEMPLATE_KEY}: give --policy, whose chat template has them")
     from vapo.prompts.chat_arguments import check_template_variables
@@ -184,8 +191,8 @@ def _truth_request(
 ) -> TruthRequest | None:
     if value_truth is None:
         if verifier is not None or sampling:
-            given = "--sampling" if verifier is None else "--verifier"
-            raise UserError(f"{given} is for continuations: give --value_truth K, too")
+            option = "--sampling" if verifier is None else "--verifier"
+            raise UserError(f"{option} is for continuations: give --value_truth K, too")
         return None
     from vapo.studies.inspection.truth_request import TruthRequest
 
@@ -202,7 +209,11 @@ def _check_models(policy: str | None, critic: str | None) -> None:
 
 
 def _load(policy: str | None, critic: str | None) -> tuple[Any, Any, int | None]:
-    """The tokenizer of the policy, else of the critic; the critic; how many tokens both have."""
+    """Load tokenizer and critic.
+
+    Returns: the policy's tokenizer, or the critic's without a policy; the critic; and the smaller
+        vocabulary size of both.
+    """
     from vapo.networks.loading import load_tokenizer
     from vapo.networks.model_configs import read_model_config
     from vapo.system.libraries import quiet_libraries

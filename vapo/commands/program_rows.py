@@ -1,4 +1,4 @@
-"""Rows that a Python program has in hand, as a file that a run can read again."""
+"""Write rows that a Python program holds into a file, which a run can read again."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from vapo.system.row_values import (
 
 
 def written_rows(rows: Any, key: str, folder: Path) -> Path:
-    """Write rows into a file that has its name from their content, so that a run can resume.
+    """Write rows into a file that is named by their digest, so that a resumed run finds it.
 
     Args:
         rows: a DataFrame, a `datasets` object, an Arrow table, or an iterable of mappings.
         key: the source's place in the config, for messages.
 
-    Raises: UserError: a value that JSON has no type for; names its row and column.
+    Raises: UserError: JSON has no type for a value. The message names its row and column.
     """
     lines = [_line(row, f"{key}: row {n}") for n, row in enumerate(_records(rows, key), start=1)]
     text = "".join(f"{line}\n" for line in lines)
@@ -62,14 +62,14 @@ def _line(row: Any, place: str) -> str:
 
 
 def _is_nan(entry: Any) -> bool:
-    """What tables write for null."""
+    """Whether a value is NaN, which tables write for null."""
     return isinstance(entry, float) and math.isnan(entry)
 
 
 def _records(rows: Any, key: str) -> Iterator[Any]:
     """The rows of a table or of any iterable.
 
-    Raises: UserError: it is neither, or a table with two columns of one name.
+    Raises: UserError: `rows` is neither, or a table has two columns of one name.
     """
     if hasattr(rows, "itertuples"):  # pandas
         check_names(rows.columns, key)
@@ -84,7 +84,7 @@ def _records(rows: Any, key: str) -> Iterator[Any]:
 
 
 def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
-    """A DataFrame's rows; pandas makes Python's floats of narrow ones, with more digits."""
+    """A DataFrame's rows. Floats of a narrow type get their shortest digits, which pandas loses."""
     widths = {name: narrow_width(str(kind)) for name, kind in frame.dtypes.items()}
     narrow = {name: width for name, width in widths.items() if width is not None}
     for row in frame.to_dict("records"):

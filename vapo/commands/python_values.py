@@ -1,4 +1,4 @@
-"""Overrides given from Python: values as they are, and functions themselves."""
+"""Overrides that a Python program gives as values and functions, not as text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def as_overrides(overrides: Overrides) -> list[str]:
-    """`KEY=VALUE` texts, from such texts or from a mapping of dotted keys to values.
+    """Return `KEY=VALUE` texts, from such texts or from a mapping of dotted keys to values.
 
-    A text of a mapping is the value itself. Where the key holds no text, it is read as YAML.
+    A text in a mapping is the value itself, unless the key is known and does not hold a text. Then
+    the text is read as YAML.
 
     Raises:
-        UserError: a value of a type that no config has; names its key.
+        UserError: no config has a value of this type. The message names its key.
     """
     if isinstance(overrides, str):
         raise UserError(f"overrides: give a list of 'key=value' or a mapping, not {overrides!r}")
@@ -44,8 +45,10 @@ def _override(key: str, value: Any) -> str:
 
 
 def _plain(key: str, value: Any, depth: int = 0) -> Any:
-    """The value in the types of YAML; paths and functions as text, numbers of numpy and torch as
-    Python's."""
+    """Convert a value to a type of YAML.
+
+    Paths and functions become texts. Numbers of numpy and torch become Python's.
+    """
     if depth > MAX_CONFIG_DEPTH:
         raise UserError(f"{key}: nested deeper than {MAX_CONFIG_DEPTH} levels")
     if value is None or isinstance(value, bool):
@@ -55,7 +58,7 @@ def _plain(key: str, value: Any, depth: int = 0) -> Any:
             return kind(value)
     if isinstance(value, str):
         check_utf8(value, key)
-        return str.__str__(value)  # of a subclass, too, as an enum is
+        return str.__str__(value)  # a plain text, also for a subclass such as an enum
     if callable(value):
         if not key.endswith("function"):
             raise UserError(f"{key}: a function is no value of this key")

@@ -32,25 +32,29 @@ def run(
     full_system: str | None = None,
     policy_steps: int | None = None,
 ) -> Path:
-    """Write the report; returns its folder. `vapo.report` has the arguments.
+    """Write the report and return its folder. `vapo.report` describes the arguments.
 
-    Raises: UserError: no such folder, run, experiment or store.
+    Raises: UserError: the folder, run, experiment or store does not exist.
     """
-    found = None if sweep_dir is None else read_sweep_folder(sweep_dir, tracking_uri)
-    output_dir = output_dir or (Path("runs/report") if found is None else found.path / "report")
-    if found and tracking_uri is None:
-        check_known(found.tracking_uri, named_by=found.path, how="--tracking_uri ")
-    reader = open_reader(found.tracking_uri if found else tracking_uri or "mlruns")
-    if found:
-        parent = f"{found.path / SWEEP_RECORD}: parent run"
-        collection = reader.sweep(found.parent_run_id, full_system, named=parent)
+    sweep_folder = None if sweep_dir is None else read_sweep_folder(sweep_dir, tracking_uri)
+    output_dir = output_dir or (
+        Path("runs/report") if sweep_folder is None else sweep_folder.path / "report"
+    )
+    if sweep_folder and tracking_uri is None:
+        check_known(sweep_folder.tracking_uri, named_by=sweep_folder.path, how="--tracking_uri ")
+    reader = open_reader(sweep_folder.tracking_uri if sweep_folder else tracking_uri or "mlruns")
+    if sweep_folder:
+        parent = f"{sweep_folder.path / SWEEP_RECORD}: parent run"
+        collection = reader.sweep(sweep_folder.parent_run_id, full_system, named=parent)
     elif sweep:
         collection = reader.sweep(sweep, full_system)
     elif runs:
         collection = reader.chosen([part for part in runs.split(",") if part], full_system)
     else:
         collection = reader.experiment(str(experiment), full_system)
-    collection = replace(collection, within=policy_steps)  # else the report is of the runs' ends
+    collection = replace(
+        collection, within=policy_steps
+    )  # if None, the runs' last evaluations are reported
     table = write_report(collection, output_dir)
     say(table)
     if collection.parent_run_id is not None and policy_steps is None:
@@ -60,7 +64,7 @@ def run(
 
 
 def open_reader(tracking_uri: str) -> Reader:
-    """Raises: UserError when there is nothing to read."""
+    """Open a store for reading. Raises: UserError: it has no database."""
     store = locate_store(tracking_uri)
     if store.database is not None and not store.database.is_file():
         raise UserError(
@@ -70,7 +74,7 @@ def open_reader(tracking_uri: str) -> Reader:
 
 
 def write_report(collection: Collection, folder: Path) -> str:
-    """table.md, table.csv, report.html, and each figure as PNG and SVG; returns the Markdown."""
+    """Write table.md, table.csv, report.html and the figures (PNG, SVG). Return the Markdown."""
     from matplotlib import pyplot
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -83,7 +87,9 @@ def write_report(collection: Collection, folder: Path) -> str:
         for suffix in ("png", "svg"):
             path = folder / f"{drawing.name}.{suffix}"
             drawing.figure.savefig(path, metadata=_NO_DATE.get(suffix))
-            drawing.figure.set_layout_engine("none")  # laid out: the next needs no draw for that
+            drawing.figure.set_layout_engine(
+                "none"
+            )  # it is laid out; saving again need not repeat that
         figures[drawing.name] = (drawing.caption, folder / f"{drawing.name}.png")
         pyplot.close(drawing.figure)
     (folder / "report.html").write_text(page(collection, results, figures))
@@ -91,8 +97,8 @@ def write_report(collection: Collection, folder: Path) -> str:
 
 
 def publish(reader: Reader, parent_run_id: str, folder: Path, table: str) -> None:
-    """The folder as artifacts of the parent run, and the table at the head of its description."""
+    """Log the folder as artifacts of the parent run, and put the table before its description."""
     reader.client.log_artifacts(parent_run_id, str(folder), "report")
-    before = reader.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
-    plan = before.partition(_PLAN)[2] or before  # below the table of an earlier report
+    description = reader.client.get_run(parent_run_id).data.tags.get(NOTE_TAG, "")
+    plan = description.partition(_PLAN)[2] or description  # without the table of an earlier report
     reader.client.set_tag(parent_run_id, NOTE_TAG, f"{table}{_PLAN}{plan}"[:_MAX_NOTE])

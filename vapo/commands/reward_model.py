@@ -46,7 +46,7 @@ NUM_HELDOUT_BATCHES = 4
 
 @dataclass(frozen=True)
 class ScoredInputs:
-    """Inputs that read one state a row, the one after the last token, and the row's reward."""
+    """Inputs that read one state per row, that after its last token, and the rows' rewards."""
 
     inputs: TokenInputs
     rewards: Float[Tensor, " b"]
@@ -56,7 +56,7 @@ class ScoredInputs:
 
 
 def run(config: RewardModelConfig) -> None:
-    """Sample from the policy, judge, train, report the bias as a critic, write a folder."""
+    """Sample, judge, train the reward model, report its bias as a critic, and write its folder."""
     sampling = settled_sampling(config, config.policy_path, EvaluationConfig())
     device = pick_device(config.trainer)
     tokenizer = load_tokenizer(config.policy_path, key="policy_path")
@@ -77,9 +77,11 @@ def run(config: RewardModelConfig) -> None:
                 (prompts.heldout, NUM_HELDOUT_BATCHES, "heldout"),
             ):
                 num = -(-num_batches * config.batch_size // config.group_size)
-                asked = group_sampling(source, num_prompts=num, seed=config.seed, iteration=0)
+                prompts_to_sample = group_sampling(
+                    source, num_prompts=num, seed=config.seed, iteration=0
+                )
                 rollouts = sample_and_score(
-                    asked,
+                    prompts_to_sample,
                     player,
                     progress.stage,
                     group_size=config.group_size,
@@ -126,14 +128,14 @@ def with_unfinished(
     tokenizer: PreTrainedTokenizerBase,
     score: Callable[[list[Rollout]], list[Rollout]],
 ) -> list[Rollout]:
-    """The responses, a share of them cut at a random token and judged again."""
+    """The responses, of which a share is cut at a random token and judged again."""
     rng = Random(f"reward_model/unfinished/{config.seed}")
-    chosen = [i for i in range(len(scored)) if rng.random() < config.unfinished_share]
+    cut_rows = [i for i in range(len(scored)) if rng.random() < config.unfinished_share]
     cut = []
-    for index in chosen:
+    for index in cut_rows:
         whole = scored[index]
-        kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
-        ids, logprobs = whole.response_ids[:kept], whole.rollout_logprobs[:kept]
+        num_kept = rng.randint(1, max(1, len(whole.response_ids) - 1))
+        ids, logprobs = whole.response_ids[:num_kept], whole.rollout_logprobs[:num_kept]
         keeps_special = config.rewards.keep_special_tokens
         cut.append(
             with_response(
@@ -146,13 +148,13 @@ def with_unfinished(
             )
         )
     with_cut = list(scored)
-    for index, rollout in zip(chosen, score(cut), strict=True):
+    for index, rollout in zip(cut_rows, score(cut), strict=True):
         with_cut[index] = rollout
     return with_cut
 
 
 def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
-    """The state after each response's last token, which is where a reward model scores."""
+    """Inputs for the state after each response's last token, where a reward model scores."""
     inputs = end_inputs(
         [(rollout.prompt.prompt_ids, rollout.response_ids) for rollout in examples],
         pad_id=pad_id,
@@ -162,7 +164,7 @@ def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
 
 
 def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """Micro-batches of one optimizer step; the denominator counts responses."""
+    """The micro-batches of one optimizer step. The denominator counts responses."""
     lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in examples]
     chunks = cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens)
     return SupervisedBatch(
@@ -172,16 +174,16 @@ def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> 
 
 
 def summed_squared_error(critic: Critic, scored: ScoredInputs) -> Tensor:
-    """1/2 (score - reward)^2, summed over responses."""
+    """The sum of 1/2 (score - reward)^2 over responses."""
     errors = cast(CriticOutput, critic(scored.inputs)).values - scored.rewards
     return 0.5 * errors.square().sum()
 
 
 @torch.no_grad()
 def value_report(critic: Critic, scored: Sequence[Rollout], pad_id: int) -> dict[str, float]:
-    """How the reward model does at its task, and how biased it is as a critic.
+    """Metrics of the reward model at its task, and of its bias as a critic.
 
-    It has only learnt to score whole responses: as a critic of unfinished ones it is biased
+    It has only learnt to score whole responses. As a critic of unfinished ones it is biased
     (VC-PPO 3.1), which value pretraining corrects.
     """
     device = next(critic.parameters()).device
@@ -197,11 +199,11 @@ def value_report(critic: Critic, scored: Sequence[Rollout], pad_id: int) -> dict
     last = mask.sum(dim=1) - 1
     middle = (end.rewards.max() + end.rewards.min()) / 2
     agrees = (scores > middle) == (end.rewards > middle)
-    one = torch.ones((len(scored), 1), dtype=torch.bool)
+    one_state_mask = torch.ones((len(scored), 1), dtype=torch.bool)
     return {
         "reward_model/accuracy": float(agrees.float().mean()),
         "reward_model/explained_variance": float(
-            explained_variance(scores[:, None], end.rewards[:, None], one)
+            explained_variance(scores[:, None], end.rewards[:, None], one_state_mask)
         ),
         "reward_model/as_critic_explained_variance": float(
             explained_variance(values, returns, mask)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import critic_rewards
-from vapo.commands.filter import Parts, chunk_prompts, settings_of
+from vapo.commands.filter import ResumableParts, chunk_prompts, settings_of
 from vapo.commands.sampling import read_inputs, recorded
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
@@ -58,9 +58,9 @@ def run(
     truth_share: float | None = None,
     format: str = "parquet",
 ) -> Path:
-    """Sample, score and write what is not written yet; the file.
+    """Sample, score and write rollouts, unless the file exists. Return the file.
 
-    The plain form is made of the Parquet file in `output_dir`, which stays.
+    The plain form is made from the Parquet file in `output_dir`, which stays.
     """
     if format == "plain":
         stored = run(config, num=num, value_truth=value_truth, truth_share=truth_share)
@@ -92,9 +92,9 @@ def run(
         metrics["rollouts/sampling_s"] = time.monotonic() - started
         logger.log_metrics(metrics, step=0)
         where = logger.describe()
-    said = ""
+    truth_text = ""
     if measuring is not None:
-        said = (
+        truth_text = (
             f"\n{metrics['rollouts/num_prefixes']:.0f} prefixes were continued, in "
             f"{metrics['rollouts/num_continuation_tokens']:.0f} tokens; the variance of a mean is "
             f"{metrics['rollouts/truth_noise']:.3f}"
@@ -103,7 +103,7 @@ def run(
         f"{metrics['rollouts/num_rollouts']:.0f} rollouts in {num_groups} groups, accuracy "
         f"{metrics['rollouts/accuracy']:.3f}, mean reward {metrics['rollouts/reward_mean']:.3f}; "
         f"{metrics['rollouts/num_response_tokens']:.0f} response tokens in "
-        f"{metrics['rollouts/sampling_s']:.1f} s{said}\n"
+        f"{metrics['rollouts/sampling_s']:.1f} s{truth_text}\n"
         f"train a critic on them with components.value_pretraining.data={path}\n{where}\n{path}"
     )
     return path
@@ -112,7 +112,7 @@ def run(
 def metadata_of(
     config: FitConfig, prompts: PromptSplit, tokenizer: PreTrainedTokenizerBase, num_groups: int
 ) -> dict[str, Any]:
-    """What the file says of itself; but for `config_hash` equal where the rollouts are."""
+    """The metadata of the file. All but `config_hash` are settings that decide its rollouts."""
     size = resolve(config).group_size
     settings = settings_of(config, prompts.train, size)
     return {
@@ -136,28 +136,28 @@ def sample_file(
     progress: Progress,
     measuring: Measuring | None,
 ) -> dict[str, float]:
-    """Write the file, chunk by chunk of groups; what it says of the policy, and what it has cost.
+    """Write the file, one chunk of groups after the other. Return metrics of its rollouts.
 
-    A chunk depends on (seed, chunk) only.
+    What is sampled for a chunk depends on the seed and the chunk's number alone.
     """
     size, num_groups = int(metadata["group_size"]), int(metadata["num_groups"])
     settings = sampling_settings(config.rollouts)
     chunk = min(chunk_prompts(config, size), num_groups)
-    with closing(Parts(path, _settings_text(metadata), -(-num_groups // chunk))) as parts:
+    with closing(ResumableParts(path, _settings_text(metadata), -(-num_groups // chunk))) as parts:
         progress.note(
             f"{path}: {num_groups} groups of {size}; {len(parts.files) - len(parts.missing)} of "
             f"{len(parts.files)} parts are there, each of up to {chunk} groups"
         )
         if measuring is not None:
-            progress.note(measuring.most(config, num_groups, size))
+            progress.note(measuring.cost_text(config, num_groups, size))
 
         def write(number: int, player: Player) -> None:
-            chosen = group_sampling(
+            sampled_prompts = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
             )
             groups = range(number * chunk, min((number + 1) * chunk, num_groups))
             rollouts = sample_and_score(
-                chosen[: len(groups)],
+                sampled_prompts[: len(groups)],
                 player,
                 progress.stage,
                 group_size=size,
@@ -166,7 +166,7 @@ def sample_file(
             )
             of_rows = [group for group in groups for _ in range(size)]
             states = [oracle_states(config, rollout, tokenizer) for rollout in rollouts]
-            measured, spent = measure_step_starts(
+            measured, num_continuation_tokens = measure_step_starts(
                 rollouts,
                 of_rows,
                 measuring,
@@ -175,7 +175,7 @@ def sample_file(
                 note=progress.note,
             )
             table = rollout_table(rollouts, of_rows, states, measured)
-            write_table(parts.files[number], table, metadata | {_SPENT: spent})
+            write_table(parts.files[number], table, metadata | {_SPENT: num_continuation_tokens})
 
         parts.fill("rollouts", config, tokenizer, progress, write)
         metrics = join_parts(parts.files, path, metadata)
@@ -184,25 +184,28 @@ def sample_file(
 
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
-    """Write the file of all parts; what it says of the policy, and what its truth has cost."""
+    """Join the parts into the file. Return metrics of its rollouts and of its measured states."""
     table = one_table(parts, key="--output")
     metrics = summary_metrics(table)
     if "value_truth" in metadata:
-        spent = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
-        metadata = metadata | {_SPENT: spent}
-        metrics |= stored_truth_metrics(table, spent)
+        num_tokens = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
+        metadata = metadata | {_SPENT: num_tokens}
+        metrics |= stored_truth_metrics(table, num_tokens)
     write_table(path, table, metadata)
     return metrics
 
 
 def _settings_text(metadata: dict[str, Any]) -> str:
-    """What decides the rollouts; the config's hash also has what does not, as the critic."""
-    kept = {name: value for name, value in metadata.items() if name not in _NO_SETTINGS}
-    return json.dumps(kept, indent=1, sort_keys=True) + "\n"
+    """The metadata that decide the rollouts, as JSON.
+
+    The config's hash is left out, because it also depends on other keys, as those of the critic.
+    """
+    settings = {name: value for name, value in metadata.items() if name not in _NO_SETTINGS}
+    return json.dumps(settings, indent=1, sort_keys=True) + "\n"
 
 
 def summary_metrics(table: pa.Table) -> dict[str, float]:
-    """What the file says of the policy; keys as docs/metrics.md has them."""
+    """Metrics of the rollouts in the file, under the keys of docs/metrics.md."""
     columns = (table.column(name).to_pylist() for name in ("response_ids", "turn_sampled"))
     lengths = [
         len(ids) if sampled is None else sum(sampled) for ids, sampled in zip(*columns, strict=True)
@@ -218,13 +221,13 @@ def summary_metrics(table: pa.Table) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Measuring:
-    """K continuations from every step start of the responses of a share of the groups."""
+    """How prefixes are measured: K continuations from each step's start, in a share of groups."""
 
     num_continuations: int
     share: float
 
     def settings(self, config: FitConfig) -> dict[str, Any]:
-        """What decides the measured values, as the file's metadata have it."""
+        """The settings that decide the measured values, for the file's metadata."""
         return {
             "num_continuations": self.num_continuations,
             "share": self.share,
@@ -233,11 +236,11 @@ class Measuring:
         }
 
     def is_measured(self, group: int) -> bool:
-        """Whether a group is among the share, which is spread evenly over all of them."""
+        """Whether a group is measured. Measured groups are spread evenly over all groups."""
         return int((group + 1) * self.share + 1e-9) > int(group * self.share + 1e-9)
 
-    def most(self, config: FitConfig, num_groups: int, group_size: int) -> str:
-        """What it costs at most, before a response is known."""
+    def cost_text(self, config: FitConfig, num_groups: int, group_size: int) -> str:
+        """The most prefixes, continuations and tokens that measuring can take, as text."""
         groups = sum(map(self.is_measured, range(num_groups)))
         segments = config.value_truth.segments.max_segments
         prefixes = groups * group_size * segments
@@ -259,12 +262,13 @@ def measure_step_starts(
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[list[list[MeasuredState]], int]:
-    """Continue the responses of the groups that are measured from the start of each of their steps.
+    """Continue the responses of the measured groups from the start of each step.
 
-    What it costs is said before. Returns each response's measured states, and the tokens sampled.
+    `note` gets the expected cost before. Returns each response's measured states, and the number of
+    sampled tokens.
     """
     config = continuer.config
-    found: list[list[MeasuredState]] = [[] for _ in rollouts]
+    states_by_row: list[list[MeasuredState]] = [[] for _ in rollouts]
     places = [
         Place(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
@@ -272,23 +276,25 @@ def measure_step_starts(
         for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
     ]
     if measuring is None or not places:  # perhaps all episodes were lost to their environment
-        return found, 0
+        return states_by_row, 0
     k, num_states = measuring.num_continuations, len(by_state(rollouts, places))
     about = expected_tokens(rollouts, places, k)
     note(
         f"{num_states:,} prefixes of {len({place.row for place in places}):,} responses, "
         f"{k * num_states:,} continuations, about {about:,} tokens"
     )
-    made = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
-    measured = made.measured(critic_rewards(made.batch, config), gamma=config.algorithm.gamma)
+    continuations = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
+    measured = continuations.measured(
+        critic_rewards(continuations.batch, config), gamma=config.algorithm.gamma
+    )
     for place in places:
         if place in measured:  # else a continuation was lost to the environment
-            found[place.row].append(measured[place])
-    return found, made.num_sampled_tokens
+            states_by_row[place.row].append(measured[place])
+    return states_by_row, continuations.num_sampled_tokens
 
 
 def stored_truth_metrics(table: pa.Table, num_sampled_tokens: int) -> dict[str, float]:
-    """What was measured, and from how many tokens; keys as docs/metrics.md has them."""
+    """Metrics of the measured states, under the keys of docs/metrics.md."""
     lists = (table.column(name).to_pylist() for name in ("truth_rows", "truth_noise"))
     sharing, noise = ([x for row in rows if row for x in row] for rows in lists)
     return {

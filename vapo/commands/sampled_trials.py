@@ -27,7 +27,7 @@ from vapo.types import Rollout
 
 
 def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
-    """The verifiers, a process each: so what is printed belongs to the one response in work."""
+    """Start one process for each verifier, so that what it prints belongs to one response."""
     quiet_libraries()
     return make_scorer(replace(config, rewards=replace(config.rewards, num_workers=1)), output)
 
@@ -36,9 +36,11 @@ def start_scorer(config: FitConfig, output: VerifierOutput) -> Scorer:
 def sampled_trials(
     config: FitConfig, num: int, scorer: Scorer, output: VerifierOutput
 ) -> Iterator[tuple[Policy, Iterator[Trial]]]:
-    """Load the policy and the first `num` prompts of training; its responses, sampled as there."""
+    """Load the policy; sample and judge a response to each of the first `num` training prompts."""
     tokenizer, prompts = read_inputs(config)
-    chosen = group_sampling(prompts.training, num_prompts=num, seed=config.seed, iteration=0)
+    sampled_prompts = group_sampling(
+        prompts.training, num_prompts=num, seed=config.seed, iteration=0
+    )
     access = load_policy(config)
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
     ends = tuple(sampled_text((end,), tokenizer) for end in sorted(end_ids))
@@ -46,11 +48,11 @@ def sampled_trials(
     with playing(config, access, tokenizer, scorer) as player:
         played = (
             player.play([prompt], group_size=1, settings=settings, seed=seed, first=number)
-            for number, prompt in enumerate(chosen)
+            for number, prompt in enumerate(sampled_prompts)
         )
         turn_end = None
         if config.data.chat_template:
-            with suppress(UserError):  # it has no turns of the policy: any token may be the end
+            with suppress(UserError):  # the template has no turn of the policy
                 turn_end = template_end(tokenizer, config.data.chat_template_kwargs)
         trials = (
             shown_trial(
@@ -75,13 +77,13 @@ def shown_trial(
     turn_end: int | None = None,
     rewards: RewardConfig | None = None,
 ) -> Trial:
-    """What is shown of a response, with what was printed while it was judged.
+    """The trial of a response, with what its verifier printed.
 
-    Of the special tokens that ended nothing in it, one is shown: `turn_end`, with which the chat
-    template ends a turn, or the first.
+    A response can have special tokens that did not end it. The trial names one of them: `turn_end`,
+    with which the chat template ends a turn, if it is there, else the first.
 
     Args:
-        rewards: says which part of it was judged; None: those of no config.
+        rewards: they decide which part of the response was judged. If None, the defaults.
     """
     prompt, rewards = rollout.prompt, rewards or RewardConfig()
     text = rollout.response_text

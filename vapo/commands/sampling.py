@@ -1,4 +1,4 @@
-"""What the commands share that sample with a policy."""
+"""Functions that all commands share which sample from a policy."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
 def read_prompts(
     config: FitConfig | SftConfig | RewardModelConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PromptSplit:
-    """Load the prompts, and check that responses to them can have what the config looks for.
+    """Load the prompts, and check that responses can have the text `rewards.answer_after`.
 
-    Raises: UserError: as `load_prompts`; or the text that answers follow is left out of responses.
+    Raises: UserError: as `load_prompts`, or that text is a special token that responses leave out.
     """
     mark, keeps_special = config.rewards.answer_after, config.rewards.keep_special_tokens
     special = None if mark is None or keeps_special else special_text(tokenizer).search(mark)
@@ -69,9 +69,9 @@ def read_prompts(
 def settled_sampling(
     config: SftConfig | RewardModelConfig, path: str, evaluation: EvaluationConfig
 ) -> FitConfig:
-    """Set threads and precision; the part of the config that sampling from a folder's policy needs.
+    """Set threads and precision. Return the config for sampling from the policy in `path`.
 
-    Raises: UserError: it does not fit the machine.
+    Raises: UserError: the config does not fit the machine.
     """
     quiet_libraries()
     set_threads(config.trainer)
@@ -91,13 +91,13 @@ def recorded(
     critic: str | None = None,
     tags: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Progress, RunLogger]]:
-    """Open the display and the MLflow run of a command; record its config and what it reads.
+    """Open the display and the MLflow run of a command, and record its config and its prompts.
 
     Args:
-        name: the run's, where the config gives it none; None: of the command and the config.
-        critic: the folder of the critic that it begins with.
+        name: the run's name if the config has none. If None, it comes from command and config.
+        critic: the folder of the critic with which the command begins.
     """
-    from vapo.tracking.logger import RunLogger  # a Lightning logger: not where nothing is recorded
+    from vapo.tracking.logger import RunLogger  # imports Lightning, so only here
 
     with (
         Progress() as progress,
@@ -119,21 +119,21 @@ def recorded(
 def playing(
     config: FitConfig, access: ActorAccess, tokenizer: PreTrainedTokenizerBase, scorer: Scorer
 ) -> Iterator[Player]:
-    """Start the config's engine on a policy, and play with it."""
+    """Start the config's engine on a policy, and yield a player that samples and judges with it."""
     with closing(make_sampler(config, access, tokenizer)) as sampler:
         yield Player(config, sampler, scorer, tokenizer)
 
 
 @contextmanager
 def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Player]:
-    """Load the config's policy, start its engine and what judges, and play with them."""
+    """Load the config's policy, start engine and scorer, and yield a player that uses them."""
     access = load_policy(config)
     with make_scorer(config) as scorer, playing(config, access, tokenizer, scorer) as player:
         yield player
 
 
 def load_policy(config: FitConfig, checkpoint: Checkpoint | None = None) -> ActorAccess:
-    """The actor of the config's folder, or of a checkpoint, for a sampling engine."""
+    """Load the actor from the config's folder or from a checkpoint, for a sampling engine."""
     model = load_causal_lm(
         config.actor.path,
         dtype=config.actor.dtype,

@@ -21,7 +21,7 @@ from vapo.system.shown_text import say
 
 
 def run(config: FitConfig, *, host: str, port: int, print_command: bool = False) -> None:
-    """Become `vllm serve`, with the flags that the config asks for; or print them.
+    """Replace this process by `vllm serve` with the flags that the config needs, or print them.
 
     Raises: UserError: another engine is configured, vLLM is missing, or the port is taken.
     """

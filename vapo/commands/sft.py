@@ -44,7 +44,7 @@ from vapo.training.supervised import (
 from vapo.types import Prompt, Rollout
 
 Example = tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]
-"""A prompt's tokens, those that follow it, and which of the latter have loss."""
+"""A prompt's tokens, the tokens that follow it, and for each of the latter whether it has loss."""
 
 
 def run(config: SftConfig) -> None:
@@ -56,7 +56,7 @@ def run(config: SftConfig) -> None:
     prompts = read_prompts(config, tokenizer)
     require_demonstrations(prompts.train)
     ends = end_tokens(tokenizer, model.generation_config, data=config.data)
-    # or the policy would go on behind what it learned
+    # without these names the policy would write on after what it learned
     generation = name_end_tokens(model, tokenizer, ends, generation)
     examples = examples_of(prompts.train, config, sampling, tokenizer, ends)
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -109,7 +109,7 @@ def starting_model(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, bytes | None]:
     """The model that is trained, its tokenizer, and its generation_config.json, if it has one.
 
-    Raises: UserError: a given model cannot be loaded, or could not be saved after training.
+    Raises: UserError: config.model_path cannot be loaded, or could not be saved after training.
     """
     if config.model_path is None:
         new = make_tokenizer(config.new_model.alphabet)
@@ -127,9 +127,9 @@ def examples_of(
     tokenizer: PreTrainedTokenizerBase,
     ends: EndTokens,
 ) -> list[Example]:
-    """Prompts with their demonstrations, or the episodes that were played of these.
+    """The examples of all prompts. With an environment, it plays each demonstration as an episode.
 
-    Raises: UserError: a demonstration and the environment do not fit together.
+    Raises: UserError: a demonstration does not fit the environment.
     """
     if not config.environment.is_used:
         return [prompt_example(prompt, tokenizer, ends) for prompt in prompts]
@@ -152,12 +152,14 @@ def examples_of(
 def prompt_example(
     prompt: Prompt, tokenizer: PreTrainedTokenizerBase, ends: EndTokens | None = None
 ) -> Example:
-    """The demonstration ends with an end token, its own or the one that the policy is taught.
+    """Make the example of a prompt, whose demonstration is a text.
+
+    The tokens end with an end token: the demonstration's own, or that which the policy learns.
 
     Args:
-        ends: the policy's end tokens; None: those of its tokenizer alone.
+        ends: the policy's end tokens. If None, those of its tokenizer.
 
-    Raises: UserError: it is turns, which no environment would answer.
+    Raises: UserError: the demonstration is a list of turns, which need an environment.
     """
     if not isinstance(prompt.demonstration, str):
         raise UserError(
@@ -169,12 +171,12 @@ def prompt_example(
 
 
 def episode_example(episode: Rollout) -> Example:
-    """The policy's tokens alone have loss."""
+    """The example of a played episode, in which only the policy's tokens have loss."""
     return episode.prompt.prompt_ids, episode.response_ids, episode.is_sampled
 
 
 def require_demonstrations(prompts: list[Prompt]) -> None:
-    """Raises: UserError: a row has none."""
+    """Check that each prompt has a demonstration. Raises: UserError: one has none."""
     missing = next((prompt for prompt in prompts if prompt.demonstration is None), None)
     if missing is not None:
         raise UserError(
@@ -192,7 +194,7 @@ def check_lengths(
     Raises: UserError: there are rows that are too long; says how many, and names one.
     """
     budget = evaluation_settings(config.evaluation, config.rollouts.max_response_tokens)
-    most, rows = budget.max_response_tokens, split.train
+    max_tokens, rows = budget.max_response_tokens, split.train
     wholes = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
     if positions is not None and max(wholes) > positions:
         raise UserError(
@@ -200,21 +202,23 @@ def check_lengths(
             f"and the model has {positions} positions: leave such rows out, or shorten them"
         )
     lengths = [len(ids) for _, ids, _ in examples]
-    if max(lengths) > most:
+    if max(lengths) > max_tokens:
         is_own = config.evaluation.max_response_tokens is not None
         key = f"{'evaluation' if is_own else 'rollouts'}.max_response_tokens"
         raise UserError(
-            f"data.train: {_longer(lengths, most, rows)}, the demonstration with its end token, "
-            f"and {key} is {most}: the policy would learn what it has no room to finish; raise "
-            f"{key}, or leave such rows out"
+            f"data.train: {_longer(lengths, max_tokens, rows)}, the demonstration with its end "
+            f"token, and {key} is {max_tokens}: the policy would learn what it has no room to "
+            f"finish; raise {key}, or leave such rows out"
         )
     if not config.environment.is_used:
         longest = max(split.heldout, key=lambda prompt: len(prompt.prompt_ids))
-        check_turn(TurnRequest((0, 0), 0, longest.prompt_ids, most, longest.prompt_id), positions)
+        check_turn(
+            TurnRequest((0, 0), 0, longest.prompt_ids, max_tokens, longest.prompt_id), positions
+        )
 
 
-def _longer(lengths: Sequence[int], most: int, rows: Sequence[Prompt]) -> str:
-    number = sum(length > most for length in lengths)
+def _longer(lengths: Sequence[int], maximum: int, rows: Sequence[Prompt]) -> str:
+    number = sum(length > maximum for length in lengths)
     longest = max(range(len(lengths)), key=lengths.__getitem__)
     return (
         f"{number} of {len(lengths)} rows are too long; the longest is {rows[longest].prompt_id} "
@@ -223,7 +227,7 @@ def _longer(lengths: Sequence[int], most: int, rows: Sequence[Prompt]) -> str:
 
 
 def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """Micro-batches of one optimizer step; the denominator counts the tokens that have loss."""
+    """The micro-batches of one optimizer step. The denominator counts the tokens that have loss."""
     lengths = [len(prompt_ids) + len(ids) for prompt_ids, ids, _ in examples]
     microbatches = []
     for rows in cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens):
@@ -239,6 +243,6 @@ def cut(examples: Sequence[Example], pad_id: int, *, max_tokens: int) -> Supervi
 
 
 def summed_nll(actor: Actor, inputs: TokenInputs) -> Tensor:
-    """Negative log-likelihood of the demonstrations' tokens, summed, in nats."""
+    """The sum of the demonstrations' negative log-likelihood over tokens, in nats."""
     logprobs = actor(inputs, temperature=1.0).logprobs
     return -cast(Tensor, logprobs).sum()

@@ -34,9 +34,9 @@ def run(
     sweep_dir: Path | None = None,
     no_report: bool = False,
 ) -> None:
-    """Run what has not been run, and write the report into the parent run.
+    """Run every task that has not finished yet, and write the report into the parent run.
 
-    Raises: UserError at the end if runs failed; the others have been run.
+    Raises: UserError: some runs failed. It is raised at the end, after all others have run.
     """
     if slurm and launcher != "slurm":
         raise UserError("--slurm has no effect without --launcher slurm")
@@ -85,7 +85,7 @@ def _work(
         ended=parent.ended,
         abandoned=parent.abandoned,
     )
-    parent.note = work.display.line  # above the block of the running ones
+    parent.note = work.display.line  # notes stand above the lines of the running tasks
     status = "FAILED"
     try:
         outcomes = work.run()
@@ -124,9 +124,11 @@ def command_line(
     overrides: Sequence[str],
     rows: Sequence[str] = (),
 ) -> str:
-    """The command that repeats this sweep; credentials come from the environment then."""
+    """The shell command that repeats this sweep. It names credentials by environment variables."""
     words = ["vapo", "sweep", *(word for file in files for word in ("--config", str(file)))]
     words += ["--grid", str(grid), "--seeds", ",".join(map(str, seeds))]
     words += [word for text in rows for word in ("--rows", text)]
-    parted = (override.partition("=") for override in overrides)
-    return shlex.join([*words, *(f"{key}={written_source(text)}" for key, _, text in parted)])
+    split_overrides = (override.partition("=") for override in overrides)
+    return shlex.join(
+        [*words, *(f"{key}={written_source(text)}" for key, _, text in split_overrides)]
+    )

@@ -1,5 +1,6 @@
-"""A response with its verdict, as text for somebody who looks at it, and what a few of them say is
-wrong with a setting: only what was seen. Imports no torch.
+"""Responses with their verdicts as text, and hints on what is wrong with a setting.
+
+A hint only says what was seen in these responses. The module imports no torch.
 
 Prompts, responses and what a verifier prints are other people's text: everything that a terminal
 would act on is shown escaped, every line is marked, and lengths are bounded.
@@ -22,7 +23,7 @@ from vapo.rewards.thoughts import THOUGHT_END
 from vapo.system.shown_text import visible
 
 MAX_SHOWN_CHARS = 4_000
-"""Of one text: its beginning and its end, where the answer is."""
+"""The most characters that are shown of a text: its beginning, and its end with the answer."""
 
 _END_CHARS = 1_500
 
@@ -32,16 +33,18 @@ class Trial:
     """One response and its verdict.
 
     Args:
-        problem: what the policy reads, special tokens included; of given responses the row's text.
-        response: `response_text`, which the verifier reads; of an episode its turns, each with
-            the text that the environment reads.
+        problem: what the policy reads, special tokens included. For responses from a file it is the
+            row's text.
+        response: `response_text`, which the verifier reads. For an episode it is the turns, each
+            with the text that the environment reads.
         num_prompt_tokens, num_response_tokens, finish_reason: None where nothing was sampled.
         output: what the verifier printed, with the traceback of what it raised.
-        judged: the part of it that was judged, in words; empty where that is all by the config.
-        is_unanswered: it is incorrect because it has no `rewards.answer_after`.
+        judged: the part of the response that was judged, in words. Empty if the config judges
+            whole responses.
+        is_unanswered: whether it is incorrect because it has no `rewards.answer_after`.
         foreign_end: a special token that the policy sampled and that did not end its turn.
-        is_lost: its environment failed, so it has no end of its own.
-        by_verifier: the verdicts of several verifiers by their names.
+        is_lost: whether its environment failed, so that the response was cut off.
+        by_verifier: each verifier's verdict by its name, if there are several.
     """
 
     prompt_id: str
@@ -69,7 +72,7 @@ class Trial:
 
 
 def which_part(rewards: RewardConfig, response: str, prompt: str = "") -> str:
-    """What is judged of a response, in words; empty where that is all of it by the config."""
+    """The part of a response that is judged, in words. Empty if the config judges all of it."""
     mark = rewards.answer_after
     if mark is None:
         return ""
@@ -104,7 +107,7 @@ def inline(text: str, max_chars: int = 200) -> str:
 
 
 def block(text: str) -> str:
-    """A text of any length, each of its lines marked, so that it cannot pass for ours."""
+    """A text of any length with a mark before each line, so that it cannot pass for our output."""
     if len(text) > MAX_SHOWN_CHARS:
         begin, end = text[: MAX_SHOWN_CHARS - _END_CHARS], text[-_END_CHARS:]
         num_left = len(text) - MAX_SHOWN_CHARS
@@ -121,12 +124,14 @@ def trial_text(trial: Trial, number: int, total: int) -> str:
     tokens, length = "", f"{len(trial.response)} characters"
     if trial.finish_reason is not None:
         tokens = f", {trial.num_prompt_tokens} tokens"
-        ended = "truncated" if trial.is_truncated else "finished"
-        length = f"{trial.num_response_tokens} tokens, {ended} ({trial.finish_reason})"
-    said = "correct" if trial.is_correct else "incorrect"
+        ending = "truncated" if trial.is_truncated else "finished"
+        length = f"{trial.num_response_tokens} tokens, {ending} ({trial.finish_reason})"
+    verdict_text = "correct" if trial.is_correct else "incorrect"
     if trial.failure is not None:
-        said = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
-    read = "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
+        verdict_text = f"no verdict ({inline(trial.failure, 400)}), which counts as incorrect"
+    answer_text = (
+        "" if trial.extracted is None else f", read as the answer: {inline(trial.extracted)}"
+    )
     parts = [
         f"--- {number} of {total}: {inline(trial.prompt_id)}",
         *([f"prompt{tokens}:", block(trial.problem)] if trial.problem else []),
@@ -134,7 +139,7 @@ def trial_text(trial: Trial, number: int, total: int) -> str:
         f"response, {length}:",
         block(trial.response),
         *([f"judged: {inline(trial.judged, 400)}"] if trial.judged else []),
-        f"verdict: {said}; reward {trial.reward:g}{read}",
+        f"verdict: {verdict_text}; reward {trial.reward:g}{answer_text}",
         *(_verifier_text(name, verdict) for name, verdict in trial.by_verifier.items()),
     ]
     if trial.output:
@@ -185,14 +190,14 @@ _READS = {
 
 @dataclass(frozen=True)
 class Policy:
-    """What of the policy's tokenizer hints need; `end_tokens` as text."""
+    """What hints need to know of the policy's tokenizer. `end_tokens` are texts."""
 
     end_tokens: tuple[str, ...]
     has_chat_template: bool
 
 
 def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> Iterator[str]:
-    """One sentence for each thing that was seen; `policy` None: nothing was sampled."""
+    """Yield a sentence for each problem that was seen. `policy` is None if nothing was sampled."""
     failures = Counter(t.failure for t in trials if t.failure is not None)
     if 2 * failures.total() > len(trials):
         yield (
@@ -200,11 +205,11 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
             f"(mostly: {inline(failures.most_common(1)[0][0], 120)}): mend the verifier first"
         )
     if policy is not None:
-        yield from _of_lengths(trials, config, policy)
-    yield from _of_thoughts(trials, config)
+        yield from _length_hints(trials, config, policy)
+    yield from _thought_hints(trials, config)
     judged = [t for t in trials if t.failure is None]
     if judged and not any(t.is_correct for t in judged):
-        yield from _of_no_correct_one(judged, config)
+        yield from _no_correct_response_hints(judged, config)
     correct = [t.reward for t in judged if t.is_correct]
     incorrect = [t.reward for t in judged if not t.is_correct]
     if correct and incorrect and max(incorrect) >= min(correct):
@@ -220,14 +225,15 @@ def hints(trials: Sequence[Trial], config: FitConfig, policy: Policy | None) -> 
         yield "rewards.overlong.soft_punishment is not in the rewards above"
 
 
-def _of_thoughts(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
-    """Where thoughts are judged with the answer, or have no end after which one could stand."""
+def _thought_hints(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+    """Hints on thoughts that are judged with the answer, or that have no end."""
     total, mark = len(trials), config.rewards.answer_after
-    ended = [found for t in trials if (found := THOUGHT_END.search(t.response_text))]
-    if mark is None and ended and not config.environment.is_used:
+    thought_ends = [match for t in trials if (match := THOUGHT_END.search(t.response_text))]
+    if mark is None and thought_ends and not config.environment.is_used:
         yield (
-            f"{len(ended)} of {total} responses end thoughts with {inline(ended[0][0])} and are "
-            f"judged whole: rewards.answer_after={ended[0][0]!r} judges only what follows"
+            f"{len(thought_ends)} of {total} responses end thoughts with "
+            f"{inline(thought_ends[0][0])} and are judged whole: "
+            f"rewards.answer_after={thought_ends[0][0]!r} judges only what follows"
         )
     unanswered = sum(t.is_unanswered for t in trials)
     if unanswered:
@@ -238,13 +244,13 @@ def _of_thoughts(trials: Sequence[Trial], config: FitConfig) -> Iterator[str]:
         )
 
 
-def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
+def _length_hints(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> Iterator[str]:
     total, truncated = len(trials), [t for t in trials if t.is_truncated and not t.is_lost]
     foreign = Counter(t.foreign_end for t in truncated if t.foreign_end is not None)
     if 2 * len(truncated) > total:
         kinds = Counter(t.finish_reason for t in truncated)
         lacks_template = not policy.has_chat_template and not config.environment.is_used
-        yield _of_most_truncated(kinds, total, config, policy) + (
+        yield _truncation_sentence(kinds, total, config, policy) + (
             ", unless the next line is why" if foreign or lacks_template else ""
         )
         if lacks_template:
@@ -271,27 +277,27 @@ def _of_lengths(trials: Sequence[Trial], config: FitConfig, policy: Policy) -> I
         )
 
 
-def _of_most_truncated(
+def _truncation_sentence(
     kinds: Counter[str | None], total: int, config: FitConfig, policy: Policy
 ) -> str:
-    """What cut the most, and the key that sets its limit."""
+    """A sentence on the limit that cut the most responses, and on the key that sets it."""
     (kind, count), *_ = kinds.most_common(1)
     episodes, ends = config.environment.episode_options, ", ".join(map(inline, policy.end_tokens))
     key, limit = "rollouts.max_response_tokens", str(config.rollouts.max_response_tokens)
     if kind == "turns":
-        what = "episodes had all their turns before the environment ended them"
+        subject = "episodes had all their turns before the environment ended them"
         key, limit = "environment.max_turns", str(episodes.max_turns)
     elif kind == "turn_length":
-        what = f"episodes ended in a turn that was cut without an end token ({ends})"
+        subject = f"episodes ended in a turn that was cut without an end token ({ends})"
         key, limit = "environment.max_turn_tokens", str(episodes.max_turn_tokens)
     elif config.environment.is_used:
-        what = "episodes used up their budget, observations included"
+        subject = "episodes used up their budget, observations included"
     else:
-        what = f"responses reached their budget without an end token ({ends})"
-    return f"{count} of {total} {what}: raise {key}, which is {limit}"
+        subject = f"responses reached their budget without an end token ({ends})"
+    return f"{count} of {total} {subject}: raise {key}, which is {limit}"
 
 
-def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
+def _no_correct_response_hints(judged: Sequence[Trial], config: FitConfig) -> Iterator[str]:
     total, rewards = len(judged), config.rewards
     if config.environment.is_used:
         yield (
@@ -306,17 +312,17 @@ def _of_no_correct_one(judged: Sequence[Trial], config: FitConfig) -> Iterator[s
     if num_without == total:
         reader = where or f"verifier {rewards.verifier}"
         yield f"{reader} found no answer in any of {total} responses"
-    num_there = sum(_stands_in(t.answer, t.response_text) for t in judged)
+    num_there = sum(_occurs_in(t.answer, t.response_text) for t in judged)
     if num_there:
-        told = _READS.get(rewards.verifier, f"{where} read something else: look at its group")
+        hint = _READS.get(rewards.verifier, f"{where} read something else: look at its group")
         yield (
             f"no response is correct, but the reference answer stands in {num_there} of {total}: "
-            f"{told}"
+            f"{hint}"
         )
 
 
-def _stands_in(answer: str, text: str) -> bool:
-    """Whether an answer stands in a text, and not only as a part of another number or word."""
+def _occurs_in(answer: str, text: str) -> bool:
+    """Whether an answer occurs in a text, and not only as a part of another number or word."""
     answer = answer.strip()
     if not answer:
         return False

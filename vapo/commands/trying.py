@@ -1,7 +1,7 @@
-"""`vapo try`: prompts, responses and verdicts of a config, to look at. It writes nothing.
+"""`vapo try`: print prompts, responses and verdicts of a config. It writes no files.
 
-Given responses (`--responses FILE`) are judged without torch, so sampling is imported only where
-there is some.
+Responses from a file (`--responses FILE`) are judged without torch. The modules that sample are
+imported only if responses are sampled.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from vapo.system.files import check_regular_file, read_line
 from vapo.system.row_values import RefusedValue, check_carried
 from vapo.system.shown_text import say
 
-_OWN = ("response", "prompt_id", "answer")
+_COLUMNS = ("response", "prompt_id", "answer")
 Judge = TextJudge | SeveralJudges[TextJudge]
-Asked = tuple[str, SourceRow]
-"""What a response is judged against, and the name of its source in a mixture."""
+NamedRow = tuple[str, SourceRow]
+"""The name of a source in a mixture, and the row of it against which a response is judged."""
 
 
 @dataclass(frozen=True)
-class Given:
-    """A response of the file, and what it answers: an answer of its own, else a row of the data."""
+class GivenResponse:
+    """A response in the file. It is judged against its `answer`, else against a row of the data."""
 
     place: str
     number: int
@@ -65,25 +65,30 @@ class Given:
 
 def run(config: FitConfig, *, num: int | None = None, responses: Path | None = None) -> list[Trial]:
     """Print each response with its verdict, then the pass rate and hints."""
-    with VerifierOutput() as output, ExitStack() as started:
+    with VerifierOutput() as output, ExitStack() as exit_stack:
         if responses is not None:
-            given = read_responses(responses)
-            asked = list(asked_by(config, given))
+            file_responses = read_responses(responses)
+            rows = list(rows_judged_against(config, file_responses))
             with _imports_shown(output):
-                judges = started_judges(config, asked, output, started)
-            return _show(given_trials(given, asked, judges, output), len(given), config, None)
+                judges = start_judges(config, rows, output, exit_stack)
+            return _show(
+                judge_given_responses(file_responses, rows, judges, output),
+                len(file_responses),
+                config,
+                None,
+            )
         from vapo.commands.sampled_trials import sampled_trials, start_scorer
 
         num = 5 if num is None else num
         with _imports_shown(output):
-            scorer = started.enter_context(start_scorer(config, output))
-        policy, trials = started.enter_context(sampled_trials(config, num, scorer, output))
+            scorer = exit_stack.enter_context(start_scorer(config, output))
+        policy, trials = exit_stack.enter_context(sampled_trials(config, num, scorer, output))
         return _show(trials, num, config, policy)
 
 
 @contextmanager
 def _imports_shown(output: VerifierOutput) -> Iterator[None]:
-    """What the verifiers print while they start, also where one fails."""
+    """Print what the verifiers printed while they were imported, even if one fails."""
     try:
         yield
     finally:
@@ -94,20 +99,21 @@ def _imports_shown(output: VerifierOutput) -> Iterator[None]:
 def _show(
     trials: Iterable[Trial], total: int, config: FitConfig, policy: Policy | None
 ) -> list[Trial]:
-    shown = []
+    printed_trials = []
     for number, trial in enumerate(trials, start=1):
         say(f"{trial_text(trial, number, total)}\n")
-        shown.append(trial)
-    say(trials_summary(shown))
-    for hint in hints(shown, config, policy):
+        printed_trials.append(trial)
+    say(trials_summary(printed_trials))
+    for hint in hints(printed_trials, config, policy):
         say(f"hint: {hint}")
-    return shown
+    return printed_trials
 
 
-def read_responses(path: Path) -> list[Given]:
-    """The responses of a file: `.jsonl` is JSON lines, any other a response a line.
+def read_responses(path: Path) -> list[GivenResponse]:
+    """The responses in a file: `.jsonl` has JSON lines, any other file has a response in each line.
 
-    Raises: UserError: unreadable, empty, or a line is malformed; names file and line.
+    Raises: UserError: the file cannot be read or is empty, or a line is malformed. The message
+        names file and line.
     """
     with about("--responses"):
         check_regular_file(path)
@@ -123,11 +129,11 @@ def read_responses(path: Path) -> list[Given]:
     if not lines:
         raise UserError(f"--responses {path}: it has no responses")
     if path.suffix != ".jsonl":
-        return [Given(place, n, line) for n, (place, line) in enumerate(lines)]
-    return [_given(place, n, line) for n, (place, line) in enumerate(lines)]
+        return [GivenResponse(place, n, line) for n, (place, line) in enumerate(lines)]
+    return [_parse_response(place, n, line) for n, (place, line) in enumerate(lines)]
 
 
-def _given(place: str, number: int, line: str) -> Given:
+def _parse_response(place: str, number: int, line: str) -> GivenResponse:
     try:
         record = read_line(line)
     except (ValueError, RecursionError) as error:
@@ -138,8 +144,8 @@ def _given(place: str, number: int, line: str) -> Given:
         check_carried(record)
     except RefusedValue as error:
         raise UserError(f"{place}: the line has {error}") from None
-    more = {name: value for name, value in record.items() if name not in _OWN}
-    texts = {name: record[name] for name in _OWN if name in record}
+    more = {name: value for name, value in record.items() if name not in _COLUMNS}
+    texts = {name: record[name] for name in _COLUMNS if name in record}
     if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
         raise UserError(f"{place}: `{wrong[0]}` must be text")
     if "response" not in texts:
@@ -153,19 +159,19 @@ def _given(place: str, number: int, line: str) -> Given:
             f"{place}: `{next(iter(more))}` has no effect: a row's own columns are the metadata, "
             "unless the line has an `answer`"
         )
-    return Given(place, number, metadata=more, **texts)
+    return GivenResponse(place, number, metadata=more, **texts)
 
 
-def started_judges(
-    config: FitConfig, asked: Sequence[Asked], output: VerifierOutput, started: ExitStack
+def start_judges(
+    config: FitConfig, rows: Sequence[NamedRow], output: VerifierOutput, exit_stack: ExitStack
 ) -> dict[str, Judge]:
-    """The verifier of each source that is asked, in a process of its own, which `started` closes.
+    """Start a verifier for each source in `rows`, each in a process that `exit_stack` closes.
 
-    Raises: UserError: one of them is a reward model, or cannot be made.
+    Raises: UserError: a verifier is a reward model, or cannot be made.
     """
     by_source = {"": config.rewards, **rewards_by_source(config.rewards, config.data)}
     judges: dict[str, Judge] = {}
-    for source in dict.fromkeys(source for source, _ in asked):
+    for source in dict.fromkeys(source for source, _ in rows):
         rewards = replace(by_source[source], num_workers=1)
         for key, verifier in verifiers_in("rewards", rewards):
             if isinstance(verifier, RewardModelVerifier):
@@ -176,40 +182,40 @@ def started_judges(
         same = [judge for judge in judges.values() if judge.config == rewards]
         make = partial(TextJudge, output=output)
         judges[source] = (
-            same[0] if same else started.enter_context(closing(one_or_several(rewards, make)))
+            same[0] if same else exit_stack.enter_context(closing(one_or_several(rewards, make)))
         )
     return judges
 
 
-def given_trials(
-    responses: Sequence[Given],
-    asked: Sequence[Asked],
+def judge_given_responses(
+    responses: Sequence[GivenResponse],
+    rows: Sequence[NamedRow],
     judges: Mapping[str, Judge],
     output: VerifierOutput,
 ) -> Iterator[Trial]:
-    """Judge one response after the other."""
-    for given, (source, row) in zip(responses, asked, strict=True):
+    """Judge one response after the other, and yield their trials."""
+    for response, (source, row) in zip(responses, rows, strict=True):
         judge, problem = judges[source], row.problem
-        reply = reply_of(judge, partial(_ask, given.response, row))
+        reply = reply_of(judge, partial(_submit, response.response, row))
         if not isinstance(problem, str):
             problem = "\n".join(f"{message['role']}: {message['content']}" for message in problem)
         yield Trial(
             prompt_id=row.place,
             problem=problem,
             answer=row.answer,
-            response=given.response,
-            response_text=given.response,
-            judged=which_part(judge.config, given.response),
-            is_unanswered=is_unanswered(judge.config, given.response),
+            response=response.response,
+            response_text=response.response,
+            judged=which_part(judge.config, response.response),
+            is_unanswered=is_unanswered(judge.config, response.response),
             output=output.take(),
             **verdict_fields(judge.config, reply),
         )
 
 
-def _ask(
+def _submit(
     response: str, row: SourceRow, judge: TextJudge, on_reply: OnReply
 ) -> Callable[[], object]:
-    """Ask about the part of a response that is judged; what is returned withdraws the question."""
+    """Submit the judged part of a response to the verifier. Calling the result withdraws it."""
     part = judged_part(judge.config, response)
     if part is None:
         on_reply({"is_correct": False})
@@ -217,39 +223,44 @@ def _ask(
     return judge.submit((part, row.answer, row.columns), on_reply)
 
 
-def asked_by(config: FitConfig, responses: Sequence[Given]) -> Iterator[Asked]:
-    """What each response is judged against; the data are read only where a line needs them.
+def rows_judged_against(
+    config: FitConfig, responses: Sequence[GivenResponse]
+) -> Iterator[NamedRow]:
+    """Yield the row against which each response is judged. The data are read only if needed.
 
-    Raises: UserError: there is no such row; names the line.
+    Raises: UserError: a response's row does not exist. The message names the response's line.
     """
-    rows: list[Asked] = []
-    by_id: dict[str, Asked] = {}
-    if any(given.answer is None for given in responses):
+    rows: list[NamedRow] = []
+    by_id: dict[str, NamedRow] = {}
+    if any(response.answer is None for response in responses):
         rows = _rows(config, "train")
-        by_id = {asked[1].place: asked for asked in [*_rows(config, "heldout"), *rows]}
-    for given in responses:
-        if given.answer is not None:
-            yield "", SourceRow(given.place, "", given.answer, metadata=given.metadata)
-        elif given.prompt_id in by_id:
-            yield by_id[given.prompt_id]
-        elif given.prompt_id is not None:
-            close = difflib.get_close_matches(given.prompt_id, by_id, n=1)
+        by_id = {named_row[1].place: named_row for named_row in [*_rows(config, "heldout"), *rows]}
+    for response in responses:
+        if response.answer is not None:
+            yield "", SourceRow(response.place, "", response.answer, metadata=response.metadata)
+        elif response.prompt_id in by_id:
+            yield by_id[response.prompt_id]
+        elif response.prompt_id is not None:
+            close = difflib.get_close_matches(response.prompt_id, by_id, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"the first is {next(iter(by_id))!r}"
-            raise UserError(f"{given.place}: no row has the prompt_id {given.prompt_id!r}; {hint}")
-        elif given.number < len(rows):
-            yield rows[given.number]
+            raise UserError(
+                f"{response.place}: no row has the prompt_id {response.prompt_id!r}; {hint}"
+            )
+        elif response.number < len(rows):
+            yield rows[response.number]
         else:
             raise UserError(
-                f"{given.place}: it is response {given.number + 1}, and there are {len(rows)} "
-                "training rows; in a .jsonl file a line can have a `prompt_id` or an `answer`"
+                f"{response.place}: it is response {response.number + 1}, and there are "
+                f"{len(rows)} training rows; in a .jsonl file a line can have a `prompt_id` "
+                "or an `answer`"
             )
 
 
-def _rows(config: FitConfig, name: str) -> list[Asked]:
-    """All rows of a set, in their order; of a curriculum those of the first stage."""
-    found: list[Asked] = []
+def _rows(config: FitConfig, name: str) -> list[NamedRow]:
+    """All rows of a set, in their order. A curriculum has those of its first stage."""
+    named_rows: list[NamedRow] = []
     for key, source in sources_of(config.data, name).items():
         if isinstance(source, GeneratedSource) and source.curriculum:
             source = stage_source(source, 0, key=key)
-        found += [(source_name(key), row) for row in read_rows(source, key=key)]
-    return found
+        named_rows += [(source_name(key), row) for row in read_rows(source, key=key)]
+    return named_rows

@@ -27,7 +27,7 @@ _CURE = (
 
 
 def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None:
-    """Serve MLflow's pages of this store until Ctrl-C, which is its usual end.
+    """Serve MLflow's pages of this store until Ctrl-C.
 
     `run`: the id of the run whose page's address is printed, instead of the experiments' page.
 
@@ -58,8 +58,10 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
         of_sweep = f"tags.`mlflow.parentRunId` = '{run}' and tags.role = 'row'"
         runs = client.search_runs([experiment_id], of_sweep)
         if runs:
-            ids = [found.info.run_id for found in runs]
-            stored = stored_names(runs[0].data.metrics, SCORE)[:1]  # an older one, maybe
+            ids = [run_info.info.run_id for run_info in runs]
+            stored = stored_names(runs[0].data.metrics, SCORE)[
+                :1
+            ]  # a run of an older version may have another name for it
             curves = curves_page(server, experiment_id, ids, *stored)
             beside = f"{curves} (the scores of its runs, side by side)"
         else:
@@ -75,30 +77,32 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
 
 
 def _serve(command: Sequence[str], environment: Mapping[str, str]) -> int:
-    """The server's exit code; 0 where it was ended by Ctrl-C, SIGTERM or a closed terminal.
+    """Run the server and return its exit code, 0 if Ctrl-C, SIGTERM or a closed terminal ended it.
 
-    The server is in a session of its own: the Ctrl-C of a terminal goes to every process in the
-    foreground, and each of MLflow's would print a traceback of its own.
+    The server is in its own session: the Ctrl-C of a terminal goes to every process in the
+    foreground, and each of MLflow's processes would print a traceback.
     """
     ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, signal.default_int_handler) for number in ends}
+    previous_handlers = {
+        number: signal.signal(number, signal.default_int_handler) for number in ends
+    }
     server = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return server.wait()
     except KeyboardInterrupt:
         return 0
     finally:
-        for number in ends:  # another one now would leave the server behind
+        for number in ends:  # a second signal now would leave the server running
             signal.signal(number, signal.SIG_IGN)
         with suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
         server.wait()
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
 def server_environment(store: Store) -> dict[str, str]:
-    """MLflow's own variables for its server.
+    """The environment variables of MLflow's server.
 
     Everyone on the host can read a process's arguments, so a database's URI is not among them.
     """
@@ -116,14 +120,14 @@ def server_environment(store: Store) -> dict[str, str]:
 
 
 def server_command(store: Store, host: str, port: int) -> list[str]:
-    """MLflow's server in this Python's environment; see `server_environment`."""
+    """The command that starts MLflow's server in this Python's environment."""
     command = python_command("mlflow", "server")
     if store.database is not None:
         command += ["--backend-store-uri", store.uri]
     if store.artifact_location:
         command += ["--default-artifact-root", store.artifact_location]
-    # No line for every request, and none of how the server ends. Uvicorn looks for the server's
-    # module in its app-dir first, which is the current folder unless another one is given.
+    # Uvicorn prints no line for every request, and none on how the server ends. It looks for the
+    # server's module in its app-dir first, which by default would be the current folder.
     options = f"--log-level=warning --app-dir={shlex.quote(sysconfig.get_path('stdlib'))}"
     command += ["--host", host, "--port", str(port), "--workers", "1", "--uvicorn-opts", options]
     command += ["--allowed-hosts", ",".join(allowed_hosts(host, port))]

@@ -1,4 +1,4 @@
-"""Under which names `vapo ui` may be asked for, so that no page of the internet reads its runs."""
+"""The host names that `vapo ui` answers to, so that no page of the internet can read its runs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,23 @@ _ORIGINS = "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS"
 def allowed_hosts(host: str, port: int) -> list[str]:
     """The values of the header Host that the server answers to, each a name with its port.
 
-    A browser sends the name in the address that it has opened. A page's owner can have a name of
-    his own resolve to this machine (DNS rebinding), so nothing like `10.*` is among them. Further
-    ones, as a proxy's name, are those of MLflow's own variable MLFLOW_SERVER_ALLOWED_HOSTS.
+    A browser sends the name in the address that it has opened. A page's owner can let a domain
+    name resolve to this machine (DNS rebinding), so nothing like `10.*` is among the values.
+    MLflow's variable MLFLOW_SERVER_ALLOWED_HOSTS adds further ones, as a proxy's name.
     """
     names = [*_LOOPBACK, *_names_of(host)]
     ports = ("", f":{port}") if port == 80 else (f":{port}",)  # browsers leave 80 out
-    ours = [f"{_in_url(name)}{end}" for name in names for end in ports]
-    return list(dict.fromkeys([*ours, *_listed(_ALLOWED)]))
+    own_hosts = [f"{_in_url(name)}{end}" for name in names for end in ports]
+    return list(dict.fromkeys([*own_hosts, *_listed(_ALLOWED)]))
 
 
 def allowed_origins(host: str, port: int) -> list[str]:
-    """The pages whose scripts may change something: the server's own."""
-    ours = [f"http://{name}" for name in allowed_hosts(host, port)]
-    return list(dict.fromkeys([*ours, *_listed(_ORIGINS)]))
+    """The origins of pages whose scripts may change something.
+
+    They are the server's own, and those in MLFLOW_SERVER_CORS_ALLOWED_ORIGINS.
+    """
+    own_origins = [f"http://{name}" for name in allowed_hosts(host, port)]
+    return list(dict.fromkeys([*own_origins, *_listed(_ORIGINS)]))
 
 
 def _listed(variable: str) -> Iterable[str]:
@@ -38,7 +41,7 @@ def _listed(variable: str) -> Iterable[str]:
 
 
 def _names_of(host: str) -> list[str]:
-    """What a user may call the address that the server listens on."""
+    """The names and addresses by which a user may reach the address that the server listens on."""
     try:
         address = ip_address(host)
     except ValueError:

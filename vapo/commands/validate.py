@@ -51,7 +51,10 @@ def run(
     value_page: str | None = None,
     value_truth: int | None = None,
 ) -> dict[str, float]:
-    """Evaluate and print every metric, one a line; then, if one is asked for, the page's path."""
+    """Evaluate, and print every metric on its own line, then the value page's path if there is one.
+
+    Returns: the metrics.
+    """
     page = None if value_page is None else Path(value_page)
     if page is not None:
         check_request(page, config)
@@ -73,11 +76,11 @@ def run(
     access, networks = load_policy(config, checkpoint), None
     if judges_values:
         networks = load_forward_networks(config, access.model, tokenizer, checkpoint, access.device)
-    del checkpoint  # its contents need as much memory as the networks
+    del checkpoint  # it takes as much memory as the networks
     result, batch, measured = sample_heldout(
         config, prompts, access, tokenizer, value_truth, judges_values
     )
-    metrics, found, estimated, checked = result.metrics, None, None, None
+    metrics, measured_truth, estimated, checked = result.metrics, None, None, None
     if networks is not None:
         estimated, checked = evaluated_heldout(config, batch, networks)
         metrics |= value_metrics(estimated, resolve(config))
@@ -86,16 +89,16 @@ def run(
         if checked is not None:
             points = on_rows(points, checked.rows)
         values = None if estimated is None else estimated.old_values
-        found = beside_values(points, num_tokens, values, config, seed=config.seed)
+        measured_truth = beside_values(points, num_tokens, values, config, seed=config.seed)
     if page is not None and estimated is not None and checked is not None:
-        write_page(page, config, estimated, checked, tokenizer, path, truth=found)
+        write_page(page, config, estimated, checked, tokenizer, path, truth=measured_truth)
     for key, value in metrics.items():
         say(f"{key}: {value:.4f}")
-    if found is not None:
-        say(describe_truth(found.figures))
-        for remark in verdict(found.figures):
+    if measured_truth is not None:
+        say(describe_truth(measured_truth.figures))
+        for remark in verdict(measured_truth.figures):
             say(f"{remark.text} ({remark.row})")
-        metrics |= truth_metrics(found)
+        metrics |= truth_metrics(measured_truth)
     if page is not None:
         say(page)
     return metrics
@@ -109,8 +112,12 @@ def sample_heldout(
     value_truth: int | None,
     judges_values: bool,
 ) -> tuple[EvaluationResult, RolloutBatch, tuple[list[TruthPoint], int] | None]:
-    """The evaluation; its rollouts, with what the estimator compares them with where values are
-    judged; and what continuations of them earned."""
+    """Evaluate the policy on held-out prompts.
+
+    Returns: the evaluation's result; its rollouts as a batch, with the columns of the estimator's
+        baseline if `judges_values`; and with `value_truth` the measured points and the number of
+        tokens that were sampled for them, else None.
+    """
     measured, budget = None, config.rollouts.max_response_tokens
     with (
         Progress() as progress,
