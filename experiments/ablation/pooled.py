@@ -5,10 +5,10 @@
 Reads the table.csv of `vapo report`, one for each size, of tables with a t-interval for every
 difference. Each row's differences are weighted by their inverse variances (Graybill and Deal
 1959). The variances are estimated from few seeds, so the standard error has Meier's correction
-(1953) and the interval Student's t with his degrees of freedom. The pooled figure is of these
-sizes, and no estimate for another one; `p` is of the hypothesis that they have one difference.
+(1953) and the interval Student's t with his degrees of freedom. The pooled figure describes
+these sizes and does not predict another one. `p` tests whether all sizes have one difference.
 A row whose seeds collapse at some size (their differences have a standard deviation above 10
-points) is not pooled: a variance over two kinds of runs is no weight.
+points) is not pooled, because a variance over two kinds of runs cannot serve as a weight.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from vapo.sweep.report.estimates import COLLAPSE_SPREAD
 
 @dataclass(frozen=True)
 class Difference:
-    """Of one size; `variance` is that of the mean."""
+    """The mean difference at one size, and the variance of that mean."""
 
     mean: float
     variance: float
@@ -47,24 +47,26 @@ class Pooled:
 
 
 def differences(path: Path) -> dict[str, Difference]:
-    """By row, from the mean and the t-interval of paired differences."""
+    """The difference of each row, from the mean and the t-interval of its paired differences."""
     with path.open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["difference_low"]]
-    found = {}
+    by_row = {}
     for row in rows:
         degrees = int(row.get("common_seeds") or row["num_runs"]) - 1
         half = (float(row["difference_high"]) - float(row["difference_low"])) / 2
         error = half / float(t.ppf(0.975, degrees))
-        found[row["row"]] = Difference(float(row["difference"]), error**2, degrees)
-    return found
+        by_row[row["row"]] = Difference(float(row["difference"]), error**2, degrees)
+    return by_row
 
 
 def pool(parts: list[Difference]) -> Pooled:
     weights = [1 / part.variance for part in parts]
     shares = [weight / sum(weights) for weight in weights]
     mean = sum(share * part.mean for share, part in zip(shares, parts, strict=True))
-    lost = sum(s * (1 - s) / part.degrees for s, part in zip(shares, parts, strict=True))
-    error = math.sqrt((1 + 4 * lost) / sum(weights))
+    weighted_variance = sum(
+        s * (1 - s) / part.degrees for s, part in zip(shares, parts, strict=True)
+    )
+    error = math.sqrt((1 + 4 * weighted_variance) / sum(weights))
     degrees = 1 / sum(s**2 / part.degrees for s, part in zip(shares, parts, strict=True))
     half = float(t.ppf(0.975, degrees)) * error
     apart = sum(w * (part.mean - mean) ** 2 for w, part in zip(weights, parts, strict=True))
@@ -82,9 +84,9 @@ def table(sizes: list[dict[str, Difference]]) -> str:
         if max(part.spread for part in parts) > COLLAPSE_SPREAD:
             lines.append(f"| {name} | not pooled: seeds collapse | |")
             continue
-        found = pool(parts)
-        limits = f"[{found.low:+.1f}, {found.high:+.1f}]"
-        lines.append(f"| {name} | {found.mean:+.1f} {limits} | {found.p:.2g} |")
+        pooled = pool(parts)
+        limits = f"[{pooled.low:+.1f}, {pooled.high:+.1f}]"
+        lines.append(f"| {name} | {pooled.mean:+.1f} {limits} | {pooled.p:.2g} |")
     return "\n".join(lines) + "\n"
 
 

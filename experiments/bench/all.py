@@ -39,9 +39,9 @@ def command(name: str) -> str:
 
 
 def run(name: str, passed_on: list[str]) -> Report:
-    module_name, own = BENCHMARKS[name]
+    module_name, options = BENCHMARKS[name]
     module = importlib.import_module(module_name)
-    report: Report = module.measure(module.options([*own, *passed_on]))
+    report: Report = module.measure(module.options([*options, *passed_on]))
     return report
 
 
@@ -58,10 +58,10 @@ def load(path: Path) -> dict[str, Report]:
     """The reports of earlier calls, by name."""
     if not path.exists():
         return {}
-    found = json.loads(path.read_text(encoding="utf-8"))
+    record = json.loads(path.read_text(encoding="utf-8"))
     return {
         name: Report(**{**report, "claims": [Claim(**claim) for claim in report["claims"]]})
-        for name, report in found.items()
+        for name, report in record.items()
     }
 
 

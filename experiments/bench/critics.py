@@ -114,8 +114,8 @@ def make_batch(config: FitConfig, size: Size, *, privileged: bool) -> RolloutBat
     rollouts = []
     for number in range(size.prompts):
         prompt_ids, more = ids(16), ids(32)
-        own = (*prompt_ids, *more) if privileged else None
-        prompt = Prompt(f"made-up:{number}", "", prompt_ids, "1", critic_prompt_ids=own)
+        critic_prompt = (*prompt_ids, *more) if privileged else None
+        prompt = Prompt(f"made-up:{number}", "", prompt_ids, "1", critic_prompt_ids=critic_prompt)
         for _ in range(GROUP):
             length = round(draw.lognormvariate(0, 1) * size.median)
             response = ids(min(size.longest, max(1, length)))
@@ -200,11 +200,11 @@ def in_turns(
     turns = []
     for number in range(repeats + 1):
         if number % 2:
-            found = timed(option, device), timed(plain, device)
+            seconds = timed(option, device), timed(plain, device)
         else:
             of_plain = timed(plain, device)
-            found = timed(option, device), of_plain
-        turns.append(found)
+            seconds = timed(option, device), of_plain
+        turns.append(seconds)
     return turns[1:]
 
 
@@ -235,17 +235,17 @@ def measure(options: argparse.Namespace) -> Report:
         *("option", "trained numbers", "scalar head tokens/s", "with it tokens/s"),
         *("its speed", "least and most of a turn"),
     )
-    what = (
+    description = (
         f"{size.hidden} x {size.layers}, {size.prompts * GROUP} responses of "
         f"{plain.num_tokens:,} tokens in 2 minibatches, packed, float32; "
         "tokens are the rollouts', counted once an iteration; the machine was shared with other "
         "work, so the ratios count, not the tokens/s"
     )
-    return Report("What a critic's options cost", setting(options, what), columns, rows)
+    return Report("What a critic's options cost", setting(options, description), columns, rows)
 
 
 def memory() -> Report:
-    """GiB of a 1.5 B actor and critic on one GPU, by the functions of `vapo estimate`."""
+    """The memory (GiB) of a 1.5 B actor and critic on one GPU, as `vapo estimate` computes it."""
     shape = ROOT / "models/shapes/qwen2.5_1.5b"
     files = [STATE_TRACKING, ROOT / "conf/scale/one_gpu.yaml"]
     model = read_model_config(str(shape))
@@ -263,8 +263,10 @@ def memory() -> Report:
         *("option", "critic weights", "optimizer states of both", "gradients of both"),
         *("in all, critic update", "in all, optimizer step"),
     )
-    what = "GiB on one GPU by estimate, not measured: qwen2.5_1.5b twice, conf/scale/one_gpu.yaml"
-    return Report("What a critic's options need", what, columns, rows)
+    description = (
+        "GiB on one GPU by estimate, not measured: qwen2.5_1.5b twice, conf/scale/one_gpu.yaml"
+    )
+    return Report("What a critic's options need", description, columns, rows)
 
 
 def options(arguments_: list[str] | None = None) -> argparse.Namespace:
@@ -274,5 +276,5 @@ def options(arguments_: list[str] | None = None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    chosen = options()
-    print((memory() if chosen.memory else measure(chosen)).text())
+    parsed = options()
+    print((memory() if parsed.memory else measure(parsed)).text())

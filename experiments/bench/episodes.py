@@ -1,4 +1,4 @@
-"""Episodes that nobody waits for, against rounds in which every episode waits for the slowest.
+"""Episodes that do not wait for each other, against rounds that wait for the slowest episode.
 
     python experiments/bench/episodes.py
 
@@ -6,8 +6,8 @@ Unequal episodes of 1 to 10 turns, whose environment takes 0 to 2 s for an answe
 episodes, with the same answers and latencies, the same engine and the same environment processes
 on both sides. The other side plays in rounds, as a loop over turns does it: the turn of every
 episode is sampled, then all environments are asked, and the next round begins when the last one
-has answered. Where more episodes are to be played than run at a time, it plays them in batches of
-so many. Sides alternate; wall-clock time, since the time is that of waiting.
+has answered. If there are more episodes than can run at a time, it plays them in batches of that
+size. The sides alternate. Wall-clock time is measured, because most of it is waiting.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ TURN_TOKENS = 16
 
 
 class Slow:
-    """Answers so many turns, each after a while that depends on the row and the turn alone."""
+    """An environment of 1 to `max_turns` turns, which answers each after up to `max_latency_s`.
+
+    The number of turns and the delays depend on the row alone.
+    """
 
     def __init__(self, max_latency_s: float = 2.0, max_turns: int = 10) -> None:
         self.max_latency_s, self.max_turns = max_latency_s, max_turns
@@ -92,10 +95,10 @@ def in_rounds(
             sampled: list[SampledTurn] = []
             while len(sampled) < len(live):
                 sampled += stream.step()
-            for done in sampled:
-                ids[done.request.key] += [*done.ids, *observation]
-                num_tokens += len(done.ids)
-                environments.step(done.request.key, "x")
+            for episode in sampled:
+                ids[episode.request.key] += [*episode.ids, *observation]
+                num_tokens += len(episode.ids)
+                environments.step(episode.request.key, "x")
             live, turn = answered(environments, live), turn + 1
     return num_tokens
 
@@ -137,9 +140,9 @@ def main() -> None:
     player = Player(config, engine, scorer, tokenizer)
 
     def ours() -> int:
-        found = player.play(prompts, group_size=1, settings=sampling, seed=0)
-        assert all(rollout.failure is None for rollout in found)
-        return sum(rollout.num_sampled for rollout in found)
+        rollouts = player.play(prompts, group_size=1, settings=sampling, seed=0)
+        assert all(rollout.failure is None for rollout in rollouts)
+        return sum(rollout.num_sampled for rollout in rollouts)
 
     def rounds() -> int:
         total = 0

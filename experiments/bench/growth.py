@@ -107,7 +107,7 @@ def update(
 
 
 def grow(
-    what: str, sizes: dict[int, tuple[int, int]], networks: tuple[Actor, Critic], repeats: int
+    label: str, sizes: dict[int, tuple[int, int]], networks: tuple[Actor, Critic], repeats: int
 ) -> tuple[list[str], Claim]:
     """`sizes`: responses and tokens of each, by what the row is called."""
     device = next(networks[0].parameters()).device
@@ -127,13 +127,13 @@ def grow(
     }
     base = next(iter(per_token.values()))
     rows = [
-        f"| {what} {size} | {count * length} | {per_token[size] * count * length * 1e3:.1f} "
+        f"| {label} {size} | {count * length} | {per_token[size] * count * length * 1e3:.1f} "
         f"| {per_token[size] * 1e6:.1f} | {per_token[size] / base:.2f}x |"
         for size, (count, length) in sizes.items()
     ]
     worst = max(took / base for took in per_token.values())
     claim = Claim(
-        f"growth over {what}",
+        f"growth over {label}",
         "linear",
         "time a token at most 10 % above the smallest's",
         f"{worst:.2f}x at most",
@@ -152,9 +152,9 @@ def measure(options: argparse.Namespace) -> Report:
         "T (no attention)": ({length: (1, length) for length in lengths}, False),
     }
     rows, claims = [], []
-    for what, (sizes, attends) in kinds.items():
+    for label, (sizes, attends) in kinds.items():
         networks = make_networks(device, attends=attends)
-        more_rows, claim = grow(what, sizes, networks, options.repeats)
+        more_rows, claim = grow(label, sizes, networks, options.repeats)
         rows += more_rows
         claims.append(claim)
     columns = ("size", "response tokens", "ms", "us a token", "against the first")

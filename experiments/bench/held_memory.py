@@ -36,7 +36,7 @@ class Allocator:
     """Torch's caching allocator of one stream, with its default options."""
 
     def __init__(self) -> None:
-        self.allocated = self.peak = self.held = 0
+        self.allocated = self.peak = self.held_bytes = 0
         self._free: dict[bool, list[tuple[int, int, int]]] = {True: [], False: []}  # by is_small
         self._segments: list[dict[int, tuple[int, bool]]] = []  # of each, place: (size, is_used)
         self._places: dict[int, tuple[int, int, bool]] = {}
@@ -52,7 +52,7 @@ class Allocator:
             rounded = 20 * MIB if size < 10 * MIB else -(-size // (2 * MIB)) * 2 * MIB
             whole, segment, place = 2 * MIB if is_small else rounded, len(self._segments), 0
             self._segments.append({})
-            self.held += whole
+            self.held_bytes += whole
         rest = whole - size
         if rest >= 512 if is_small else rest > MIB:
             self._segments[segment][place + size] = rest, False
@@ -68,8 +68,8 @@ class Allocator:
         blocks, free = self._segments[segment], self._free[is_small]
         size, _ = blocks.pop(place)
         self.allocated -= size
-        before = max((p for p in blocks if p < place), default=-1)
-        for neighbour in (place + size, before):
+        previous = max((p for p in blocks if p < place), default=-1)
+        for neighbour in (place + size, previous):
             if neighbour in blocks and not blocks[neighbour][1]:
                 more, _ = blocks.pop(neighbour)
                 del free[bisect.bisect_left(free, (more, segment, neighbour))]
@@ -83,7 +83,7 @@ class Replay(TorchDispatchMode):
 
     def __init__(self, allocator: Allocator) -> None:
         super().__init__()
-        self.allocator, self._known, self._count = allocator, set[int](), 0
+        self.allocator, self._live_storages, self._count = allocator, set[int](), 0
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None):
         result = function(*args, **(kwargs or {}))
@@ -94,15 +94,15 @@ class Replay(TorchDispatchMode):
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         name = id(storage)
-        if name in self._known:
+        if name in self._live_storages:
             return
-        self._known.add(name)
+        self._live_storages.add(name)
         self._count += 1
         self.allocator.take(self._count, storage.nbytes())
         weakref.finalize(storage, self._end, name, self._count)
 
     def _end(self, name: int, key: int) -> None:
-        self._known.discard(name)
+        self._live_storages.discard(name)
         self.allocator.give_back(key)
 
 
@@ -156,7 +156,7 @@ def main() -> None:
             if steps % 4 == 0 or not turns.num_open:
                 print(
                     f"{8 * steps:4} forward passes: at most {allocator.peak / GIB:.2f} GiB "
-                    f"allocated, {allocator.held / GIB:.2f} held",
+                    f"allocated, {allocator.held_bytes / GIB:.2f} held",
                     flush=True,
                 )
 

@@ -121,8 +121,8 @@ def model_folders(case: Case) -> tuple[Path, Path]:
 
 def is_bf16(case: Case) -> bool:
     """A pretrained model is computed in what `trainer.precision` auto takes here, on both sides."""
-    found = choose_precision(torch.device("cpu"), case.hidden_size)
-    return case.is_pretrained and found.name == "bf16-mixed"
+    precision = choose_precision(torch.device("cpu"), case.hidden_size)
+    return case.is_pretrained and precision.name == "bf16-mixed"
 
 
 def make_settings(system: str, case: Case, threads: int) -> dict[str, Any]:
@@ -153,25 +153,25 @@ def draw_prompt(draw: random.Random, case: Case, policy: Path) -> list[int]:
     if not case.is_pretrained:
         return [draw.randrange(2, 40) for _ in range(case.prompt_tokens)]
     text = "".join(draw.choice("123456789") + draw.choice("+-") for _ in range(case.prompt_tokens))
-    found: list[int] = load_tokenizer(str(policy)).encode(text[: case.prompt_tokens])
-    return found
+    token_ids: list[int] = load_tokenizer(str(policy)).encode(text[: case.prompt_tokens])
+    return token_ids
 
 
 def start_sides(system: str, case: Case, options: argparse.Namespace) -> dict[str, Side]:
     settings = make_settings(system, case, options.threads)
     tag = f"{system}-{case.hidden_size}"
-    found = {
+    seconds_by_side = {
         "ours": Side(sys.executable, HERE / "side_vapo.py", settings, SCRATCH / f"{tag}-ours.log")
     }
     if options.alone:
-        return found
+        return seconds_by_side
     python = peer_python("trl", TRL[system])
     precision = "bf16" if settings["bf16"] else "float32"
     variants = {precision: {}} if case.is_pretrained else VARIANTS
     for index, (name, variant) in enumerate(variants.items()):
         log = SCRATCH / f"{tag}-trl{index}.log"
-        found[name] = Side(python, HERE / "side_trl.py", settings | variant, log)
-    return found
+        seconds_by_side[name] = Side(python, HERE / "side_trl.py", settings | variant, log)
+    return seconds_by_side
 
 
 def compare(system: str, case: Case, options: argparse.Namespace) -> tuple[list[str], list[Claim]]:
@@ -192,8 +192,8 @@ def compare(system: str, case: Case, options: argparse.Namespace) -> tuple[list[
         return statistics.median(report[key] for report in reports[name])
 
     speeds = {
-        name: statistics.median(report["tokens"] / report[clock] for report in found)
-        for name, found in reports.items()
+        name: statistics.median(report["tokens"] / report[clock] for report in side_report)
+        for name, side_report in reports.items()
     }
     rows = []
     for name in reports:
@@ -225,8 +225,8 @@ def measure(options: argparse.Namespace) -> Report:
     start(options)
     rows, claims = [], []
     systems = [options.system] if options.system else list(TRL)
-    drawn = [case for case in CASES.values() if not case.is_pretrained]
-    cases = [CASES[options.case]] if options.case else drawn
+    random_cases = [case for case in CASES.values() if not case.is_pretrained]
+    cases = [CASES[options.case]] if options.case else random_cases
     for case in cases:
         if options.toy:
             case = replace(case, num_responses=8, response_tokens=4, group_size=2)

@@ -88,13 +88,13 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
         sampler.end_ids = frozenset({-1})
         return sampler
 
-    found: list[dict[str, float]] = []
+    iterations: list[dict[str, float]] = []
     marks = [time.process_time()]
 
     def log(metrics: dict[str, float], **_: Any) -> None:
         if "time/iteration_s" in metrics:
             marks.append(time.process_time())
-            found.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
+            iterations.append(dict(metrics) | {"cpu_s": marks[-1] - marks[-2]})
 
     split = PromptSplit(TrainingSet.of(prompts), [], PromptReport(len(prompts), 0, 0, 0))
     scorer = make_scorer(config)
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> list[dict[str, float]]:
     )
     with progress:
         trainer.fit(module, parts.datamodule)
-    return found[1:]
+    return iterations[1:]
 
 
 def main() -> None:
@@ -129,7 +129,7 @@ def main() -> None:
         options.num_responses, options.group_size, options.response_tokens = 8, 2, 4
     iterations = run(options)
     medians = {
-        name: statistics.median(found[key] for found in iterations)
+        name: statistics.median(iteration[key] for iteration in iterations)
         for name, key in (*STAGES.items(), ("process CPU", "cpu_s"))
     }
     print(f"{options.precision}, {options.threads} thread(s), median of {options.repeats}, seconds")

@@ -41,7 +41,7 @@ def full_log_softmax(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs
 
 
 def selective_log_softmax(hidden: Tensor, weight: Tensor, targets: Tensor) -> Outputs:
-    """As in TRL's trainer: [rows, tokens, V], which it walks row by row."""
+    """Compute log-probs and entropies as TRL's trainer does: row by row over [rows, tokens, V]."""
     logits = (hidden @ weight.T).view(ROWS, -1, weight.shape[0])
     logprobs, entropies = trl_logprobs()(logits, targets.view(ROWS, -1))
     return logprobs.flatten(), entropies.flatten()
@@ -65,18 +65,18 @@ def forward_backward(
 def peak_bytes(side: Callable[..., Outputs], inputs: tuple[Tensor, ...], entropy: float) -> int:
     """The most that was allocated at one time above what was before."""
     if inputs[0].is_cuda:
-        before = torch.cuda.memory_allocated()
+        start_bytes = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         forward_backward(side, inputs, entropy)
-        return int(torch.cuda.max_memory_allocated() - before)
+        return int(torch.cuda.max_memory_allocated() - start_bytes)
     with torch.profiler.profile(profile_memory=True) as profiler:
         forward_backward(side, inputs, entropy)
-    held = most = 0
+    num_bytes = peak = 0
     for event in profiler.profiler.kineto_results.events():
         if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
-    return most
+            num_bytes += event.nbytes()
+            peak = max(peak, num_bytes)
+    return peak
 
 
 def compare(
@@ -91,7 +91,7 @@ def compare(
     inputs = (hidden.requires_grad_(), weight.requires_grad_(), targets)
     rows, claims = [], []
     kinds = ((0.01, "log-probs and entropy"), (0.0, "log-probs"))
-    for entropy, what in kinds[:1] if options.claims else kinds:
+    for entropy, label in kinds[:1] if options.claims else kinds:
 
         def run(name: str, entropy: float = entropy) -> None:
             hidden.grad = weight.grad = None
@@ -106,7 +106,7 @@ def compare(
         for name in SIDES:
             time, memory = seconds["ours"] / seconds[name], peaks["ours"] / peaks[name]
             rows.append(
-                f"| {num_tokens} x {hidden_size} | {what} | {name} | {seconds[name]:.2f} "
+                f"| {num_tokens} x {hidden_size} | {label} | {name} | {seconds[name]:.2f} "
                 f"| {time:.2f} | {peaks[name] / 2**20:,.0f} | {memory:.3f} |"
             )
             if name != "ours" and entropy:

@@ -17,7 +17,7 @@ import torch
 class Claim:
     """One row of the table of all benchmarks: a target, and what was measured."""
 
-    what: str
+    quantity: str
     against: str
     target: str
     measured: str
@@ -25,7 +25,7 @@ class Claim:
 
     def row(self) -> str:
         met = "yes" if self.met else "no"
-        return f"| {self.what} | {self.against} | {self.target} | {self.measured} | {met} |"
+        return f"| {self.quantity} | {self.against} | {self.target} | {self.measured} | {met} |"
 
 
 CLAIM_COLUMNS = ("what", "against", "target", "measured", "met")
@@ -69,7 +69,7 @@ def start(options: argparse.Namespace) -> torch.device:
 
 
 def setting(options: argparse.Namespace, *more: str) -> str:
-    """Machine, versions and clock, for the line above a table."""
+    """The machine, the versions and the clock, for the line above a table."""
     machine = f"{os.cpu_count()} CPU cores" if options.device == "cpu" else gpu_name()
     clock = "CPU seconds of the process" if counts_cpu(options.device) else "wall-clock seconds"
     return ", ".join(
@@ -93,11 +93,11 @@ def counts_cpu(device: str) -> bool:
 
 def timed(call: Callable[[], object], device: torch.device) -> float:
     clock = time.process_time if counts_cpu(device.type) else time.perf_counter
-    begun = clock()
+    begin = clock()
     call()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return clock() - begun
+    return clock() - begin
 
 
 def alternate(

@@ -24,25 +24,25 @@ PEERS = ROOT / "build/peers"
 def peer_python(package: str, version: str) -> Path:
     """The Python of an environment that has the package, with our versions of what both use."""
     environment = PEERS / f"{package}-{version}"
-    python, done = environment / "bin/python", environment / "installed"
-    if not done.exists():
+    python, marker = environment / "bin/python", environment / "installed"
+    if not marker.exists():
         subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
         install = [str(python), "-m", "pip", "install", "--quiet", "-c", "constraints.txt"]
         subprocess.run([*install, f"{package}=={version}", "requests"], check=True, cwd=ROOT)
-        done.touch()
+        marker.touch()
     return python
 
 
 def functions_of(source: str, names: tuple[str, ...], scope: dict[str, Any]) -> dict[str, Any]:
     """The named top-level functions, without decorators, run in `scope`."""
-    kept = [
+    functions = [
         node
         for node in ast.parse(source).body
         if isinstance(node, ast.FunctionDef) and node.name in names
     ]
-    for node in kept:
+    for node in functions:
         node.decorator_list = []
-    exec(compile(ast.Module(kept, []), "peer", "exec"), scope)
+    exec(compile(ast.Module(functions, []), "peer", "exec"), scope)
     return {name: scope[name] for name in names}
 
 

@@ -125,10 +125,10 @@ def compare(case: Case, repeats: int) -> str:
         if seed:  # the first round warms up
             speeds[0].append(num_theirs / (middle - start))
             speeds[1].append(sum(len(r.response_ids) for r in rollouts) / (end - middle))
-    theirs, ours = map(statistics.median, speeds)
+    peer_speed, our_speed = map(statistics.median, speeds)
     return (
         f"| {case.name} | {case.num_responses} / {case.rows} | {case.max_response_tokens} "
-        f"| {theirs:,.0f} | {ours:,.0f} | {ours / theirs:.2f}x |"
+        f"| {peer_speed:,.0f} | {our_speed:,.0f} | {our_speed / peer_speed:.2f}x |"
     )
 
 

@@ -53,7 +53,7 @@ def cut(sequences: Sequences, layout: Layout) -> list[TokenInputs]:
 
 
 def update(actor: Actor, chunks: list[TokenInputs], precision: str) -> float:
-    """Forward and backward of a minibatch; its gradient's norm."""
+    """Run forward and backward on a minibatch. Return the norm of its gradient."""
     for chunk in chunks:
         inputs = chunk.to(next(actor.parameters()).device)
         device = inputs.input_ids.device.type
@@ -135,16 +135,16 @@ def options(arguments_: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments_)
 
 
-def once(given: argparse.Namespace) -> None:
-    device = start(given)
-    actor = make_actor(given, device)
-    sequences = make_sequences(*(given.case or CASES[0]), actor.model.config.vocab_size)
-    update(actor, cut(sequences, given.layout), given.precision[0])
+def once(parsed: argparse.Namespace) -> None:
+    device = start(parsed)
+    actor = make_actor(parsed, device)
+    sequences = make_sequences(*(parsed.case or CASES[0]), actor.model.config.vocab_size)
+    update(actor, cut(sequences, parsed.layout), parsed.precision[0])
 
 
 if __name__ == "__main__":
-    given = options()
-    if given.layout is not None:
-        once(given)
+    parsed = options()
+    if parsed.layout is not None:
+        once(parsed)
     else:
-        print(measure(given).text())
+        print(measure(parsed).text())

@@ -90,8 +90,8 @@ def count_tokens(reward_model: Any, settings: Settings, turns: Turns) -> None:
             counts.append(rows * (width - prompt_tokens))
         else:
             responses = kwargs["input_ids"][:, prompt_tokens:]
-            ended = (responses == 1).long().cumsum(1)
-            counts.append(int((ended == 0).sum() + (ended[:, -1] > 0).sum()))
+            num_ends = (responses == 1).long().cumsum(1)
+            counts.append(int((num_ends == 0).sum() + (num_ends[:, -1] > 0).sum()))
         if len(counts) * settings["forward_rows"] >= settings["num_responses"]:
             turns.num_tokens = sum(counts)
             counts.clear()

@@ -81,8 +81,8 @@ def engines(
         check=check,
     )
     vllm.sync(access.weights())
-    ours = TransformersSampler(model, tokenizer, max_concurrent_sequences=rows, device=device)
-    return ours, vllm, score
+    sampler = TransformersSampler(model, tokenizer, max_concurrent_sequences=rows, device=device)
+    return sampler, vllm, score
 
 
 def speed(
@@ -107,13 +107,13 @@ def speed(
 
 
 def logprob_gaps(score: Score, rollouts: list[Rollout]) -> list[float]:
-    """Of every token, engine against trainer, a few responses at a time."""
+    """The difference of each token's log-prob between engine and trainer."""
     gaps = []
     for start in range(0, len(rollouts), GROUP_SIZE):
         rows = rollouts[start : start + GROUP_SIZE]
         scores = score([(row.prompt.prompt_ids, row.response_ids) for row in rows])
-        for row, mine in zip(rows, scores, strict=True):
-            gaps += [abs(a - b) for a, b in zip(row.rollout_logprobs, mine, strict=True)]
+        for row, row_scores in zip(rows, scores, strict=True):
+            gaps += [abs(a - b) for a, b in zip(row.rollout_logprobs, row_scores, strict=True)]
     return gaps
 
 
@@ -136,7 +136,7 @@ def measure(options: argparse.Namespace, folder: str) -> None:
     model = load_causal_lm(folder, dtype="float32", attn_implementation="auto")
     tokenizer = load_tokenizer(folder)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    ours, vllm, score = engines(
+    our_sampler, vllm, score = engines(
         folder,
         model,
         rows=max(options.responses),
@@ -152,10 +152,11 @@ def measure(options: argparse.Namespace, folder: str) -> None:
         for budget in options.budgets:
             speeds = []
             for seed in range(options.repeats + 1):
-                (theirs, _), (vllms, rollouts) = (
-                    speed(sampler, tokenizer, prompts, budget, seed) for sampler in (ours, vllm)
+                (transformers_speed, _), (vllm_speed, rollouts) = (
+                    speed(sampler, tokenizer, prompts, budget, seed)
+                    for sampler in (our_sampler, vllm)
                 )
-                speeds.append((theirs, vllms))
+                speeds.append((transformers_speed, vllm_speed))
             slow, fast = (statistics.median(column) for column in zip(*speeds[1:], strict=True))
             gaps = logprob_gaps(score, rollouts)
             lengths = [len(rollout.response_ids) for rollout in rollouts]

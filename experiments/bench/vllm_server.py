@@ -59,7 +59,7 @@ class Side(NamedTuple):
     def round(
         self, tokenizer: PreTrainedTokenizerBase, prompts: list[Prompt], budget: int, seed: int
     ) -> Round:
-        begun, cpu = time.perf_counter(), self._cpu_s()
+        begin, cpu = time.perf_counter(), self._cpu_s()
         rollouts = sample_all(
             self.sampler,
             tokenizer,
@@ -68,7 +68,7 @@ class Side(NamedTuple):
             settings=SamplingSettings(budget),
             seed=seed,
         )
-        return Round(rollouts, time.perf_counter() - begun, self._cpu_s() - cpu)
+        return Round(rollouts, time.perf_counter() - begin, self._cpu_s() - cpu)
 
     def _cpu_s(self) -> float:
         return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in (os.getpid(), *self.pids))
@@ -133,10 +133,10 @@ def make_prompts(num: int, vocab_size: int, seed: int) -> list[Prompt]:
     return [Prompt(f"made-up:{seed}, {i}", "", ids, "") for i, ids in enumerate(rows)]
 
 
-def largest_gap(one: list[Rollout], other: list[Rollout]) -> float:
-    if [r.response_ids for r in one] != [r.response_ids for r in other]:
+def largest_gap(first: list[Rollout], second: list[Rollout]) -> float:
+    if [r.response_ids for r in first] != [r.response_ids for r in second]:
         raise SystemExit("the sides have not sampled the same tokens")
-    pairs = zip(one, other, strict=True)
+    pairs = zip(first, second, strict=True)
     return max(
         abs(x - y)
         for a, b in pairs
@@ -160,35 +160,42 @@ def measure(options: argparse.Namespace) -> Report:
             )
             for engine in (("rollouts.engine=vllm",), server_engine(url))
         ]
-        own, served = (make_sampler(config, access, tokenizer) for config in configs)
-        with closing(own), closing(served):
-            sides = {"in process": Side(own, []), "over HTTP": Side(served, pids)}
+        colocated, served = (make_sampler(config, access, tokenizer) for config in configs)
+        with closing(colocated), closing(served):
+            sides = {"in process": Side(colocated, []), "over HTTP": Side(served, pids)}
             for side in sides.values():
                 side.sampler.end_ids = frozenset()  # type: ignore[attr-defined]
             for seed in range(options.repeats + 1):
                 prompts = make_prompts(num_prompts, vocab_size, seed)
-                found = {
+                rounds_by_name = {
                     name: sides[name].round(tokenizer, prompts, options.response_tokens, seed)
                     for name in (list(sides) if seed % 2 else reversed(sides))
                 }
-                gap = max(gap, largest_gap(*(one.rollouts for one in found.values())))
-                for name, one in found.items() if seed else ():
-                    turns[name].append(one)
-                print({n: (round(one.wall_s, 2), round(one.cpu_s, 2)) for n, one in found.items()})
+                gap = max(
+                    gap, largest_gap(*(result.rollouts for result in rounds_by_name.values()))
+                )
+                for name, result in rounds_by_name.items() if seed else ():
+                    turns[name].append(result)
+                print(
+                    {
+                        n: (round(result.wall_s, 2), round(result.cpu_s, 2))
+                        for n, result in rounds_by_name.items()
+                    }
+                )
     return report(options, model.num_parameters(), turns, gap)
 
 
 def report(
     options: argparse.Namespace, num_parameters: int, turns: dict[str, list[Round]], gap: float
 ) -> Report:
-    own, served = turns.values()
-    ratios = [b.wall_s / a.wall_s for a, b in zip(own, served, strict=True)]
+    colocated, served = turns.values()
+    ratios = [b.wall_s / a.wall_s for a, b in zip(colocated, served, strict=True)]
     ratio = statistics.median(ratios)
     num_tokens = options.responses * options.response_tokens
     rows = [
-        f"| {name} | {statistics.median(one.wall_s for one in rounds):.2f} "
-        f"| {statistics.median(one.cpu_s for one in rounds):.2f} "
-        f"| {num_tokens / statistics.median(one.wall_s for one in rounds):,.0f} |"
+        f"| {name} | {statistics.median(result.wall_s for result in rounds):.2f} "
+        f"| {statistics.median(result.cpu_s for result in rounds):.2f} "
+        f"| {num_tokens / statistics.median(result.wall_s for result in rounds):,.0f} |"
         for name, rounds in turns.items()
     ]
     return Report(
@@ -224,11 +231,11 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--at_once", type=int, default=32)
     parser.add_argument("--response_tokens", type=int, default=64)
     parser.add_argument("--log", default="build/vllm_server.log", help="what the server says")
-    found = parser.parse_args(argv)
-    if found.toy:
-        found.policy, found.responses, found.response_tokens = "models/state_tracking", 16, 8
-    Path(found.log).parent.mkdir(parents=True, exist_ok=True)
-    return found
+    parsed = parser.parse_args(argv)
+    if parsed.toy:
+        parsed.policy, parsed.responses, parsed.response_tokens = "models/state_tracking", 16, 8
+    Path(parsed.log).parent.mkdir(parents=True, exist_ok=True)
+    return parsed
 
 
 if __name__ == "__main__":

@@ -66,26 +66,26 @@ Spoiler = Callable[[Tensor, EvaluatedBatch, torch.Generator], Tensor]
 
 
 def turned_round(values: Tensor, batch: EvaluatedBatch, generator: torch.Generator) -> Tensor:
-    """High where they were low, about the batch's mean value, which stays."""
+    """Mirror the values at the batch's mean value: they are high where they were low."""
     return 2 * values[batch.counted_mask].mean() - values
 
 
 def of_another_response(
     values: Tensor, batch: EvaluatedBatch, generator: torch.Generator
 ) -> Tensor:
-    """Token by token those of the next prompt's response; behind its end, its last value."""
+    """Take each token's value from a response to the next prompt; after its end, its last value."""
     spoiled = values.clone()
     of_each = [values[row][batch.response_mask[row]] for row in range(len(batch))]
-    for row, own in enumerate(of_each):
+    for row, row_values in enumerate(of_each):
         other = of_each[(row + batch.group_size) % len(batch)]
         if len(other):
-            places = torch.arange(len(own)).clamp(max=len(other) - 1)
+            places = torch.arange(len(row_values)).clamp(max=len(other) - 1)
             spoiled[row, batch.response_mask[row]] = other[places]
     return spoiled
 
 
 def noisy(values: Tensor, batch: EvaluatedBatch, generator: torch.Generator) -> Tensor:
-    """With a deviation of 0.5 on each token."""
+    """Add Gaussian noise with a standard deviation of 0.5 to each token's value."""
     return values + 0.5 * torch.randn(values.shape, generator=generator, dtype=values.dtype)
 
 
@@ -106,13 +106,13 @@ def spoiled_values(kind: str, seed: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(derive_seed(seed, "spoiled values"))
 
     def with_spoiled(
-        batch: EvaluatedBatch, phase: Phase, config: FitConfig, *others: Any
+        batch: EvaluatedBatch, phase: Phase, config: FitConfig, *more: Any
     ) -> TrainingBatch:
         if phase is Phase.POLICY_OPTIMIZATION and batch.old_values is not None:
             mask = batch.response_mask
             spoiled = spoil(batch.values, batch, generator)
             batch = replace(batch, old_values=torch.where(mask, spoiled, batch.values))
-        return sound(batch, phase, config, *others)
+        return sound(batch, phase, config, *more)
 
     iteration.estimate_advantages = with_spoiled
     try:
@@ -140,8 +140,8 @@ class Case:
 
 def cases(task: str, seeds: Sequence[int], baselines: Sequence[str]) -> list[Case]:
     """Seed by seed, so that whatever has ended is paired."""
-    own = [("", ""), *((kind, name) for kind in SPOILERS for name in baselines)]
-    return [Case(task, seed, values, baseline) for seed in seeds for values, baseline in own]
+    cells = [("", ""), *((kind, name) for kind in SPOILERS for name in baselines)]
+    return [Case(task, seed, values, baseline) for seed in seeds for values, baseline in cells]
 
 
 WITHOUT_A_CRITIC = (
@@ -154,10 +154,13 @@ WITHOUT_A_CRITIC = (
 
 def config_of(case: Case, overrides: Sequence[str]) -> FitConfig:
     """Raises: UserError where the values would reach the critic's own loss."""
-    own = (f"algorithm.baseline.kind={case.baseline}",) if case.baseline else WITHOUT_A_CRITIC
+    baseline_overrides = (
+        (f"algorithm.baseline.kind={case.baseline}",) if case.baseline else WITHOUT_A_CRITIC
+    )
     where = f"output_dir={RUNS / case.task.replace(' ', '_')}"
     config = vapo.load_config(
-        TASKS[case.task], overrides=[*SMALL, where, *own, *overrides, f"seed={case.seed}"]
+        TASKS[case.task],
+        overrides=[*SMALL, where, *baseline_overrides, *overrides, f"seed={case.seed}"],
     )
     component = config.components.decoupled_gae
     if case.baseline and (config.critic.value_clip or component.lambda_critic != 1):
@@ -183,7 +186,7 @@ def run(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
     config = config_of(case, overrides)
     if case.baseline:
         config = start_from_critic(config, str(pretrained(config, case.task)))
-    begun = time.monotonic()
+    start = time.monotonic()
     with spoiled_values(case.values or "as they are", case.seed):
         finished = vapo.fit(config, quiet=True)
     metrics = {
@@ -198,7 +201,7 @@ def run(case: Case, overrides: Sequence[str]) -> dict[str, Any]:
         "before": finished.score_before,
         "after": finished.score_after,
         "fresh": statistics.fmean(accuracy[-FRESH_BATCHES:]),
-        "seconds": round(time.monotonic() - begun, 1),
+        "seconds": round(time.monotonic() - start, 1),
         "overrides": list(overrides),
         "metrics": metrics,
     }
@@ -208,7 +211,7 @@ RECORDED = ("rollout/accuracy", "rollout/response_length_mean", "critic/explaine
 
 
 def run_missing(
-    wanted: Sequence[Case],
+    cases: Sequence[Case],
     output: Path,
     minutes: float,
     call: Callable[[Case], dict[str, Any]],
@@ -219,15 +222,15 @@ def run_missing(
     None is begun once the minutes are over.
     """
     end = clock() + 60 * minutes
-    done = {(r["task"], r["seed"], r["values"], r["baseline"]) for r in read_rows(output)}
-    missing = [case for case in wanted if case.key not in done]
+    finished_cells = {(r["task"], r["seed"], r["values"], r["baseline"]) for r in read_rows(output)}
+    missing = [case for case in cases if case.key not in finished_cells]
     for number, case in enumerate(missing, start=1):
         if clock() > end:
             print(f"{len(missing) - number + 1} runs are left: the time is over")
             return
         row = call(case)
         output.parent.mkdir(parents=True, exist_ok=True)
-        lines = ",\n".join(json.dumps(one) for one in [*read_rows(output), row])
+        lines = ",\n".join(json.dumps(line_row) for line_row in [*read_rows(output), row])
         partial = output.with_suffix(".partial")
         partial.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         partial.replace(output)

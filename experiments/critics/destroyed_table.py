@@ -53,7 +53,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def by_seed(rows: Iterable[Row], task: str, case: tuple[str, str], score: str) -> dict[int, float]:
-    """Per cent."""
+    """The score of each seed in per cent."""
     return {
         row["seed"]: 100 * row[score]
         for row in rows
@@ -62,11 +62,13 @@ def by_seed(rows: Iterable[Row], task: str, case: tuple[str, str], score: str) -
 
 
 def difference(rows: Iterable[Row], task: str, case: tuple[str, str], score: str) -> list[float]:
-    """From the loss without a critic at lambda 1, of each seed that has both."""
+    """The score's difference to the loss without a critic (lambda 1), of seeds that have both."""
     rows = list(rows)
     control = by_seed(rows, task, CONTROL, score)
-    own = by_seed(rows, task, case, score)
-    return [own[seed] - control[seed] for seed in sorted(own.keys() & control.keys())]
+    case_scores = by_seed(rows, task, case, score)
+    return [
+        case_scores[seed] - control[seed] for seed in sorted(case_scores.keys() & control.keys())
+    ]
 
 
 def kinds(rows: Iterable[Row]) -> list[str]:
@@ -87,10 +89,12 @@ def table(rows: Sequence[Row]) -> str:
         for case in cases:
             cells = [case[0] or "none", BASELINES.get(case[1], "the others' mean, lambda 1")]
             for score in SCORES:
-                found = by_seed(rows, task, case, score)
-                each = ", ".join(f"{found[seed]:.1f}" for seed in sorted(found))
+                case_scores = by_seed(rows, task, case, score)
+                each = ", ".join(f"{case_scores[seed]:.1f}" for seed in sorted(case_scores))
                 differences = difference(rows, task, case, score)
-                cells.append(f"{statistics.fmean(found.values()):.1f} ({each})" if found else "")
+                cells.append(
+                    f"{statistics.fmean(case_scores.values()):.1f} ({each})" if case_scores else ""
+                )
                 is_shown = differences and case != CONTROL
                 cells.append(str(estimate(differences)) if is_shown else "")
             if any(cells[2:]):
@@ -110,15 +114,15 @@ def draw(rows: Sequence[Row], path: Path, *, score: str = "fresh") -> None:
         for (name, label), color, shift in zip(
             BASELINES.items(), ("tab:red", "tab:blue"), (-0.14, 0.14), strict=True
         ):
-            found = {
+            by_case = {
                 place: estimate(differences)
                 for place, kind in enumerate(names)
                 if (differences := difference(rows, task, (kind, name), score))
             }
             axis.errorbar(
-                [one.mean for one in found.values()],
-                [place + shift for place in found],
-                xerr=[one.half or 0.0 for one in found.values()],
+                [interval.mean for interval in by_case.values()],
+                [place + shift for place in by_case],
+                xerr=[interval.half or 0.0 for interval in by_case.values()],
                 fmt="o",
                 color=color,
                 label=label,

@@ -80,20 +80,20 @@ def measured(run: Path, output: Path) -> dict[str, float]:
     if not output.exists() or "truth/mse" not in output.read_text():
         command = ["vapo", "validate", "--config", str(run / "config.yaml")]
         command += ["--value_truth", "8", *SAME_QUESTION]
-        found = subprocess.run(command, capture_output=True, text=True, check=True)
-        output.write_text(found.stdout)
+        process = subprocess.run(command, capture_output=True, text=True, check=True)
+        output.write_text(process.stdout)
     lines = re.findall(r"^(\w+/\w+): (-?[\d.]+)", output.read_text(), re.M)
     return dict.fromkeys(FIGURES, math.nan) | {key: float(value) for key, value in lines}
 
 
 def scores(uri: str, experiment: str) -> dict[tuple[str, str], float]:
-    """Held-out score at the end, in per cent, by row and seed."""
+    """The held-out score at the end of each finished run, in per cent, by row and seed."""
     client = mlflow.MlflowClient(uri)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    record = client.get_experiment_by_name(experiment)
+    if record is None:
         raise SystemExit(f"no experiment {experiment} in {uri}")
     by_run = {}
-    for run in client.search_runs([found.experiment_id], max_results=1000):
+    for run in client.search_runs([record.experiment_id], max_results=1000):
         row, _, seed = (run.info.run_name or "").rpartition("/")
         if run.info.status == "FINISHED" and row and not row.startswith("value pretraining"):
             by_run[row, seed] = 100 * by_present_name(run.data.metrics)["eval/avg_at_k"]
@@ -155,7 +155,7 @@ def correlations_of_ranks(scores: np.ndarray, figure: Sequence[float], axis: int
 
 def correlation(methods: Sequence[Method], key: str) -> Correlation:
     figure = [method.figures[key] for method in methods]
-    found = permutation_test(
+    test = permutation_test(
         ([method.score for method in methods],),
         lambda scores, axis: correlations_of_ranks(scores, figure, axis),
         permutation_type="pairings",
@@ -163,13 +163,13 @@ def correlation(methods: Sequence[Method], key: str) -> Correlation:
         n_resamples=NUM_PAIRINGS,
         rng=np.random.default_rng(0),
     )
-    return Correlation(float(found.statistic), float(found.pvalue))
+    return Correlation(float(test.statistic), float(test.pvalue))
 
 
 def largest(methods: Sequence[Method], keys: Sequence[str]) -> Correlation:
     """The one furthest from 0, and how often chance has one so far among as many figures."""
     figures = [[method.figures[key] for method in methods] for key in keys]
-    found = permutation_test(
+    test = permutation_test(
         ([method.score for method in methods],),
         lambda scores, axis: np.max(
             [np.abs(correlations_of_ranks(scores, figure, axis)) for figure in figures], axis=0
@@ -180,7 +180,7 @@ def largest(methods: Sequence[Method], keys: Sequence[str]) -> Correlation:
         alternative="greater",
         rng=np.random.default_rng(0),
     )
-    return Correlation(float(found.statistic), float(found.pvalue))
+    return Correlation(float(test.statistic), float(test.pvalue))
 
 
 def most_influential(methods: Sequence[Method], key: str) -> Method:
@@ -197,10 +197,10 @@ def most_influential(methods: Sequence[Method], key: str) -> Method:
 
 
 def table(methods: Sequence[Method]) -> str:
-    own = distinct(methods)
-    same = [method.name for method in own if " = " in method.name]
+    pairs = distinct(methods)
+    same = [method.name for method in pairs if " = " in method.name]
     lines = [
-        f"{len(methods)} methods, {len(own)} with numbers of their own"
+        f"{len(methods)} methods, {len(pairs)} with numbers of their own"
         + (f" ({'; '.join(same)} in all of them)" if same else ""),
         "",
         "| figure after value pretraining | rank correlation with the score | without the method "
@@ -208,11 +208,11 @@ def table(methods: Sequence[Method]) -> str:
         "|---|---:|---:|---|",
     ]
     for key, label in FIGURES.items():
-        left_out = most_influential(own, key)
-        rest = [method for method in own if method is not left_out]
-        cells = (str(correlation(own, key)), str(correlation(rest, key)), left_out.name)
+        left_out = most_influential(pairs, key)
+        rest = [method for method in pairs if method is not left_out]
+        cells = (str(correlation(pairs, key)), str(correlation(rest, key)), left_out.name)
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    far = largest(own, list(FIGURES))
+    far = largest(pairs, list(FIGURES))
     lines += [
         "",
         f"The largest of the {len(FIGURES)} is {far.rho:.2f} from 0; among as many figures chance "
@@ -221,7 +221,7 @@ def table(methods: Sequence[Method]) -> str:
         f"| method | score | {' | '.join(FIGURES.values())} |",
         "|---|" + "---:|" * (1 + len(FIGURES)),
     ]
-    for method in sorted(own, key=lambda method: -method.score):
+    for method in sorted(pairs, key=lambda method: -method.score):
         cells = (f"{method.figures[key]:.2f}" for key in FIGURES)
         lines.append(f"| {method.name} | {method.score:.1f} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

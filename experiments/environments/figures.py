@@ -27,27 +27,35 @@ def main(folder: Path) -> None:
     pretrainings = {run["identity"]: run for run in contents["value_pretrainings"]}
     print_scores([run for run in contents["runs"] if run["state"] == "finished"])
     for row in [entry["row"] for entry in contents["rows"]]:
-        own = [run for run in contents["runs"] if run["row"] == row and run["state"] == "finished"]
-        before = [pretrainings[run["needs"]] for run in own if run["needs"]]
-        print(f"{row}: seeds {', '.join(str(run['seed']) for run in own)}")
-        tokens = [sum(history(run, "rollout/num_response_tokens")) for run in [*own, *before]]
-        print(f"  sampled tokens a seed: {sum(tokens) / len(own):,.0f}")
-        if before:
-            print("  explained variance by token:", by_token(before))
+        row_runs = [
+            run for run in contents["runs"] if run["row"] == row and run["state"] == "finished"
+        ]
+        pretraining_runs = [pretrainings[run["needs"]] for run in row_runs if run["needs"]]
+        print(f"{row}: seeds {', '.join(str(run['seed']) for run in row_runs)}")
+        tokens = [
+            sum(history(run, "rollout/num_response_tokens"))
+            for run in [*row_runs, *pretraining_runs]
+        ]
+        print(f"  sampled tokens a seed: {sum(tokens) / len(row_runs):,.0f}")
+        if pretraining_runs:
+            print("  explained variance by token:", by_token(pretraining_runs))
 
 
 def print_scores(runs: list[dict[str, Any]]) -> None:
     """Held-out scores in per cent at each evaluation, the first one before training."""
     scores: dict[str, list[list[float]]] = {}
     for run in sorted(runs, key=lambda run: run["seed"]):
-        found = [100 * score for score in history(run, "eval/avg_at_k")]
-        scores.setdefault(run["row"], []).append(found)
+        percentages = [100 * score for score in history(run, "eval/avg_at_k")]
+        scores.setdefault(run["row"], []).append(percentages)
     common = min(len(curve) for curves in scores.values() for curve in curves)
     first = next(iter(scores.values()))
     for row, curves in scores.items():
         print(f"{row}: scores", ", ".join(f"{mean(at):.1f}" for at in zip(*curves, strict=True)))
         for name, place in (("end", -1), (f"evaluation {common}", common - 1)):
-            gaps = [own[place] - other[place] for own, other in zip(curves, first, strict=True)]
+            gaps = [
+                curve_points[place] - other[place]
+                for curve_points, other in zip(curves, first, strict=True)
+            ]
             error = stdev(gaps) / len(gaps) ** 0.5
             half = quantile(len(gaps) - 1) * error
             low, high = mean(gaps) - half, mean(gaps) + half
@@ -74,8 +82,8 @@ def by_token(runs: list[dict[str, Any]]) -> str:
     parts = []
     for place, position in enumerate(columns[0]["position"]):
         if all(len(c["position"]) > place and c["num_tokens"][place] >= 100 for c in columns):
-            known = mean(c["explained_variance"][place] for c in columns)
-            parts.append(f"{position}: {known:.2f}")
+            explained = mean(c["explained_variance"][place] for c in columns)
+            parts.append(f"{position}: {explained:.2f}")
     return ", ".join(parts)
 
 

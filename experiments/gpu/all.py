@@ -91,15 +91,15 @@ def run_all(
     """Run what fits, in order; a row for each piece."""
     end, rows = clock() + 60 * minutes, []
     for name, piece in pieces.items():
-        left = (end - clock()) / 60
-        if left < piece.least_minutes:
-            rows.append(f"{name}: not begun, {max(left, 0):.1f} minutes left")
+        minutes_left = (end - clock()) / 60
+        if minutes_left < piece.least_minutes:
+            rows.append(f"{name}: not begun, {max(minutes_left, 0):.1f} minutes left")
             continue
-        ended = call(name, piece, left)
-        rows.append(f"{name}: {ended.status}, {ended.seconds / 60:.1f} minutes")
-        if not ended.is_done:  # its last line says what of it was not done
-            rows[-1] += "".join(f"; {last}" for last in ended.tail(1))
-        print(rows[-1], *ended.tail(30), sep="\n", flush=True)
+        exit_code = call(name, piece, minutes_left)
+        rows.append(f"{name}: {exit_code.status}, {exit_code.seconds / 60:.1f} minutes")
+        if not exit_code.is_done:  # its last line says what of it was not done
+            rows[-1] += "".join(f"; {last}" for last in exit_code.tail(1))
+        print(rows[-1], *exit_code.tail(30), sep="\n", flush=True)
     return rows
 
 

@@ -65,24 +65,24 @@ class CountedNetwork(FakeNetwork):
             yield tracker
 
 
-def count(network: str, recomputes: bool, chosen: argparse.Namespace) -> list[str]:
-    config = read_model_config(str(SHAPES / chosen.shape))
+def count(network: str, recomputes: bool, arguments: argparse.Namespace) -> list[str]:
+    config = read_model_config(str(SHAPES / arguments.shape))
     kind: Any = "causal_lm" if network == "actor" else "value_model"
     if network == "critic":
         write_head(config, ValueHead())
     counted = CountedNetwork(
         NetworkShape(kind, config, "float32", "auto", recomputes, autocast=True, on_gpu=True)
     )
-    sizes = {"prompt_tokens": chosen.prompt_tokens, "response_tokens": chosen.response_tokens}
-    kept, peak = counted.update(rows=chosen.rows, prompts=chosen.prompts, **sizes)
-    found = counted.counting
-    largest = ", ".join(f"`{n}` {b / 1e9:.0f}" for n, b in found.bytes.most_common(5))
-    numbers = (f"{found.calls.total():,}", f"{found.bytes.total() / 1e9:.0f}", largest)
+    sizes = {"prompt_tokens": arguments.prompt_tokens, "response_tokens": arguments.response_tokens}
+    kept_gib, peak = counted.update(rows=arguments.rows, prompts=arguments.prompts, **sizes)
+    counting = counted.counting
+    largest = ", ".join(f"`{n}` {b / 1e9:.0f}" for n, b in counting.bytes.most_common(5))
+    numbers = (f"{counting.calls.total():,}", f"{counting.bytes.total() / 1e9:.0f}", largest)
     return [
         network,
         "yes" if recomputes else "no",
         *numbers,
-        f"{kept / GIB:.2f}",
+        f"{kept_gib / GIB:.2f}",
         f"{peak / GIB:.2f}",
     ]
 
@@ -98,12 +98,12 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = options(arguments)
-    tokens = chosen.rows * chosen.response_tokens + chosen.prompts * chosen.prompt_tokens
-    print(f"{chosen.shape}, {tokens:,} tokens, bf16-mixed, torch {torch.__version__}\n")
+    parsed = options(arguments)
+    tokens = parsed.rows * parsed.response_tokens + parsed.prompts * parsed.prompt_tokens
+    print(f"{parsed.shape}, {tokens:,} tokens, bf16-mixed, torch {torch.__version__}\n")
     columns = ("network", "recomputes", "operations", "GB", "of these", "GiB kept", "GiB at most")
     networks = [(name, again) for name in ("critic", "actor") for again in (True, False)]
-    print(table(columns, [count(name, again, chosen) for name, again in networks]))
+    print(table(columns, [count(name, again, parsed) for name, again in networks]))
 
 
 if __name__ == "__main__":

@@ -93,28 +93,28 @@ def summary_table(results: dict[str, dict[str, Any]]) -> str:
         "|---" * 7 + "|",
     ]
     base = results.get("vllm", {}).get("tokens_per_s")
-    for part, found in results.items():
-        share = "" if base is None else f"{found['tokens_per_s'] / base:.2f}"
+    for part, figures in results.items():
+        share = "" if base is None else f"{figures['tokens_per_s'] / base:.2f}"
         lines.append(
-            f"| {part} | {found['step_ms']:.2f} | {found['outside_ms']:.2f} "
-            f"| {found['processor_ms']:.2f} | {found['device_ms']:.2f} "
-            f"| {found['tokens_per_s']:,.0f} | {share} |"
+            f"| {part} | {figures['step_ms']:.2f} | {figures['outside_ms']:.2f} "
+            f"| {figures['processor_ms']:.2f} | {figures['device_ms']:.2f} "
+            f"| {figures['tokens_per_s']:,.0f} | {share} |"
         )
     return "\n".join(lines)
 
 
-def profile_table(part: str, found: dict[str, Any]) -> str:
-    lines = [f"{part}: {found['engine']}", ""]
+def profile_table(part: str, figures: dict[str, Any]) -> str:
+    lines = [f"{part}: {figures['engine']}", ""]
     lines += ["| operation | calls a step | host, ms | device, ms |", "|---|---|---|---|"]
     lines += [
         f"| {row['operation'][:60]} | {row['calls_a_step']:.1f} "
         f"| {row['host_ms']:.3f} | {row['device_ms']:.3f} |"
-        for row in found["operations"]
+        for row in figures["operations"]
     ]
     lines += ["", "| function of Python | calls a step | ms |", "|---|---|---|"]
     lines += [
         f"| {row['function'][:70]} | {row['calls_a_step']:.1f} | {row['ms']:.3f} |"
-        for row in found["functions"]
+        for row in figures["functions"]
     ]
     return "\n".join(lines)
 
@@ -156,7 +156,7 @@ def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
     busy, start = time.process_time(), time.perf_counter()
     sample(options.tokens)
     busy, seconds = time.process_time() - busy, time.perf_counter() - start
-    found = {
+    figures = {
         "step_ms": 1000 * seconds / len(steps),
         "processor_ms": 1000 * busy / len(steps),
         "steps": len(steps),
@@ -164,9 +164,9 @@ def measure(part: str, options: argparse.Namespace) -> dict[str, Any]:
         "tokens_per_s": options.rows * options.tokens / seconds,
         "engine": engine_facts(llm.vllm_config),
     }
-    found |= profiled(sample, on_gpu=on_gpu)
+    figures |= profiled(sample, on_gpu=on_gpu)
     close()
-    return found
+    return figures
 
 
 Sample = Callable[[int], None]
@@ -179,7 +179,7 @@ def vllm_alone(
     from vllm import LLM, SamplingParams, TokensPrompt
 
     llm = LLM(**arguments)
-    asked = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+    token_prompts = [TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
 
     def sample(tokens: int) -> None:
         parameters = [
@@ -193,7 +193,7 @@ def vllm_alone(
             for row in range(len(prompts))
         ]
         llm.reset_prefix_cache()
-        llm.generate(asked, parameters, use_tqdm=False)
+        llm.generate(token_prompts, parameters, use_tqdm=False)
 
     return llm.llm_engine, sample, llm.llm_engine.engine_core.shutdown
 
@@ -246,8 +246,8 @@ def random_weights(model: str, dtype: torch.dtype) -> Iterable[tuple[str, torch.
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=False)
-    made = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    return made.state_dict().items()
+    new_model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    return new_model.state_dict().items()
 
 
 def counted(llm: Any) -> list[float]:
@@ -361,19 +361,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
             options.model = folder
             write_model(Path(folder), is_tiny=options.tiny)
         for part in options.parts:
-            made = Path(folder) / "part.json"
+            part_file = Path(folder) / "part.json"
             command = [sys.executable, __file__, "--one", part, "--model", options.model]
             command += ["--rows", str(options.rows), "--tokens", str(options.tokens)]
-            done = subprocess.run(
-                [*command, "--out", str(made)],
+            process = subprocess.run(
+                [*command, "--out", str(part_file)],
                 env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
                 capture_output=True,
                 text=True,
             )
-            if done.returncode != 0:
-                print(f"{part}: did not end\n{done.stderr[-3000:]}", flush=True)
+            if process.returncode != 0:
+                print(f"{part}: did not end\n{process.stderr[-3000:]}", flush=True)
                 continue
-            report["parts"][part] = json.loads(made.read_text())
+            report["parts"][part] = json.loads(part_file.read_text())
             options.out.write_text(json.dumps(report, indent=1) + "\n")
             print(profile_table(part, report["parts"][part]), end="\n\n", flush=True)
     print(json.dumps(report["machine"]))

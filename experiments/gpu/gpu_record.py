@@ -37,7 +37,7 @@ Row = dict[str, float]
 
 
 def provenance() -> dict[str, Any]:
-    """Date, command, commit, device and versions."""
+    """The date, command, commit, device and versions of a measurement."""
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
@@ -84,10 +84,10 @@ def device_slug() -> str:
 def _output(*command: str) -> str:
     """What a command prints; nothing where there is no such command, or it fails."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30)
+        process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30)
     except OSError:
         return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+    return process.stdout.strip() if process.returncode == 0 else ""
 
 
 def _of_the_repository(path: str) -> str:
@@ -107,9 +107,9 @@ class Result:
         self.contents: dict[str, Any] = {**provenance(), "setting": setting, "parts": {}}
         self.contents = json.loads(json.dumps(self.contents))  # tuples become lists, as in a file
         if self.path.exists():
-            before = json.loads(self.path.read_text(encoding="utf-8"))
-            if all(before.get(key) == self.contents[key] for key in _OF_ONE_FILE):
-                self.contents["parts"] = before["parts"]
+            previous = json.loads(self.path.read_text(encoding="utf-8"))
+            if all(previous.get(key) == self.contents[key] for key in _OF_ONE_FILE):
+                self.contents["parts"] = previous["parts"]
 
     def add(self, name: str, part: dict[str, Any]) -> None:
         """A name that is there already is a further round of it."""
@@ -170,7 +170,7 @@ def run_process(
         variables: of its environment, beside this one's.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    begun, before = time.monotonic(), device_used_gib()
+    start, start_gib = time.monotonic(), device_used_gib()
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with log.open("w") as output, DeviceMemory() as memory:
         process = subprocess.Popen(
@@ -182,11 +182,11 @@ def run_process(
             start_new_session=True,
         )
         try:
-            status = _wait(process, log, begun + limit_s, until)
+            status = _wait(process, log, start + limit_s, until)
         finally:
             _kill_group(process)  # also where the parent is interrupted
-    used = None if before is None or memory.peak is None else memory.peak - before
-    return Ended(status, time.monotonic() - begun, used, log)
+    extra_gib = None if start_gib is None or memory.peak is None else memory.peak - start_gib
+    return Ended(status, time.monotonic() - start, extra_gib, log)
 
 
 def _wait(
@@ -215,8 +215,8 @@ def _kill_group(process: subprocess.Popen[Any]) -> None:
 
 def device_used_gib() -> float | None:
     """What all processes hold of the first GPU; None without one."""
-    used = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
-    return float(used.splitlines()[0]) * 2**20 / GIB if used else None
+    output = _output("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits")
+    return float(output.splitlines()[0]) * 2**20 / GIB if output else None
 
 
 class DeviceMemory:
@@ -224,7 +224,7 @@ class DeviceMemory:
 
     def __init__(self) -> None:
         self.peak = device_used_gib()
-        self._ended = threading.Event()
+        self._stop_event = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
     def __enter__(self) -> DeviceMemory:
@@ -233,15 +233,15 @@ class DeviceMemory:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._ended.set()
+        self._stop_event.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _watch(self) -> None:
-        while not self._ended.wait(0.5):
-            used = device_used_gib()
-            if used is not None and self.peak is not None:
-                self.peak = max(self.peak, used)
+        while not self._stop_event.wait(0.5):
+            used_gib = device_used_gib()
+            if used_gib is not None and self.peak is not None:
+                self.peak = max(self.peak, used_gib)
 
 
 # ---- a run of ours --------------------------------------------------------------------------
@@ -264,13 +264,15 @@ def recorded(output_dir: Path) -> list[Row]:
 
 
 def iteration_seconds(row: Row) -> float:
-    """Of a whole iteration without its evaluation, and without the checkpoint of the iteration
-    before, for which this one waited."""
+    """The seconds of an iteration without its evaluation and without the previous iteration's
+    checkpoint, for which it waited."""
     besides = ("evaluation", "checkpoint", "engine_start")
     return row["time/iteration_s"] - sum(row.get(f"time/{name}_s", 0.0) for name in besides)
 
 
 def stages(row: Row) -> Row:
     """The seconds of an iteration by stage, as its metrics `time/*_s` name them."""
-    found = {key[5:-2]: s for key, s in row.items() if key.startswith("time/") and key[-2:] == "_s"}
-    return {name: round(seconds, 3) for name, seconds in found.items()}
+    stage_seconds = {
+        key[5:-2]: s for key, s in row.items() if key.startswith("time/") and key[-2:] == "_s"
+    }
+    return {name: round(seconds, 3) for name, seconds in stage_seconds.items()}

@@ -109,7 +109,7 @@ TOY: dict[str, Any] = {
 def our_command(
     side: OurSide, case: Case, model: Path, output: Path, num_iterations: int, more: Sequence[str]
 ) -> list[str]:
-    """`vapo fit` on the config that `vapo fit --model` takes on a GPU, with the case's sizes."""
+    """The command of `vapo fit` with the config of `vapo fit --model` on a GPU, and these sizes."""
     lengths = case.lengths
     longest_prompt = lengths.mean_prompt + lengths.spread_prompt
     return vapo(
@@ -180,9 +180,9 @@ def run_ours(
 ) -> dict[str, Any]:
     side, output = OURS[name], SCRATCH / "iterations"
     shutil.rmtree(output, ignore_errors=True)
-    asked = our_command(side, case, model, output, options.iterations + 1, options.overrides)
-    ended = run_process(asked, _log(name, options), limit_s=limit_s)
-    return part(ended, our_iterations(recorded(output), side.num_pretraining), asked)
+    command = our_command(side, case, model, output, options.iterations + 1, options.overrides)
+    outcome = run_process(command, _log(name, options), limit_s=limit_s)
+    return part(outcome, our_iterations(recorded(output), side.num_pretraining), command)
 
 
 # ---- TRL's --------------------------------------------------------------------------------------
@@ -208,10 +208,10 @@ def run_trl(case: Case, model: Path, options: argparse.Namespace, limit_s: float
         "scratch": str(SCRATCH / "trl"),
         "report": str(report),
     }
-    asked = [options.peer_python, str(HERE / "trl_side.py"), json.dumps(settings)]
-    ended = run_process(asked, _log(TRL, options), limit_s=limit_s)
+    command = [options.peer_python, str(HERE / "trl_side.py"), json.dumps(settings)]
+    outcome = run_process(command, _log(TRL, options), limit_s=limit_s)
     lines = report.read_text().splitlines() if report.exists() else []
-    return part(ended, [json.loads(line) for line in lines][1:], asked)
+    return part(outcome, [json.loads(line) for line in lines][1:], command)
 
 
 # ---- all ------------------------------------------------------------------------------------
@@ -221,57 +221,61 @@ def _log(name: str, options: argparse.Namespace) -> Path:
     return options.logs / f"{name.lower().replace(', ', '_').replace(' ', '_')}.log"
 
 
-def part(ended: Ended, iterations: list[dict[str, Any]], asked: list[str]) -> dict[str, Any]:
-    return {**ended.part(), "iterations": iterations, "asked": asked[1:]}
+def part(outcome: Ended, iterations: list[dict[str, Any]], command: list[str]) -> dict[str, Any]:
+    return {**outcome.part(), "iterations": iterations, "asked": command[1:]}
 
 
 def tokens_per_s(parts: Sequence[dict[str, Any]]) -> float | None:
     """The median over all counted iterations of all rounds."""
-    speeds = [one["tokens"] / one["seconds"] for part in parts for one in part["iterations"]]
+    speeds = [
+        iteration["tokens"] / iteration["seconds"]
+        for part in parts
+        for iteration in part["iterations"]
+    ]
     return statistics.median(speeds) if speeds else None
 
 
 def ratios(parts: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
-    """By name: ours against TRL in tokens per second; VAPO against our GRPO in seconds a token."""
+    """Ratios by name: our GRPO's tokens/s to TRL's, and VAPO's seconds per token to our GRPO's."""
     speeds = {name: speed for name, of in parts.items() if (speed := tokens_per_s(of))}
-    found = {}
+    comparisons = {}
     if "GRPO" in speeds:
         if TRL in speeds:
-            found[f"GRPO's tokens/s to {TRL}'s"] = speeds["GRPO"] / speeds[TRL]
+            comparisons[f"GRPO's tokens/s to {TRL}'s"] = speeds["GRPO"] / speeds[TRL]
         for name in ("VAPO", "VAPO, probe"):
             if name in speeds:
-                found[f"seconds of {name} to GRPO's"] = speeds["GRPO"] / speeds[name]
-    return {name: round(value, 3) for name, value in found.items()}
+                comparisons[f"seconds of {name} to GRPO's"] = speeds["GRPO"] / speeds[name]
+    return {name: round(value, 3) for name, value in comparisons.items()}
 
 
 def measure(name: str, options: argparse.Namespace, end: float) -> Result:
     case = replace(CASES[name], **TOY) if options.toy else CASES[name]
     sides = [side for side in case.sides if options.sides is None or side in options.sides]
     model = SCRATCH / f"model_{case.shape}_{name}{'_toy' if options.toy else ''}"
-    made = run_process(
+    outcome = run_process(
         command(model, case.shape, case.lengths, tiny=options.toy),
         options.logs / "made_model.log",
         limit_s=max(1.0, end - time.monotonic()),
     )
     setting = {**asdict(case), "iterations": options.iterations, "overrides": options.overrides}
     result = Result(options.out, f"iterations_{name}_{device_slug()}", setting)
-    if not made.is_done:
-        result.add("model", made.part())
-        print(f"{name}: no model: {made.status}", *made.tail(), sep="\n", flush=True)
+    if not outcome.is_done:
+        result.add("model", outcome.part())
+        print(f"{name}: no model: {outcome.status}", *outcome.tail(), sep="\n", flush=True)
         return result
     for _ in range(options.rounds):
         for side in sides:
-            left = end - time.monotonic()
-            if left < NEEDED_S and not options.toy:
-                found: dict[str, Any] = {"status": "not run: no time left", "iterations": []}
+            remaining_s = end - time.monotonic()
+            if remaining_s < NEEDED_S and not options.toy:
+                results: dict[str, Any] = {"status": "not run: no time left", "iterations": []}
             elif side == TRL:
-                found = run_trl(case, model, options, left)
+                results = run_trl(case, model, options, remaining_s)
             else:
-                found = run_ours(side, case, model, options, left)
-            result.add(side, found)
+                results = run_ours(side, case, model, options, remaining_s)
+            result.add(side, results)
             result.contents["ratios"] = ratios(result.contents["parts"])
             result.write()
-            print(line(name, side, found), flush=True)
+            print(line(name, side, results), flush=True)
     for ratio, value in result.contents.get("ratios", {}).items():
         print(f"{name}: {ratio}: {value:.2f}", flush=True)
     return result
@@ -287,14 +291,14 @@ def not_done(case: str, result: Result) -> list[str]:
     ]
 
 
-def line(case: str, side: str, found: dict[str, Any]) -> str:
-    seconds = [round(one["seconds"], 2) for one in found["iterations"]]
+def line(case: str, side: str, results: dict[str, Any]) -> str:
+    seconds = [round(iteration["seconds"], 2) for iteration in results["iterations"]]
     if not seconds:
-        return "\n".join([f"{case}, {side}: {found['status']}", *found.get("log_end", [])])
-    last = found["iterations"][-1]
+        return "\n".join([f"{case}, {side}: {results['status']}", *results.get("log_end", [])])
+    last = results["iterations"][-1]
     return (
-        f"{case}, {side}: {seconds} s, {tokens_per_s([found]):,.0f} tokens/s, gap {last['gap']}, "
-        f"{last['stages']} ({found['status']})"
+        f"{case}, {side}: {seconds} s, {tokens_per_s([results]):,.0f} tokens/s, gap {last['gap']}, "
+        f"{last['stages']} ({results['status']})"
     )
 
 

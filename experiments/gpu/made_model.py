@@ -68,7 +68,7 @@ class Lengths:
 def command(
     folder: Path, shape: str, lengths: Lengths, *, tiny: bool = False, num_rows: int = 4096
 ) -> list[str]:
-    """This script's own command for these, so that the process that measures holds no GPU."""
+    """The command that runs this script, so that the measuring process does not hold a GPU."""
     options = {
         "--shape": shape,
         "--prompt_tokens": lengths.mean_prompt,
@@ -127,11 +127,11 @@ def make_tokenizer(vocab_size: int) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    made = PreTrainedTokenizerFast(
+    fast_tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>"
     )
-    made.chat_template = CHAT_TEMPLATE
-    return made
+    fast_tokenizer.chat_template = CHAT_TEMPLATE
+    return fast_tokenizer
 
 
 @torch.no_grad()
@@ -182,14 +182,14 @@ def write_all(
 ) -> Path:
     """A policy, `problems.jsonl` and `reward.py` in the folder; one that is there is kept."""
     described = {"shape": shape, "lengths": vars(lengths), "tiny": tiny, "num_rows": num_rows}
-    done = folder / "made.json"
-    if not done.exists() or json.loads(done.read_text()) != described:
+    record = folder / "made.json"
+    if not record.exists() or json.loads(record.read_text()) != described:
         folder.mkdir(parents=True, exist_ok=True)
         write_model(folder, shape, lengths.end_chance(), tiny=tiny)
         write_prompts(folder / "problems.jsonl", lengths, num_rows=num_rows)
         write_prompts(folder / "heldout.jsonl", lengths, num_rows=16, seed=1)
         (folder / "reward.py").write_text(REWARD, encoding="utf-8")
-        done.write_text(json.dumps(described), encoding="utf-8")
+        record.write_text(json.dumps(described), encoding="utf-8")
     return folder
 
 

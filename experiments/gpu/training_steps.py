@@ -92,20 +92,20 @@ def options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--toy", action="store_true", help="sizes that only try the script")
     add("--out", type=Path, help="a JSON file for all figures")
     add("overrides", nargs="*", help="further config keys, as KEY=VALUE")
-    found = parser.parse_args(arguments)
-    if found.toy:
-        found.rows, found.group_size, found.minibatches, found.repeats = 8, 4, 2, 1
-        found.prompt_tokens, found.response_tokens, found.microbatch_tokens = 6, 40, "128"
-    return found
+    parsed = parser.parse_args(arguments)
+    if parsed.toy:
+        parsed.rows, parsed.group_size, parsed.minibatches, parsed.repeats = 8, 4, 2, 1
+        parsed.prompt_tokens, parsed.response_tokens, parsed.microbatch_tokens = 6, 40, "128"
+    return parsed
 
 
-def save_policy(folder: Path, chosen: argparse.Namespace) -> int:
+def save_policy(folder: Path, arguments: argparse.Namespace) -> int:
     """A policy of the shape with random weights, as a folder that a run loads; its vocabulary."""
-    own = ROOT / "models/shapes" / chosen.shape
+    shape_folder = ROOT / "models/shapes" / arguments.shape
     config = AutoConfig.from_pretrained(
-        own if own.is_dir() else chosen.shape, trust_remote_code=False
+        shape_folder if shape_folder.is_dir() else arguments.shape, trust_remote_code=False
     )
-    if chosen.toy:
+    if arguments.toy:
         config = type(config)(**{**config.to_dict(), **TOY})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, dtype=torch.bfloat16)
@@ -113,26 +113,26 @@ def save_policy(folder: Path, chosen: argparse.Namespace) -> int:
     return int(config.vocab_size)
 
 
-def make_config(folder: Path, chosen: argparse.Namespace) -> FitConfig:
+def make_config(folder: Path, arguments: argparse.Namespace) -> FitConfig:
     files = [ROOT / "conf/data/gsm8k.yaml", ROOT / "conf/scale/own_model_gpu.yaml"]
     sizes = {
         "actor.path": folder / "policy",
         "output_dir": folder / "runs",
-        "trainer.accelerator": chosen.accelerator,
-        "trainer.precision": chosen.precision,
+        "trainer.accelerator": arguments.accelerator,
+        "trainer.precision": arguments.precision,
         "components.value_pretraining.enabled": "false",
-        "components.group_sampling.num_prompts": chosen.rows // chosen.group_size,
-        "components.group_sampling.group_size": chosen.group_size,
-        "data.max_prompt_tokens": chosen.prompt_tokens,
-        "rollouts.max_response_tokens": chosen.response_tokens,
-        "training.minibatch_size": chosen.rows // chosen.minibatches,
-        "training.microbatch_tokens": chosen.microbatch_tokens,
-        "training.num_iterations": chosen.repeats + 2,
-        "actor.gradient_checkpointing": chosen.gradient_checkpointing,
-        "critic.gradient_checkpointing": chosen.gradient_checkpointing,
+        "components.group_sampling.num_prompts": arguments.rows // arguments.group_size,
+        "components.group_sampling.group_size": arguments.group_size,
+        "data.max_prompt_tokens": arguments.prompt_tokens,
+        "rollouts.max_response_tokens": arguments.response_tokens,
+        "training.minibatch_size": arguments.rows // arguments.minibatches,
+        "training.microbatch_tokens": arguments.microbatch_tokens,
+        "training.num_iterations": arguments.repeats + 2,
+        "actor.gradient_checkpointing": arguments.gradient_checkpointing,
+        "critic.gradient_checkpointing": arguments.gradient_checkpointing,
     }
     overrides = [f"{key}={value}" for key, value in sizes.items()]
-    config = load_config(FitConfig, files, [*overrides, *chosen.overrides])
+    config = load_config(FitConfig, files, [*overrides, *arguments.overrides])
     settle_precision(config)
     return config
 
@@ -140,17 +140,17 @@ def make_config(folder: Path, chosen: argparse.Namespace) -> FitConfig:
 class DrawnRollouts:
     """The same responses of drawn tokens in each iteration, half of them right."""
 
-    def __init__(self, config: FitConfig, chosen: argparse.Namespace, vocabulary: int) -> None:
+    def __init__(self, config: FitConfig, arguments: argparse.Namespace, vocabulary: int) -> None:
         draw = random.Random(0)
 
         def ids(length: int) -> tuple[int, ...]:
             return tuple(draw.randrange(2, vocabulary) for _ in range(length))
 
-        lengths = response_lengths(chosen.lengths, chosen.rows, chosen.response_tokens)
+        lengths = response_lengths(arguments.lengths, arguments.rows, arguments.response_tokens)
         rollouts = []
         for row, length in enumerate(lengths):
-            if row % chosen.group_size == 0:
-                prompt = Prompt(f"drawn:{row}", "", ids(chosen.prompt_tokens), "")
+            if row % arguments.group_size == 0:
+                prompt = Prompt(f"drawn:{row}", "", ids(arguments.prompt_tokens), "")
             reward = float(draw.random() < 0.5)
             logprobs, turns = (-1.0,) * length, (Turn(0, length, reward),)
             stop = FinishReason.STOP
@@ -159,9 +159,9 @@ class DrawnRollouts:
             )
         self.batch = make_rollout_batch(
             rollouts,
-            group_size=chosen.group_size,
+            group_size=arguments.group_size,
             rewards=config.rewards,
-            max_response_tokens=chosen.response_tokens,
+            max_response_tokens=arguments.response_tokens,
         )
 
     def next_batch(
@@ -173,8 +173,8 @@ class DrawnRollouts:
 class Watching(Callback):
     """Seconds of the stages of each iteration; operations of the first minibatch of the last."""
 
-    def __init__(self, progress: Progress, chosen: argparse.Namespace) -> None:
-        self.progress, self.chosen = progress, chosen
+    def __init__(self, progress: Progress, arguments: argparse.Namespace) -> None:
+        self.progress, self.arguments = progress, arguments
         self.seconds: list[dict[str, float]] = []
         self.flops: dict[str, float] = {}
         self.compiled_before = compiled_graphs()
@@ -183,7 +183,7 @@ class Watching(Callback):
         self.profiler: Any = None
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.current_epoch == self.chosen.repeats + 1:  # the last
+        if trainer.current_epoch == self.arguments.repeats + 1:  # the last
             self.compiled = compiled_graphs() - self.compiled_before
             self.memory = memory_metrics()
             activities = [ProfilerActivity.CPU]
@@ -197,7 +197,7 @@ class Watching(Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, *args: Any, **kwargs: Any
     ) -> None:
-        if self.profiler is not None and trainer.current_epoch == self.chosen.repeats + 1:
+        if self.profiler is not None and trainer.current_epoch == self.arguments.repeats + 1:
             self.profiler.stop()
             trainer.should_stop = True
             trainer.limit_train_batches = 1
@@ -206,9 +206,9 @@ class Watching(Callback):
         assert isinstance(pl_module, VapoModule)
         total = time.monotonic() - self.since
         stages = self.progress.pop_iteration_seconds()
-        found = {"logprobs_values": stages["logprobs_values"], **pl_module.update_seconds}
-        between = total - sum(found.values())
-        self.seconds.append({**found, "between": between, "iteration": total})
+        seconds = {"logprobs_values": stages["logprobs_values"], **pl_module.update_seconds}
+        between = total - sum(seconds.values())
+        self.seconds.append({**seconds, "between": between, "iteration": total})
         if not self.flops:
             self.flops = count_flops(pl_module, trainer)
 
@@ -226,27 +226,27 @@ def count_flops(module: VapoModule, trainer: L.Trainer) -> dict[str, float]:
     networks = [module.actor, *([module.critic] if module.critic is not None else [])]
     rows = range(len(iteration.batch))
     inputs = rollout_inputs(iteration.batch, rows, pad_id=module.pad_id, layout=module.layout)
-    found = {"logprobs_values": sum(n.forward_flops.count(inputs) for n in networks)}
+    stage_flops = {"logprobs_values": sum(n.forward_flops.count(inputs) for n in networks)}
     for name, network in (("actor", module.actor), ("critic", module.critic)):
         if network is not None:
             parts = (m for minibatch in iteration.minibatches for m in minibatch.of(name))
             flops = sum(network.forward_flops.count_update(micro.inputs) for micro in parts)
-            found[f"{name}_update"] = flops
+            stage_flops[f"{name}_update"] = flops
     prompts = sum(len(r.prompt.prompt_ids) for r in iteration.batch.rollouts)
-    found["tokens"] = prompts + float(iteration.batch.response_mask.sum())
-    return found
+    stage_flops["tokens"] = prompts + float(iteration.batch.response_mask.sum())
+    return stage_flops
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     """Run the iterations; print each table once it is there; return all figures."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        vocabulary = save_policy(folder / "policy", chosen)
-        config = make_config(folder, chosen)
-        drawn, progress = DrawnRollouts(config, chosen, vocabulary), Progress(enabled=False)
+        vocabulary = save_policy(folder / "policy", arguments)
+        config = make_config(folder, arguments)
+        rollouts, progress = DrawnRollouts(config, arguments, vocabulary), Progress(enabled=False)
         module = VapoModule(config, pad_id=0)
-        parts = assemble_parts(module, lambda _: drawn, progress=progress, critic_dir=None)
-        watching = Watching(progress, chosen)
+        parts = assemble_parts(module, lambda _: rollouts, progress=progress, critic_dir=None)
+        watching = Watching(progress, arguments)
         trainer = L.Trainer(
             **parts.trainer_options,
             callbacks=[*parts.callbacks, watching],
@@ -269,7 +269,7 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     }
     record: dict[str, Any] = {
         **provenance(module.device),
-        "options": {k: str(v) for k, v in vars(chosen).items()},
+        "options": {k: str(v) for k, v in vars(arguments).items()},
         "precision": config.trainer.precision,
         "layout": module.layout,
         "microbatch_tokens": module.microbatching.tokens,
@@ -281,8 +281,11 @@ def measure(chosen: argparse.Namespace) -> dict[str, Any]:
         "stages": stages,
     }
     print(describe(record), stage_table(stages), sep="\n\n", flush=True)
-    found = by_stage(operations_of(watching.profiler), RANGES)
-    record["operations"] = {name: own.record(chosen.operations) for name, own in found.items()}
+    operations = by_stage(operations_of(watching.profiler), RANGES)
+    record["operations"] = {
+        name: stage_operations.record(arguments.operations)
+        for name, stage_operations in operations.items()
+    }
     print("\n" + operation_tables(record["operations"]), flush=True)
     return record
 
@@ -322,13 +325,13 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    chosen = options(arguments)
+    parsed = options(arguments)
     quiet_libraries()
-    record = measure(chosen)
-    if chosen.out is not None:
-        chosen.out.parent.mkdir(parents=True, exist_ok=True)
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"\n{chosen.out}")
+    record = measure(parsed)
+    if parsed.out is not None:
+        parsed.out.parent.mkdir(parents=True, exist_ok=True)
+        parsed.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"\n{parsed.out}")
 
 
 if __name__ == "__main__":

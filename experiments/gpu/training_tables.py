@@ -81,16 +81,16 @@ def by_stage(
     Args:
         stages: the name of a range in the trace -> the stage; ranges may lie within each other.
     """
-    known = list(operations)
-    ranges = [o for o in known if o.name in stages]
+    all_operations = list(operations)
+    ranges = [o for o in all_operations if o.name in stages]
     ranges.sort(key=lambda o: o.end_us - o.start_us)  # the innermost first
-    found = {stage: StageOperations() for stage in [*stages.values(), "between"]}
-    for operation in known:
+    by_name = {stage: StageOperations() for stage in [*stages.values(), "between"]}
+    for operation in all_operations:
         if operation.name in stages:
             continue
         around = next((r for r in ranges if r.start_us <= operation.start_us < r.end_us), None)
-        found["between" if around is None else stages[around.name]].add(operation)
-    return found
+        by_name["between" if around is None else stages[around.name]].add(operation)
+    return by_name
 
 
 def stage_figures(
@@ -111,7 +111,7 @@ def stage_figures(
 
 
 def response_lengths(kind: str, rows: int, longest: int, *, seed: int = 0) -> list[int]:
-    """Of `equal` lengths all are the longest; `drawn` ones are even from 32 to the longest."""
+    """The responses' lengths: all `longest` if `equal`, else drawn evenly from 32 to `longest`."""
     if kind == "equal":
         return [longest] * rows
     draw = random.Random(seed)
@@ -139,15 +139,20 @@ def operation_tables(operations: Mapping[str, Mapping[str, Any]]) -> str:
     columns = ("stage", "host ms", "device ms", "torch calls", "launches", "waits", "host reads")
     keys = ("torch_calls", "kernel_launches", "waits_for_the_device", "host_reads")
     counts = [
-        [name, f"{own['host_ms']:.1f}", f"{own['device_ms']:.1f}", *(f"{own[k]:,}" for k in keys)]
-        for name, own in operations.items()
+        [
+            name,
+            f"{stage['host_ms']:.1f}",
+            f"{stage['device_ms']:.1f}",
+            *(f"{stage[k]:,}" for k in keys),
+        ]
+        for name, stage in operations.items()
     ]
     parts = [table(columns, counts)]
     for key, title in (("by_device", "device"), ("by_host", "host")):
         rows = [
             [name, f"`{o['operation']}`", f"{o['ms']:.1f}", f"{o['share']:.0%}", f"{o['calls']:,}"]
-            for name, own in operations.items()
-            for o in own[key]
+            for name, stage in operations.items()
+            for o in stage[key]
         ]
         if rows:
             columns = ("stage", "operation", f"{title} ms", "share of the stage", "calls")
@@ -166,5 +171,7 @@ def median(values: Sequence[Mapping[str, float]], key: Callable[[str], bool]) ->
     >>> median([{"a": 1.0}, {"a": 5.0}, {"a": 2.0, "b": 7.0}], lambda name: True)
     {'a': 2.0, 'b': 0.0}
     """
-    names = [n for n in dict.fromkeys(name for one in values for name in one) if key(n)]
-    return {n: sorted(one.get(n, 0.0) for one in values)[len(values) // 2] for n in names}
+    names = [n for n in dict.fromkeys(name for iteration in values for name in iteration) if key(n)]
+    return {
+        n: sorted(iteration.get(n, 0.0) for iteration in values)[len(values) // 2] for n in names
+    }

@@ -41,11 +41,11 @@ class Clock:
 
     def timed(self, stage: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
-            begun = self.now()
+            start = self.now()
             try:
                 return call(*args, **kwargs)
             finally:
-                self._stages[stage] = self._stages.get(stage, 0.0) + self.now() - begun
+                self._stages[stage] = self._stages.get(stage, 0.0) + self.now() - start
 
         return wrapped
 

@@ -37,15 +37,15 @@ def untrained(rows: Sequence[Row], values: Values, policy: str) -> Values:
 
     model = AutoModelForCausalLM.from_pretrained(policy, trust_remote_code=False)
     head = torch.randn(model.config.hidden_size, generator=torch.Generator().manual_seed(0))
-    found = []
+    sound_rows = []
     for row in rows:
         ids = torch.tensor([row["prompt_ids"] + row["response_ids"]])
         with torch.no_grad():
             states = model(ids, output_hidden_states=True).hidden_states[-1][0]
         first = len(row["prompt_ids"]) - 1
-        found.append((states[first:-1] @ head).numpy())
-    together = np.concatenate(found)
-    return [3.0 + 2.0 * (x - together.mean()) / together.std() for x in found]
+        sound_rows.append((states[first:-1] @ head).numpy())
+    together = np.concatenate(sound_rows)
+    return [3.0 + 2.0 * (x - together.mean()) / together.std() for x in sound_rows]
 
 
 def off_by_one(rows: Sequence[Row], values: Values, policy: str) -> Values:
@@ -99,8 +99,8 @@ def main() -> None:
         broken = CASES[name](rows, values, args.policy)
         with (args.output_dir / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             for row, x in zip(rows, broken, strict=True):
-                kept = {k: v for k, v in row.items() if k != "advantages" or name == "sound"}
-                file.write(json.dumps(kept | {"values": np.round(x, 4).tolist()}) + "\n")
+                columns = {k: v for k, v in row.items() if k != "advantages" or name == "sound"}
+                file.write(json.dumps(columns | {"values": np.round(x, 4).tolist()}) + "\n")
 
 
 if __name__ == "__main__":

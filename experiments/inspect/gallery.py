@@ -69,12 +69,12 @@ def main() -> None:
             from vapo.studies.inspection.truth_request import TruthRequest
 
             truth = TruthRequest(args.policy, 16, args.verifier, num_responses=24)
-        found = inspect_responses(
+        inspection = inspect_responses(
             rows(page, file), name=page.title, truth=truth, policy=truth and args.policy
         )
-        text = found.page(num_groups=3, max_responses=4, max_tokens=3000)
+        text = inspection.page(num_groups=3, max_responses=4, max_tokens=3000)
         (args.output / f"{name}.html").write_text(text, encoding="utf-8")
-        print(f"\n== {name}: {len(text) / 1000:.0f} kB\n{found.text()}")
+        print(f"\n== {name}: {len(text) / 1000:.0f} kB\n{inspection.text()}")
 
 
 if __name__ == "__main__":

@@ -30,23 +30,23 @@ ANSWERS = ["5", "4", "2 + 3 is 5", "3"]
 
 def function_of(file: Path, name: str, scope: dict[str, Any]) -> Any:
     """A function or method, wherever it stands in the file, without its decorators."""
-    found = [
+    definitions = [
         node
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
-    found[0].decorator_list = []
-    exec(compile(ast.Module([found[0]], []), str(file), "exec"), scope)
+    definitions[0].decorator_list = []
+    exec(compile(ast.Module([definitions[0]], []), str(file), "exec"), scope)
     return scope[name]
 
 
 def rows() -> list[tuple[str, str, str, float]]:
     """Question, reference, answer, score: a group of each question."""
-    return [(q, a, said, float(a in said)) for q, a in QUESTIONS.items() for said in ANSWERS]
+    return [(q, a, answer, float(a in answer)) for q, a in QUESTIONS.items() for answer in ANSWERS]
 
 
 def verl(peers: Path) -> None:
-    """`_write_generations` of both trainers: a step of training, and a validation with `uid`."""
+    """Write a training step and a validation with `uid`, by verl's `_write_generations`."""
     import os
 
     import numpy as np
@@ -63,8 +63,8 @@ def verl(peers: Path) -> None:
         ("v1/trainer_base.py", 2, {"uid": [f"q{i // 4}_{i % 4}_0" for i in range(len(inputs))]}),
     ):
         write = function_of(folder / file, "_write_generations", dict(scope))
-        given = [inputs, list(columns[2]), list(columns[1]), list(columns[3])]
-        write(*given, more, str(FIXTURES / "verl"), step)
+        arguments = [inputs, list(columns[2]), list(columns[1]), list(columns[3])]
+        write(*arguments, more, str(FIXTURES / "verl"), step)
 
 
 def results(peers: Path) -> None:
@@ -84,7 +84,7 @@ def results(peers: Path) -> None:
         {
             "example_id": [i // len(ANSWERS) for i in range(len(columns[0]))],
             "prompt": [[{"role": "user", "content": question}] for question in columns[0]],
-            "completion": [[{"role": "assistant", "content": said}] for said in columns[2]],
+            "completion": [[{"role": "assistant", "content": answer}] for answer in columns[2]],
             "task": ["sums"] * len(columns[0]),
             "reward": list(columns[3]),
             "answer": list(columns[1]),
@@ -110,19 +110,21 @@ def verifiers() -> None:
     folder = FIXTURES / "verifiers_0.4"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    for number, (question, reference, said, score) in enumerate(rows()):
-        ids = [100 + ord(c) for c in said]
+    for number, (question, reference, answer, score) in enumerate(rows()):
+        ids = [100 + ord(c) for c in answer]
         data = WireTaskData(idx=number // 4, prompt=question, answer=reference)
         task = TraceTask(type="Sum", data=data, key=f"sum-{number // 4}")
         trace = Trace(task=task, agent=AgentInfo(config=WireAgentConfig(model="policy")))
-        asked = [1, *(100 + ord(c) for c in question)]
+        prompt_ids = [1, *(100 + ord(c) for c in question)]
         trace.nodes = [
             MessageNode(
-                message=UserMessage(content=question), token_ids=asked, mask=[False] * len(asked)
+                message=UserMessage(content=question),
+                token_ids=prompt_ids,
+                mask=[False] * len(prompt_ids),
             ),
             MessageNode(
                 parent=0,
-                message=AssistantMessage(content=said),
+                message=AssistantMessage(content=answer),
                 sampled=True,
                 token_ids=[2, *ids, 3],  # the generation prompt's token comes first
                 mask=[False, *[True] * len(ids), True],
@@ -178,7 +180,7 @@ def trl() -> None:
 
 
 def v_head(folder: Path) -> None:
-    """TRL 1.12.0's causal language model with a value head, saved by itself: a folder to read."""
+    """Write the folder of TRL 1.12.0's causal language model with a value head."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl.experimental.ppo import AutoModelForCausalLMWithValueHead
@@ -198,6 +200,8 @@ def v_head(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    what, *given = sys.argv[1:]
-    made = SimpleNamespace(verl=verl, results=results, verifiers=verifiers, trl=trl, v_head=v_head)
-    getattr(made, what)(*map(Path, given))
+    name, *paths = sys.argv[1:]
+    writers = SimpleNamespace(
+        verl=verl, results=results, verifiers=verifiers, trl=trl, v_head=v_head
+    )
+    getattr(writers, name)(*map(Path, paths))

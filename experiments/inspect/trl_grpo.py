@@ -49,20 +49,25 @@ def train(
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     rows = read_rows(config.data.train, key="data.train")[: num_prompts * max(num_steps, 1)]
-    asked: list[Any] = [row.problem for row in rows]
+    prompts: list[Any] = [row.problem for row in rows]
     if conversation:
         tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-        asked = [[{"role": "user", "content": text}] for text in asked]
+        prompts = [[{"role": "user", "content": text}] for text in prompts]
     data = Dataset.from_list(
-        [{"prompt": text, "answer": row.answer} for text, row in zip(asked, rows, strict=True)]
+        [{"prompt": text, "answer": row.answer} for text, row in zip(prompts, rows, strict=True)]
     )
 
     def correct(completions: list[Any], answer: list[str], log_extra: Any, **_: Any) -> list[float]:
         log_extra("answer", answer)  # so that a verifier can judge continuations later
-        texts = [one if isinstance(one, str) else one[0]["content"] for one in completions]
-        found = [re.search(str(config.rewards.pattern), text) for text in texts]  # type: ignore[union-attr]
-        right = [m is not None and m[1] == a for m, a in zip(found, answer, strict=True)]
-        return [config.rewards.correct if one else config.rewards.incorrect for one in right]
+        texts = [
+            completion if isinstance(completion, str) else completion[0]["content"]
+            for completion in completions
+        ]
+        matches = [re.search(str(config.rewards.pattern), text) for text in texts]  # type: ignore[union-attr]
+        right = [m is not None and m[1] == a for m, a in zip(matches, answer, strict=True)]
+        return [
+            config.rewards.correct if is_right else config.rewards.incorrect for is_right in right
+        ]
 
     batch = num_prompts * group_size
     options = GRPOConfig(

@@ -34,13 +34,13 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     folder = parser.parse_args().folder
     folder.mkdir(parents=True, exist_ok=True)
-    draw, seen = random.Random(0), set[str]()
+    draw, problems = random.Random(0), set[str]()
     for name, num in (("train", 400), ("heldout", 16)):
         with (folder / f"{name}.jsonl").open("w", encoding="utf-8") as file:
             while num:
                 row = problem(draw)
-                if row["prompt"] not in seen:
-                    seen.add(row["prompt"])
+                if row["prompt"] not in problems:
+                    problems.add(row["prompt"])
                     file.write(json.dumps(row) + "\n")
                     num -= 1
 

@@ -54,14 +54,14 @@ def config_of(folder: Path, ranks: int, prompt: int, response: int, layers: int)
 
 def simulated(ranks: int, prompt: int, response: int) -> dict[str, Any]:
     """The work of a policy step on each rank: FLOPs, and collectives by kind."""
-    found = []
+    rows = []
     for layers in FEW:
         with tempfile.TemporaryDirectory() as name:
             step = simulate(config_of(Path(name), ranks, prompt, response, layers))
-        found.append({name: vars(work) for name, work in policy_works(step).items()})
+        rows.append({name: vars(work) for name, work in policy_works(step).items()})
     row: dict[str, Any] = {"ranks": ranks, "microbatches": step.microbatches}
-    for name in found[0]:
-        few, more = found[0][name], found[1][name]
+    for name in rows[0]:
+        few, more = rows[0][name], rows[1][name]
         row[name] = {"flops": _whole(few["flops"], more["flops"])} | {
             part: {kind: _whole(few[part][kind], more[part][kind]) for kind in more[part]}
             for part in ("numbers", "bytes")
@@ -74,7 +74,7 @@ def _whole(few: float, more: float) -> float:
 
 
 def seconds(row: dict[str, Any], rates: Rates) -> tuple[float, float]:
-    """Computing and sending."""
+    """The seconds of a step that each GPU computes and sends."""
     works = {name: StepWork(**row[name]) for name in ("actor", "critic")}
     step = step_seconds(works, row["ranks"], rates)
     return step.computing, step.sending
@@ -83,12 +83,12 @@ def seconds(row: dict[str, Any], rates: Rates) -> tuple[float, float]:
 def draw(rows: dict[str, list[dict[str, Any]]], rates: Rates) -> Figure:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, len(rows), sharey=True)
-    for axes, (name, found) in zip(panels, rows.items(), strict=True):
-        ranks = [row["ranks"] for row in found]
-        computing, sending = zip(*(seconds(row, rates) for row in found), strict=True)
+    for axes, (name, steps) in zip(panels, rows.items(), strict=True):
+        ranks = [row["ranks"] for row in steps]
+        computing, sending = zip(*(seconds(row, rates) for row in steps), strict=True)
         least = [max(pair) for pair in zip(computing, sending, strict=True)]
-        most = [sum(pair) for pair in zip(computing, sending, strict=True)]
-        axes.fill_between(ranks, least, most, color="C0", alpha=0.25, label="step, by overlap")
+        totals = [sum(pair) for pair in zip(computing, sending, strict=True)]
+        axes.fill_between(ranks, least, totals, color="C0", alpha=0.25, label="step, by overlap")
         axes.plot(ranks, computing, "o-", color="C0", label="computing")
         axes.plot(ranks, sending, "s-", color="C1", label="sending")
         ideal = [computing[0] * ranks[0] / n for n in ranks]
@@ -105,14 +105,14 @@ def draw(rows: dict[str, list[dict[str, Any]]], rates: Rates) -> Figure:
 
 
 def table(rows: dict[str, list[dict[str, Any]]], rates: Rates) -> str:
-    """Markdown."""
+    """The Markdown table with a row for each number of GPUs."""
     lines = [
         "| GPUs | tokens of a response | micro-batches of the actor | computing, s | sending, s "
         "| step, s | bound by |",
         "|---|---|---|---|---|---|---|",
     ]
-    for name, found in rows.items():
-        for row in found:
+    for name, steps in rows.items():
+        for row in steps:
             computing, sending = seconds(row, rates)
             bound = "computing" if computing >= sending else "sending"
             lines.append(

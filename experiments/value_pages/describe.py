@@ -40,35 +40,37 @@ def token_texts(data: dict[str, Any], response: dict[str, Any]) -> list[str]:
 
 
 def parts(rows: dict[str, list[Any]], numbers: list[float | None]) -> str:
-    """Weighted by tokens: the first fifth of positions, the last, all."""
-    found = []
+    """Means weighted by tokens over the first fifth of positions, the last fifth, and all."""
+    means = []
     places = np.array(rows["position"])
     last = places.max()
     is_known = np.array([x is not None for x in numbers])
     filled = np.array([0.0 if x is None else x for x in numbers])
     tokens = np.array(rows["num_tokens"])
-    for chosen in (places <= 0.2 * last, places >= 0.8 * last, places >= 0):
-        used = chosen & is_known
-        found.append(float(np.average(filled[used], weights=tokens[used])) if used.any() else None)
-    return " ".join("-" if x is None else f"{x:+.3f}" for x in found)
+    for selected in (places <= 0.2 * last, places >= 0.8 * last, places >= 0):
+        counted = selected & is_known
+        means.append(
+            float(np.average(filled[counted], weights=tokens[counted])) if counted.any() else None
+        )
+    return " ".join("-" if x is None else f"{x:+.3f}" for x in means)
 
 
 def describe(data: dict[str, Any]) -> str:
     rows, bins = data["positions"], data["calibration"]
-    shown = [response for group in data["groups"] for response in group["responses"]]
+    responses = [response for group in data["groups"] for response in group["responses"]]
     words = []
     if "value_mean" in rows:
         bias = np.subtract(rows["value_mean"], rows["return_mean"]).tolist()
         words += [f"EV {parts(rows, rows['explained_variance'])}", f"bias {parts(rows, bias)}"]
-        values = [column(response, "value") for response in shown]
+        values = [column(response, "value") for response in responses]
         words.append(f"drift {np.mean([v[-1] - v[0] for v in values]):+.3f}")
         mean = np.average(bins["value_mean"], weights=bins["num_tokens"])
         squares = np.square(np.subtract(bins["value_mean"], mean))
         words.append(f"spread {np.average(squares, weights=bins['num_tokens']) ** 0.5:.3f}")
     if "advantage_mean" in rows:
         words.append(f"advantage {parts(rows, rows['advantage_mean'])}")
-        means = [column(response, "advantage").mean() for response in shown]
-        lengths = [response["num_tokens"] for response in shown]
+        means = [column(response, "advantage").mean() for response in responses]
+        lengths = [response["num_tokens"] for response in responses]
         words.append(f"length {np.corrcoef(means, lengths)[0, 1]:+.2f}")
     return "; ".join(words)
 

@@ -32,7 +32,7 @@ COLOURS = LinearSegmentedColormap.from_list("value", ["#ea8a2e", "#ffffff", "#6e
 def chosen(data: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]:
     """The number of wrong responses to choose from; the group, its first right response and the
     chosen wrong one."""
-    found = []
+    candidates = []
     for group in data["groups"]:
         prompt, responses = group["prompt"], group["responses"]
         right = [r for r in responses if r["is_correct"] and is_whole(prompt, token_texts(data, r))]
@@ -43,11 +43,11 @@ def chosen(data: dict[str, Any]) -> tuple[int, dict[str, Any], dict[str, Any], d
             values = column(response, "value")
             if 8 < step.place < len(values) - 2:  # not cut before the state after its check
                 change = float(values[step.place + 2] - values[step.place])
-                found.append((change, group, right[0], response))
-    found.sort(key=lambda row: row[0])
-    if not found:
+                candidates.append((change, group, right[0], response))
+    candidates.sort(key=lambda row: row[0])
+    if not candidates:
         sys.exit("no prompt of this page has a right response and one with an unmarked mistake")
-    return len(found), *found[len(found) // 2][1:]
+    return len(candidates), *candidates[len(candidates) // 2][1:]
 
 
 def is_whole(prompt: str, tokens: list[str]) -> bool:

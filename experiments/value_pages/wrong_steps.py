@@ -56,24 +56,24 @@ class Step(NamedTuple):
 def right_steps(prompt: str) -> list[str]:
     """`3aAbD=` starts at 3, presses A, then D: aA5, bD5. `1a14b34=` swaps 1 and 4: a4, b3.
     `47+8-3=` adds up: 47+8=55, 55-3=52."""
-    if found := CHECKED.search(prompt):
-        pairs = re.findall(r"([a-z])([A-H])", found[2])
-        steps, position = [], found[1]
+    if match := CHECKED.search(prompt):
+        pairs = re.findall(r"([a-z])([A-H])", match[2])
+        steps, position = [], match[1]
         for label, key in pairs:
             position = moves()[key, position]
             steps.append(label + key + position)
         return steps
     steps = []
-    if found := SUMS.search(prompt):
-        total = int(found[1])
-        for term in re.findall(r"[+-]\d+", found[2]):
+    if match := SUMS.search(prompt):
+        total = int(match[1])
+        for term in re.findall(r"[+-]\d+", match[2]):
             steps.append(f"{total}{term}={total + int(term)}")
             total += int(term)
         return steps
-    found = SWAPS.search(prompt)
-    assert found is not None, prompt
-    position = found[1]
-    for label, first, second in re.findall(r"([a-z])(\d)(\d)", found[2]):
+    match = SWAPS.search(prompt)
+    assert match is not None, prompt
+    position = match[1]
+    for label, first, second in re.findall(r"([a-z])(\d)(\d)", match[2]):
         position = {first: second, second: first}.get(position, position)
         steps.append(label + position)
     return steps
@@ -87,13 +87,13 @@ def written_steps(prompt: str, tokens: list[str]) -> Iterator[Step]:
     response = "".join(tokens).partition(";")[0]
     pattern = r"[a-z][A-H]\d[+-]" if CHECKED.search(prompt) else r"[a-z]\d"
     truth = right_steps(prompt)
-    for index, found in enumerate(re.finditer(pattern, response)):
-        step = found[0].rstrip("+-")
-        check = found[0][len(step) :]
+    for index, match in enumerate(re.finditer(pattern, response)):
+        step = match[0].rstrip("+-")
+        check = match[0][len(step) :]
         is_right = index < len(truth) and step == truth[index]
         is_marked = check == "-" if check else None
-        known = not is_right and is_misconception(prompt, index, step)
-        yield Step(found.start() + len(step) - 1, is_right, is_marked, known)
+        is_known = not is_right and is_misconception(prompt, index, step)
+        yield Step(match.start() + len(step) - 1, is_right, is_marked, is_known)
         if not is_right:
             break
 
@@ -114,11 +114,11 @@ def written_sums(truth: list[str], tokens: list[str]) -> Iterator[Step]:
 
 def is_misconception(prompt: str, index: int, step: str) -> bool:
     """Whether this is where a hard key leads by mistake from the right position before it."""
-    found, truth = CHECKED.search(prompt), right_steps(prompt)
-    if found is None or index >= len(truth) or step[:2] != truth[index][:2]:
+    match, truth = CHECKED.search(prompt), right_steps(prompt)
+    if match is None or index >= len(truth) or step[:2] != truth[index][:2]:
         return False
-    before = truth[index - 1][-1] if index else found[1]
-    return misconceptions().get((step[1], before)) == step[2]
+    previous = truth[index - 1][-1] if index else match[1]
+    return misconceptions().get((step[1], previous)) == step[2]
 
 
 def first_wrong(prompt: str, tokens: list[str]) -> Step | None:
@@ -132,14 +132,14 @@ def values_of_steps(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
     for group in data["groups"]:
         for response in group["responses"]:
             values, tokens = column(response, "value"), token_texts(data, response)
-            for place, is_right, is_marked, known in written_steps(group["prompt"], tokens):
+            for place, is_right, is_marked, is_known in written_steps(group["prompt"], tokens):
                 num, kind = 2 if is_marked is None else 3, KINDS[is_right, is_marked]
                 around = values[place : place + num]
                 if len(around) == num:  # else cut before the state after it
                     rows[kind].append(around)
                     if kind == UNMARKED:
-                        rows[MISCONCEPTION if known else OTHER].append(around)
-    return {kind: np.array(found) for kind, found in rows.items() if found}
+                        rows[MISCONCEPTION if is_known else OTHER].append(around)
+    return {kind: np.array(kind_values) for kind, kind_values in rows.items() if kind_values}
 
 
 def values_at_ends(data: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -25,8 +25,8 @@ def iterations(store: sqlite3.Connection, run_id: str) -> Iterator[tuple[int, di
     """The number of each iteration and the means of its metrics, as the watchers get them."""
 
     query = "select step, value from metrics where run_uuid = ? and key = ? and not is_nan"
-    found = store.execute("select distinct key from metrics where run_uuid = ?", (run_id,))
-    names = [name for (name,) in found.fetchall()]
+    keys = store.execute("select distinct key from metrics where run_uuid = ?", (run_id,))
+    names = [name for (name,) in keys.fetchall()]
 
     def history(key: str) -> list[tuple[int, float]]:
         return sorted(
@@ -36,17 +36,20 @@ def iterations(store: sqlite3.Connection, run_id: str) -> Iterator[tuple[int, di
         )
 
     metrics = {key: history(key) for sign in SIGNS.values() for key in sign.metrics}
-    before = 0
+    previous = 0
     for number, (step, phase) in enumerate(history("progress/phase"), start=1):
         values = {
-            key: [value for at, value in points if before < at <= step]
+            key: [value for at, value in points if previous < at <= step]
             for key, points in metrics.items()
         }
         if phase == 0:
             signs = (sign for sign in SIGNS.values() if sign.of_policy_phase)
             values |= {key: [] for sign in signs for key in sign.metrics}
-        yield number, {key: sum(found) / len(found) for key, found in values.items() if found}
-        before = step
+        yield (
+            number,
+            {key: sum(numbers) / len(numbers) for key, numbers in values.items() if numbers},
+        )
+        previous = step
 
 
 def main(stores: list[str], overrides: list[str]) -> None:

@@ -56,17 +56,17 @@ def trace(problem: str, response: str, values: list[float], reward: float) -> Tr
     """The steps of a response; None where it is not of the form that the task asks for."""
     from vapo.prompts.checked_steps import HARD_KEYS, moves
 
-    asked = re.search(r"([1-5])((?:[a-z][A-H])+)=", problem)
-    if asked is None or not re.fullmatch(r"(?:[a-z][A-H][1-5][+-])+;[1-5]", response):
+    match = re.search(r"([1-5])((?:[a-z][A-H])+)=", problem)
+    if match is None or not re.fullmatch(r"(?:[a-z][A-H][1-5][+-])+;[1-5]", response):
         return None
-    keys = re.findall("[a-z](.)", asked[2])
+    keys = re.findall("[a-z](.)", match[2])
     steps = re.findall(r"[a-z]([A-H])([1-5])([+-])", response)
     if len(steps) != len(keys):
         return None
-    position = right = asked[1]
+    position = right = match[1]
     columns: list[tuple[bool, bool, bool, bool]] = []
-    for key, (written, to, check) in zip(keys, steps, strict=True):
-        slipped = to != moves()[written, position] or written != key
+    for key, (letter, to, check) in zip(keys, steps, strict=True):
+        slipped = to != moves()[letter, position] or letter != key
         right = moves()[key, right]
         position = to
         columns.append((key in HARD_KEYS, slipped, check == "+", position == right))
@@ -83,8 +83,8 @@ def summary(rows: list[Traced]) -> dict[str, Any]:
     missed = np.stack([row.missed for row in rows])
     values = np.stack([row.values for row in rows])
     rewards = np.array([row.reward for row in rows])
-    before = np.concatenate([np.ones((len(rows), 1), bool), on[:, :-1]], axis=1)
-    rate = slipped[hard & before].mean()
+    was_on = np.concatenate([np.ones((len(rows), 1), bool), on[:, :-1]], axis=1)
+    rate = slipped[hard & was_on].mean()
     left = np.concatenate([hard[:, ::-1].cumsum(axis=1)[:, ::-1], np.zeros((len(rows), 1))], axis=1)
     is_on = np.concatenate([np.ones((len(rows), 1), bool), on], axis=1)
     truth = np.where(is_on, 2 * (1 - rate) ** left - 1, -1.0)
@@ -99,7 +99,7 @@ def summary(rows: list[Traced]) -> dict[str, Any]:
         "steps": hard.shape[1],
         "accuracy": float((rewards > 0).mean()),
         "slip_rate": float(rate),
-        "easy_slip_rate": float(slipped[~hard & before].mean()),
+        "easy_slip_rate": float(slipped[~hard & was_on].mean()),
         "missed_share": float(missed.sum() / (~on).sum()),
         "recovered_share": float(on[:, -1][(slipped.sum(axis=1) > 0)].mean()),
         "explained_variance": float(1 - (returns - values).var() / returns.var()),
@@ -127,7 +127,9 @@ def measure(size: int, seed: int) -> dict[str, Any]:
     dump = Dump()
     config = vapo.load_config(FOLDER / "task.yaml", *files, overrides=settings)
     vapo.fit(config, callbacks=[dump], quiet=True)
-    traced = [one for one in (trace(*row) for row in dump.rows) if one is not None]
+    traced = [
+        trajectory for trajectory in (trace(*row) for row in dump.rows) if trajectory is not None
+    ]
     return {"of_the_form": len(traced) / len(dump.rows)} | summary(traced)
 
 
@@ -137,13 +139,13 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--output", type=Path, default=FOLDER / "measured.json")
     options = parser.parse_args()
-    found = []
+    rows = []
     for size in options.sizes.split(","):
         of_seeds = [measure(int(size), int(seed)) for seed in options.seeds.split(",")]
-        means = {key: float(np.mean([one[key] for one in of_seeds])) for key in of_seeds[0]}
-        found.append({key: round(mean, 4) for key, mean in means.items()})
-        print(json.dumps(found[-1], indent=1), flush=True)
-    options.output.write_text(json.dumps(found, indent=1) + "\n")
+        means = {key: float(np.mean([row[key] for row in of_seeds])) for key in of_seeds[0]}
+        rows.append({key: round(mean, 4) for key, mean in means.items()})
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

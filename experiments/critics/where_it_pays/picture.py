@@ -59,18 +59,21 @@ def draw(
     for axes, (name, title) in zip(grid.flat, titles.items(), strict=False):
         numbers, clear = np.full(shape, np.nan), np.zeros(shape, bool)
         texts = [["" for _ in GROUP_SIZES] for _ in SIZES]
-        for (size, group), one in columns[name].items():
+        for (size, group), difference in columns[name].items():
             row, column = SIZES.index(size), GROUP_SIZES.index(group)
-            numbers[row, column], clear[row, column] = one.mean, one.is_clear
-            low, high = one.limits
-            texts[row][column] = f"{one.mean:+.1f}\n[{low:+.1f}, {high:+.1f}]"
+            numbers[row, column], clear[row, column] = difference.mean, difference.is_clear
+            low, high = difference.limits
+            texts[row][column] = f"{difference.mean:+.1f}\n[{low:+.1f}, {high:+.1f}]"
         _panel(axes, f"{title}:\npoints ahead of the loss without a critic", numbers, texts, clear)
     numbers, texts = np.full(shape, np.nan), [["" for _ in GROUP_SIZES] for _ in SIZES]
-    for one in forecast:
-        if one["share_of_slip_rate"] != 1.0:
+    for forecast_row in forecast:
+        if forecast_row["share_of_slip_rate"] != 1.0:
             continue
-        row, column = SIZES.index(one["steps"]), GROUP_SIZES.index(one["group_size"])
-        samples = one["samples"]["trusted"]
+        row, column = (
+            SIZES.index(forecast_row["steps"]),
+            GROUP_SIZES.index(forecast_row["group_size"]),
+        )
+        samples = forecast_row["samples"]["trusted"]
         numbers[row, column] = -MOST * np.log2(samples)  # half as many: as dark as it gets
         texts[row][column] = f"x {samples:.2f}"
     _panel(

@@ -148,7 +148,7 @@ def run_cell(cell: Cell) -> dict[str, Any]:
     scoring = Scoring(windows, PER_ITERATION)
     vapo.fit(config, callbacks=[scoring], quiet=True)
     seconds = round(time.monotonic() - started, 1)
-    return vars(cell) | scoring.found | {"kind": "run", "seconds": seconds}
+    return vars(cell) | scoring.result | {"kind": "run", "seconds": seconds}
 
 
 def results() -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def results() -> list[dict[str, Any]]:
 def cells(
     sizes: Sequence[int], groups: Sequence[int], systems: Sequence[str], seeds: Sequence[int]
 ) -> Iterator[Cell]:
-    """In the order of work: the outer group sizes first, so that a part of the map is of use."""
+    """Yield the cells in the order of work. Group sizes 1 and 8, the outer ones, come first."""
     for seed in seeds:
         for group in sorted(groups, key=lambda g: g not in (1, 8)):
             for size, system in itertools.product(sizes, systems):
@@ -178,8 +178,10 @@ def work(todo: Sequence[tuple[Any, tuple[Any, ...]]], jobs: int) -> None:
             with RESULTS.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             score = result.get("score", result.get("heldout_explained_variance"))
-            done = f"{number} of {len(todo)}, {result['seconds']} s: {futures[future]} {score}"
-            print(done, flush=True)
+            progress_text = (
+                f"{number} of {len(todo)}, {result['seconds']} s: {futures[future]} {score}"
+            )
+            print(progress_text, flush=True)
 
 
 def numbers(text: str) -> list[int]:
@@ -195,17 +197,17 @@ def main() -> None:
     parser.add_argument("--rates", type=lambda text: [float(part) for part in text.split(",")])
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
-    done = results()
-    has_critic = {(one["size"], one["seed"]) for one in done if one["kind"] == "critic"}
+    finished_rows = results()
+    has_critic = {(row["size"], row["seed"]) for row in finished_rows if row["kind"] == "critic"}
     critics = [c for c in itertools.product(options.sizes, options.seeds) if c not in has_critic]
-    work([(train_critic, one) for one in critics], options.jobs)
-    wanted = cells(options.sizes, options.groups, options.systems, options.seeds)
+    work([(train_critic, row) for row in critics], options.jobs)
+    requested = cells(options.sizes, options.groups, options.systems, options.seeds)
     if options.rates:  # trials, from which ACTOR_RATE is chosen
-        wanted = (replace(c, rate=rate) for c in wanted for rate in options.rates)
+        requested = (replace(c, rate=rate) for c in requested for rate in options.rates)
     names = [field.name for field in fields(Cell)]
-    have = {Cell(*(one[name] for name in names)) for one in done if one["kind"] == "run"}
-    left = [cell for cell in wanted if cell not in have]
-    work([(run_cell, (cell,)) for cell in left], options.jobs)
+    have = {Cell(*(row[name] for name in names)) for row in finished_rows if row["kind"] == "run"}
+    missing = [cell for cell in requested if cell not in have]
+    work([(run_cell, (cell,)) for cell in missing], options.jobs)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class Scoring(Callback):
 
     windows: Mapping[str, Collection[int]]
     metrics: Collection[str]
-    found: dict[str, Any] = field(default_factory=dict, init=False)
+    result: dict[str, Any] = field(default_factory=dict, init=False)
     _right: dict[str, list[list[bool]]] = field(default_factory=dict, init=False)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -35,19 +35,19 @@ class Scoring(Callback):
         iteration = iteration_of(trainer)
         for name in self.metrics:
             if name in iteration.metrics:
-                numbers = self.found.setdefault(name, [])
+                numbers = self.result.setdefault(name, [])
                 numbers.append(round(float(iteration.metrics[name]), 4))
         finished = iteration.start.policy_iterations + 1
         for prefix in (name for name, numbers in self.windows.items() if finished in numbers):
             right = self._right.setdefault(prefix, [])
             right.append(self.judge(trainer, pl_module))
             by_prompt = [sum(column) for column in zip(*right, strict=True)]
-            self.found[f"{prefix}score"] = sum(by_prompt) / len(by_prompt) / len(right)
-            self.found[f"{prefix}scores"] = [round(sum(one) / len(one), 4) for one in right]
-            self.found[f"{prefix}right"] = "".join(map(str, by_prompt))
+            self.result[f"{prefix}score"] = sum(by_prompt) / len(by_prompt) / len(right)
+            self.result[f"{prefix}scores"] = [round(sum(row) / len(row), 4) for row in right]
+            self.result[f"{prefix}right"] = "".join(map(str, by_prompt))
 
     def judge(self, trainer: L.Trainer, module: VapoModule) -> list[bool]:
-        """Of each held-out prompt whether a response of the policy as it is now is right."""
+        """Whether the present policy's response to each held-out prompt is right."""
         config, source = module.config, datamodule_of(trainer).source
         with source.engine_free():
             result = evaluate(

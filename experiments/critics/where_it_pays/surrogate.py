@@ -80,9 +80,9 @@ def simulate(
     off = np.maximum.accumulate(slipped, axis=2)
     rewards = np.where(off[:, :, -1], -1.0, 1.0)
     start = np.zeros((batches, responses, 1))
-    left = np.concatenate([hard[:, :, ::-1].cumsum(axis=2)[:, :, ::-1], start], axis=2)
+    remaining = np.concatenate([hard[:, :, ::-1].cumsum(axis=2)[:, :, ::-1], start], axis=2)
     off = np.concatenate([start.astype(bool), off], axis=2)
-    truth = np.where(off, -1.0, 2 * (1 - slip_rate) ** left - 1)
+    truth = np.where(off, -1.0, 2 * (1 - slip_rate) ** remaining - 1)
     first, moved = truth[:, :, :1], truth - truth[:, :, :1]
     mean = first.mean()
     values = mean + critic.slope_between * (first - mean)
@@ -98,10 +98,10 @@ def simulate(
 
 
 def others_mean(rewards: np.ndarray, group_size: int) -> np.ndarray:
-    """Of each response the mean reward of its group's others; of the batch's without groups."""
+    """The mean reward of the other responses in a group, or in the batch if groups have size 1."""
     groups = rewards.reshape(len(rewards), -1, rewards.shape[1] if group_size == 1 else group_size)
-    others = (groups.sum(axis=2, keepdims=True) - groups) / (groups.shape[2] - 1)
-    return others.reshape(rewards.shape)
+    other_means = (groups.sum(axis=2, keepdims=True) - groups) / (groups.shape[2] - 1)
+    return other_means.reshape(rewards.shape)
 
 
 def gae(values: np.ndarray, rewards: np.ndarray, lambda_: float) -> np.ndarray:
@@ -109,12 +109,12 @@ def gae(values: np.ndarray, rewards: np.ndarray, lambda_: float) -> np.ndarray:
     after. What comes s steps later counts lambda^(4 s), and the end is one step after the last."""
     steps, per_step = values.shape[2] - 1, lambda_**TOKENS
     carried = (rewards - values[:, :, -1]) * per_step
-    found = np.empty((*rewards.shape, steps))
+    sums = np.empty((*rewards.shape, steps))
     for step in reversed(range(steps)):
         change = values[:, :, step + 1] - values[:, :, step]
-        found[:, :, step] = change + carried
-        carried = per_step * found[:, :, step]
-    return found
+        sums[:, :, step] = change + carried
+        carried = per_step * sums[:, :, step]
+    return sums
 
 
 def trust(data: Batches, baseline: np.ndarray) -> tuple[float, float]:
@@ -138,18 +138,18 @@ def advantages(data: Batches, system: str, *, group_size: int, alpha: float) -> 
     baseline = others_mean(data.rewards, group_size)
     constant = np.repeat(baseline[:, :, None], steps + 1, axis=2)
     if system == "VAPO":
-        found = gae(data.values, data.rewards, by_length)
+        estimate = gae(data.values, data.rewards, by_length)
     elif system == "trusted":
         of_first, within = trust(data, baseline)
         first = data.values[:, :, :1]
-        before = constant[:, :, :1]
-        mixed = constant + of_first * (first - first.mean() - before + before.mean())
+        initial = constant[:, :, :1]
+        mixed = constant + of_first * (first - first.mean() - initial + initial.mean())
         mixed = mixed + within * (data.values - first)
-        found = gae(mixed, data.rewards, 1 - within * (1 - by_length))
+        estimate = gae(mixed, data.rewards, 1 - within * (1 - by_length))
     else:
-        found = gae(constant, data.rewards, 1.0 if system.endswith("lambda 1") else by_length)
-    found = found - found.mean(axis=(1, 2), keepdims=True)
-    return found / (found.std(axis=(1, 2), keepdims=True) + 1e-4)
+        estimate = gae(constant, data.rewards, 1.0 if system.endswith("lambda 1") else by_length)
+    estimate = estimate - estimate.mean(axis=(1, 2), keepdims=True)
+    return estimate / (estimate.std(axis=(1, 2), keepdims=True) + 1e-4)
 
 
 def responses_needed(
@@ -174,17 +174,17 @@ def responses_needed(
             steps=steps, slip_rate=slip_rate,
         )  # fmt: skip
         for system in systems:
-            found = advantages(data, system, group_size=group_size, alpha=alpha)
-            score = (data.slipped - slip_rate) * data.hard * found
+            estimate = advantages(data, system, group_size=group_size, alpha=alpha)
+            score = (data.slipped - slip_rate) * data.hard * estimate
             for kind in range(KINDS):
                 gradients = (score * (data.kinds == kind)).sum(axis=(1, 2))
                 squares = (gradients**2).sum()
                 sums[system] += len(gradients), gradients.sum(), squares
-    needed = {}
+    num_responses = {}
     for system, (number, total, squares) in sums.items():
         mean = total / number
-        needed[system] = round(float(responses * (squares / number - mean**2) / mean**2), 1)
-    return needed
+        num_responses[system] = round(float(responses * (squares / number - mean**2) / mean**2), 1)
+    return num_responses
 
 
 def forecast(critic: Critic, **cell: Any) -> dict[str, float]:
@@ -192,9 +192,9 @@ def forecast(critic: Critic, **cell: Any) -> dict[str, float]:
     return beside(responses_needed(critic, **cell))
 
 
-def beside(needed: Mapping[str, float]) -> dict[str, float]:
+def beside(num_responses: Mapping[str, float]) -> dict[str, float]:
     """Each system's number, as a share of the one without a critic at lambda 1."""
-    return {system: round(needed[system] / needed[CONTROL], 3) for system in SYSTEMS}
+    return {system: round(num_responses[system] / num_responses[CONTROL], 3) for system in SYSTEMS}
 
 
 def main() -> None:
@@ -205,22 +205,28 @@ def main() -> None:
     parser.add_argument("--alpha", type=float, default=0.15)
     options = parser.parse_args()
     measured: list[dict[str, Any]] = json.loads((FOLDER / "measured.json").read_text())
-    critics = [Critic(**{name: one[name] for name in Critic._fields}) for one in measured]
+    critics = [Critic(**{name: row[name] for name in Critic._fields}) for row in measured]
     if options.steps is not None:
         mean = Critic(*np.mean(critics, axis=0).tolist())
-        needed = responses_needed(mean, **vars(options))
-        print(json.dumps({"responses_needed": needed, "samples": beside(needed)}, indent=1))
+        num_responses = responses_needed(mean, **vars(options))
+        print(
+            json.dumps(
+                {"responses_needed": num_responses, "samples": beside(num_responses)}, indent=1
+            )
+        )
         return
-    found = []
-    for one, critic in zip(measured, critics, strict=True):
+    rows = []
+    for row, critic in zip(measured, critics, strict=True):
         for group_size, share in itertools.product((1, 2, 4, 8), (1.0, 0.5)):
-            cell = {"steps": int(one["steps"]), "group_size": group_size}
-            slip_rate = share * one["slip_rate"]
-            needed = responses_needed(critic, slip_rate=slip_rate, alpha=options.alpha, **cell)
-            cell |= {"share_of_slip_rate": share, "responses_needed": needed}
-            found.append(cell | {"samples": beside(needed)})
-            print(found[-1], flush=True)
-    (FOLDER / "surrogate.json").write_text(json.dumps(found, indent=1) + "\n")
+            cell = {"steps": int(row["steps"]), "group_size": group_size}
+            slip_rate = share * row["slip_rate"]
+            num_responses = responses_needed(
+                critic, slip_rate=slip_rate, alpha=options.alpha, **cell
+            )
+            cell |= {"share_of_slip_rate": share, "responses_needed": num_responses}
+            rows.append(cell | {"samples": beside(num_responses)})
+            print(rows[-1], flush=True)
+    (FOLDER / "surrogate.json").write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -78,11 +78,11 @@ def differences(
     prompts: dict[tuple[int, int], list[np.ndarray]] = {}
     for size, group in ((size, group) for size in SIZES for group in GROUP_SIZES):
         for seed in seeds:
-            ours = by_key.get((size, group, system, seed))
-            theirs = by_key.get((size, group, LAMBDA_1, seed))
-            if ours is None or theirs is None:
+            system_score = by_key.get((size, group, system, seed))
+            reference_score = by_key.get((size, group, LAMBDA_1, seed))
+            if system_score is None or reference_score is None:
                 continue
-            (a, of_a), (b, of_b) = score(ours), (other or score)(theirs)
+            (a, of_a), (b, of_b) = score(system_score), (other or score)(reference_score)
             single.setdefault((size, group), []).append(100 * (a - b))
             if of_a is not None and of_b is not None:
                 prompts.setdefault((size, group), []).append(100 * (of_a - of_b))
@@ -116,20 +116,22 @@ def interval(
 
 
 def mean_over(
-    found: Mapping[tuple[int, int], Difference], cells: Sequence[tuple[int, int]]
+    differences: Mapping[tuple[int, int], Difference], cells: Sequence[tuple[int, int]]
 ) -> tuple[float, float, float]:
     """The mean of several cells with its interval, over seeds: each has one mean over the cells."""
-    by_seed = np.array([found[cell].seeds for cell in cells if cell in found]).mean(axis=0)
+    by_seed = np.array([differences[cell].seeds for cell in cells if cell in differences]).mean(
+        axis=0
+    )
     width = students_t.ppf(0.975, len(by_seed) - 1) * by_seed.std(ddof=1) / np.sqrt(len(by_seed))
     return float(by_seed.mean()), float(by_seed.mean() - width), float(by_seed.mean() + width)
 
 
-def shown(one: Difference | None) -> str:
-    if one is None:
+def shown(difference: Difference | None) -> str:
+    if difference is None:
         return ""
-    text = f"{one.mean:+.1f} [{one.limits[0]:+.1f}, {one.limits[1]:+.1f}]"
-    mark = " (all)" if one.is_clear_of_all else ""
-    return f"**{text}**{mark}" if one.is_clear else text
+    text = f"{difference.mean:+.1f} [{difference.limits[0]:+.1f}, {difference.limits[1]:+.1f}]"
+    mark = " (all)" if difference.is_clear_of_all else ""
+    return f"**{text}**{mark}" if difference.is_clear else text
 
 
 def shown_mean(limits: tuple[float, float, float]) -> str:
@@ -140,8 +142,8 @@ def shown_mean(limits: tuple[float, float, float]) -> str:
 
 def scores(runs: Sequence[Run], size: int, group: int, system: str) -> str:
     cell = (size, group, system)
-    found = [r["score"] for r in runs if (r["size"], r["group_size"], r["system"]) == cell]
-    return f"{100 * np.mean(found):.1f}" if found else ""
+    scores = [r["score"] for r in runs if (r["size"], r["group_size"], r["system"]) == cell]
+    return f"{100 * np.mean(scores):.1f}" if scores else ""
 
 
 def columns(runs: Sequence[Run]) -> dict[str, dict[tuple[int, int], Difference]]:
@@ -158,14 +160,14 @@ def columns(runs: Sequence[Run]) -> dict[str, dict[tuple[int, int], Difference]]
 
 
 def table(runs: Sequence[Run]) -> str:
-    """Markdown: a row for each cell."""
-    found = columns(runs)
+    """The Markdown table with a row for each cell."""
+    differences = columns(runs)
     lines = [
-        "| steps | group | without a critic | " + " | ".join(found) + " |",
-        "|---:|---:|---:|" + "---|" * len(found),
+        "| steps | group | without a critic | " + " | ".join(differences) + " |",
+        "|---:|---:|---:|" + "---|" * len(differences),
     ]
     for cell in ((size, group) for size in SIZES for group in GROUP_SIZES):
-        cells = [shown(column.get(cell)) for column in found.values()]
+        cells = [shown(column.get(cell)) for column in differences.values()]
         first = f"| {cell[0]} | {cell[1]} | {scores(runs, *cell, LAMBDA_1)} |"
         lines.append(f"{first} {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
@@ -173,41 +175,43 @@ def table(runs: Sequence[Run]) -> str:
 
 def pooled(runs: Sequence[Run]) -> str:
     """Markdown: means over group sizes, over steps, and over all."""
-    found = columns(runs)
+    differences = columns(runs)
     parts = {f"{size} steps": [(size, g) for g in GROUP_SIZES] for size in SIZES}
     parts |= {f"groups of {g}": [(size, g) for size in SIZES] for g in GROUP_SIZES}
     parts |= {"all": [(size, g) for size in SIZES for g in GROUP_SIZES]}
-    lines = ["| mean over | " + " | ".join(found) + " |", "|---|" + "---|" * len(found)]
+    lines = ["| mean over | " + " | ".join(differences) + " |", "|---|" + "---|" * len(differences)]
     for name, cells in parts.items():
         texts = [
             shown_mean(mean_over(column, cells)) if set(cells) & set(column) else ""
-            for column in found.values()
+            for column in differences.values()
         ]
         lines.append(f"| {name} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
 
 
-def is_whole(one: Difference | None) -> bool:
+def is_whole(difference: Difference | None) -> bool:
     """Whether a cell was run again with three seeds."""
-    return one is not None and len(one.seeds) >= len(MAP_SEEDS)
+    return difference is not None and len(difference.seeds) >= len(MAP_SEEDS)
 
 
 def again(runs: Sequence[Run], second: Sequence[Run]) -> str:
     """Markdown: the cells that were run once more, by the seeds that had no part in choosing them,
     and by all their seeds. An interval is that of the cell's own seeds, nothing is pooled."""
     new = columns(second)
-    chosen = {cell for cell in new["VAPO"] if all(is_whole(new[name].get(cell)) for name in AGAIN)}
+    shared_cells = {
+        cell for cell in new["VAPO"] if all(is_whole(new[name].get(cell)) for name in AGAIN)
+    }
     lines = ["| steps | group | seeds | " + " | ".join(AGAIN) + " |"]
     lines.append("|---:|---:|---|" + "---|" * len(AGAIN))
     for label, part in (("new", second), ("all", runs)):
-        found = columns(part)
-        rows = [(str(size), group, [(size, group)]) for size, group in sorted(chosen)]
+        part_columns = columns(part)
+        rows = [(str(size), group, [(size, group)]) for size, group in sorted(shared_cells)]
         rows += [
-            ("mean", group, sorted(cell for cell in chosen if cell[1] == group))
-            for group in sorted({group for _, group in chosen})
+            ("mean", group, sorted(cell for cell in shared_cells if cell[1] == group))
+            for group in sorted({group for _, group in shared_cells})
         ]
         for name, group, cells in rows:
-            texts = [shown_mean(mean_over(found[column], cells)) for column in AGAIN]
+            texts = [shown_mean(mean_over(part_columns[column], cells)) for column in AGAIN]
             lines.append(f"| {name} | {group} | {label} | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
 
@@ -242,7 +246,9 @@ def report(runs: Sequence[Run]) -> str:
 
 def read_runs() -> list[Run]:
     lines = (json.loads(line) for line in RESULTS.read_text().splitlines())
-    return [one for one in lines if one["kind"] == "run" and one["rate"] is None]
+    return [
+        line_row for line_row in lines if line_row["kind"] == "run" and line_row["rate"] is None
+    ]
 
 
 def main() -> None:
