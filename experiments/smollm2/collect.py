@@ -36,27 +36,27 @@ Series = dict[str, list[tuple[int, float]]]  # of each metric (step, value)
 
 def recorded(run: Path) -> Series:
     """Each metric's values in the order in which the run recorded them."""
-    found: Series = {}
+    series: Series = {}
     for line in (run / "tracking/journal.jsonl").read_text(encoding="utf-8").splitlines():
         record = json.loads(line)
         if record["kind"] == "metrics":
             for name, value, _, step in record["payload"]:
-                found.setdefault(name, []).append((int(step), float(value)))
-    return found
+                series.setdefault(name, []).append((int(step), float(value)))
+    return series
 
 
 def seconds(series: Series) -> float:
-    """Of all iterations, those before a run was cut off and resumed included."""
+    """The seconds of all iterations, including those before an interruption."""
     return sum(value for _, value in series.get("time/iteration_s", []))
 
 
 def at(series: Series, name: str, step: int) -> float | None:
-    """None: not recorded there, as is a figure of the truth whose interval has no limits."""
+    """The metric at a step. None if it was not recorded there."""
     return dict(series.get(name, [])).get(step)
 
 
 def row_of(run: Path, system: str, pretraining: Path | None) -> dict[str, Any]:
-    """`pretraining`: the run whose critic this one started from, where that was another one."""
+    """The row of a run. `pretraining` is the run whose critic it started from, if another's."""
     config = load_config(FitConfig, [run / "config.yaml"], [])
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     series, numbers = recorded(run), resolve(config)
@@ -124,11 +124,17 @@ def prompt_means(row: Mapping[str, Any]) -> PromptMeans:
 def finished(sweep: Path) -> Iterator[tuple[Path, str, Path | None]]:
     """Each finished run of the sweep, its row's name, and the run of its value pretraining."""
     record = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))
-    pretrainings = {one["identity"]: one["run_dir"] for one in record["value_pretrainings"]}
-    for one in record["runs"]:
-        if one["state"] == "finished":
-            needed = pretrainings.get(one["needs"])
-            yield Path(one["run_dir"]), one["row"], None if needed is None else Path(needed)
+    pretrainings = {
+        run_record["identity"]: run_record["run_dir"] for run_record in record["value_pretrainings"]
+    }
+    for run_record in record["runs"]:
+        if run_record["state"] == "finished":
+            pretraining_dir = pretrainings.get(run_record["needs"])
+            yield (
+                Path(run_record["run_dir"]),
+                run_record["row"],
+                None if pretraining_dir is None else Path(pretraining_dir),
+            )
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -233,11 +239,11 @@ def shown(value: MeanOfSeeds, sign: str = "") -> str:
 def with_table(page: str, lines: str, *, name: str = OUTPUT.stem) -> str:
     """The page with this table in the place of the one that it has of the file of this name."""
     start = mark(name)
-    before, found, rest = page.partition(start)
+    head, opening, rest = page.partition(start)
     _, end, after = rest.partition(END)
-    if not (found and end):
+    if not (opening and end):
         raise SystemExit(f"the page has no {start.strip()!r} with {END!r} after it")
-    return f"{before}{start}\n{lines}\n{END}{after}"
+    return f"{head}{start}\n{lines}\n{END}{after}"
 
 
 def mark(name: str) -> str:
@@ -274,16 +280,16 @@ def main() -> None:
     parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument("--page_of_runs", type=Path, default=PAGE_OF_RUNS)
     options = parser.parse_args()
-    kept: dict[tuple[str, int], dict[str, Any]] = {}
+    rows_by_key: dict[tuple[str, int], dict[str, Any]] = {}
     if options.output.exists():
         for row in json.loads(options.output.read_text(encoding="utf-8")):
-            kept[row["system"], row["seed"]] = row
+            rows_by_key[row["system"], row["seed"]] = row
     new = [row_of(*run) for run in finished(options.sweep)] if options.sweep else []
-    found = {(row["system"], row["seed"]): row for row in new}
-    rows = sorted((kept | found).values(), key=lambda row: (row["system"], row["seed"]))
+    new_rows = {(row["system"], row["seed"]): row for row in new}
+    rows = sorted((rows_by_key | new_rows).values(), key=lambda row: (row["system"], row["seed"]))
     write_rows(rows, options.output)
     show_on_pages(rows, options.output.stem, options.page, options.page_of_runs)
-    print(f"{options.output}: {len(found)} new or known runs, {len(rows)} rows\n")
+    print(f"{options.output}: {len(new_rows)} new or known runs, {len(rows)} rows\n")
     print(means(rows))
     print(table(rows), end="")
 

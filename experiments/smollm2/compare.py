@@ -98,10 +98,10 @@ TOY_LAST = ("training.num_iterations=2", "critic.minibatch_size=null")  # of row
 def in_order(plan: Plan) -> list[Task]:
     """Rows of `FIRST` with every seed, then the others; a seed's pretrainings before its rows."""
     first = [row.name for row in plan.grid.rows if row.name.partition(" | ")[0] in FIRST]
-    others = [row.name for row in plan.grid.rows if row.name not in first]
+    other_rows = [row.name for row in plan.grid.rows if row.name not in first]
     by_identity = {task.identity: task for task in plan.tasks}
     ordered: dict[str, Task] = {}
-    for names in (first, others):
+    for names in (first, other_rows):
         for seed in plan.seeds:
             runs = [by_identity[plan.assigned[name, seed]] for name in names]
             for task in runs:
@@ -121,10 +121,10 @@ class Record(NamedTuple):
     device: str
 
     def rows(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        rows: list[dict[str, Any]] = []
         if self.path.exists():
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-        return found
+            rows = json.loads(self.path.read_text(encoding="utf-8"))
+        return rows
 
     def lacks(self, row: str, seed: int, settings: str) -> bool:
         """Raises: SystemExit: it has this row and seed with other settings."""
@@ -136,7 +136,9 @@ class Record(NamedTuple):
         return not same
 
     def add(self, row: Mapping[str, Any]) -> None:
-        rows = sorted([*self.rows(), row], key=lambda one: (one["system"], one["seed"]))
+        rows = sorted(
+            [*self.rows(), row], key=lambda record_row: (record_row["system"], record_row["seed"])
+        )
         write_rows(rows, self.path)
 
 
@@ -156,7 +158,7 @@ class Comparison:
     record: Record
 
     def missing(self) -> list[Task]:
-        """In order; pretrainings that no run needs any more are left out."""
+        """The missing tasks in order, without pretrainings that no missing run needs."""
         names = {identity: key for key, identity in self.plan.assigned.items()}
         ordered = in_order(self.plan)
         runs = [
@@ -165,33 +167,33 @@ class Comparison:
             if not task.is_pretraining
             and self.record.lacks(*names[task.identity], self._settings(task))
         ]
-        needed = {task.needs for task in runs}
-        wanted = {task.identity for task in runs} | needed
-        return [task for task in ordered if task.identity in wanted]
+        pretrainings = {task.needs for task in runs}
+        identities = {task.identity for task in runs} | pretrainings
+        return [task for task in ordered if task.identity in identities]
 
     def _settings(self, task: Task) -> str:
         return settings_of(self.plan, task.row.name, task.seed)
 
     def critic_of(self, identity: str) -> Path | None:
         """The run folder of a finished value pretraining."""
-        found = sorted((self.folder / identity).glob("*/summary.json"))
-        return found[-1].parent if found else None
+        summaries = sorted((self.folder / identity).glob("*/summary.json"))
+        return summaries[-1].parent if summaries else None
 
     def is_ready(self, task: Task) -> bool:
         return task.needs is None or self.critic_of(task.needs) is not None
 
     def config_file(self, task: Task) -> Path:
         """The run's config: its output folder is its own, and it resumes what is there."""
-        own = self.folder / task.identity
-        own.mkdir(parents=True, exist_ok=True)
-        config: FitConfig = replace(task.config, output_dir=str(own))
+        output_dir = self.folder / task.identity
+        output_dir.mkdir(parents=True, exist_ok=True)
+        config: FitConfig = replace(task.config, output_dir=str(output_dir))
         config = set_key(config, "checkpoints.resume", "auto")
         config = set_key(config, "tracking.uri", str(self.folder / "mlruns"))
         if task.needs is not None:
             config = set_key(
                 config, "critic.init", f"{self.critic_of(task.needs)}/pretrained_critic"
             )
-        path = own / "config.yaml"
+        path = output_dir / "config.yaml"
         path.write_text(to_yaml(config), encoding="utf-8")
         return path
 
@@ -201,8 +203,8 @@ class Comparison:
             return f"{task.name}: {seconds:.0f} s"
         pretraining = None if task.needs is None else self.critic_of(task.needs)
         row = row_of(run, task.row.name, pretraining)
-        own = {"settings": self._settings(task), "device": self.record.device}
-        self.record.add({**row, **own, "seconds": round(seconds, 1)})
+        provenance = {"settings": self._settings(task), "device": self.record.device}
+        self.record.add({**row, **provenance, "seconds": round(seconds, 1)})
         fresh = row["accuracy"][-FRESH_BATCHES:]
         return (
             f"{task.name}: {seconds:.0f} s, held out {100 * row['before']:.1f} to "
@@ -221,11 +223,11 @@ def run_all(
 
     Returns: a line for each run that failed or is left.
     """
-    begun = clock()
+    start = clock()
     waiting, failed = comparison.missing(), []
-    total, done = len(waiting), 0
+    total, num_done = len(waiting), 0
     broken: set[str] = set()
-    while (waiting or jobs.running) and clock() - begun < 60 * minutes:
+    while (waiting or jobs.running) and clock() - start < 60 * minutes:
         for task in list(waiting):
             if task.needs in broken:
                 waiting.remove(task)
@@ -234,17 +236,20 @@ def run_all(
                 waiting.remove(task)
                 jobs.start(task, comparison.config_file(task))
         for task, outcome in jobs.ended(wait_s=0.5):
-            done += 1
+            num_done += 1
             if outcome.run is None:
                 broken.add(task.identity)
                 failed.append(f"{task.name}: {outcome.reason}; log: {outcome.log}")
                 line = failed[-1]
             else:
                 line = comparison.ended(task, outcome.run, outcome.seconds)
-            print(f"[{done}/{total}, {(clock() - begun) / 60:.1f} min] {line}", flush=True)
-    left = [*(task.name for task in jobs.running), *(task.name for task in waiting)]
+            print(f"[{num_done}/{total}, {(clock() - start) / 60:.1f} min] {line}", flush=True)
+    unfinished = [*(task.name for task in jobs.running), *(task.name for task in waiting)]
     jobs.end()
-    return [*failed, *([f"not run, the time is over: {', '.join(left)}"] if left else [])]
+    return [
+        *failed,
+        *([f"not run, the time is over: {', '.join(unfinished)}"] if unfinished else []),
+    ]
 
 
 # ---- the command ----------------------------------------------------------------------------
@@ -269,8 +274,8 @@ def planned(options: argparse.Namespace, device: str) -> Plan:
     if options.tune:
         grid = tuned(grid, make_plan(grid, [base], overrides, seeds[:1]))
     elif options.settings.exists():
-        chosen = yaml.safe_load(options.settings.read_text(encoding="utf-8"))
-        rows = tuple(with_settings(row, chosen.get(row.name, {})) for row in grid.rows)
+        settings = yaml.safe_load(options.settings.read_text(encoding="utf-8"))
+        rows = tuple(with_settings(row, settings.get(row.name, {})) for row in grid.rows)
         grid = replace(grid, rows=rows)
     rows = tuple(replace(row, overrides=(*row.overrides, *last)) for row in grid.rows)
     return make_plan(replace(grid, rows=rows), [base], overrides, seeds)
@@ -312,8 +317,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = run_all(comparison, jobs, options.minutes)
     rows = comparison.record.rows()
     if rows and options.tune:
-        chosen = best_settings(rows)
-        text = yaml.safe_dump(chosen, sort_keys=False)
+        settings = best_settings(rows)
+        text = yaml.safe_dump(settings, sort_keys=False)
         (output.with_suffix(".yaml") if options.toy else options.settings).write_text(text)
         print(text)
     elif rows:

@@ -5,7 +5,7 @@
         [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [--step_ends ';.'] [KEY=VALUE ...]
 
 The last groups of the file are held out, the same ones for every row; a row's critic is trained on
-the first groups, by the code of value pretraining, with so many passes. After each pass, and in the
+the first groups, by the code of value pretraining, with `--passes` passes. After each pass, and in the
 first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out ones,
 beside the oracle of the task's hidden states. A row that is in the file is not trained again, so a
 second start goes on.
@@ -74,15 +74,15 @@ class Heldout:
 
     @staticmethod
     def of(
-        known: Sequence[StoredRollout],
+        training_rows: Sequence[StoredRollout],
         rows: Sequence[StoredRollout],
         tokenizer: PreTrainedTokenizerBase,
         step_ends: str,
     ) -> Heldout:
         """The oracle's value of a state is the mean return of the known rollouts' tokens in it."""
         table = state_values(
-            [row.oracle_state or () for row in known],
-            [[row.rollout.reward] * len(row.oracle_state or ()) for row in known],
+            [row.oracle_state or () for row in training_rows],
+            [[row.rollout.reward] * len(row.oracle_state or ()) for row in training_rows],
             [row.oracle_state or () for row in rows],
         )
         ends = {tokenizer.convert_tokens_to_ids(end) for end in step_ends}
@@ -96,17 +96,20 @@ class Heldout:
         rewards = np.array([row.rollout.reward for row in self.rows])
         returns = np.repeat(rewards, [len(v) for v in values])
         error = returns - np.concatenate(values)
-        named = [n for n in map(self._is_named, range(len(self.rows)), values) if n is not None]
+        is_named = [n for n in map(self._is_named, range(len(self.rows)), values) if n is not None]
         centered = [(o - o.mean(), v - v.mean()) for o, v in zip(self.oracle, values, strict=True)]
-        left = sum(((o - v) ** 2).sum() for o, v in centered)
+        residual = sum(((o - v) ** 2).sum() for o, v in centered)
         return Knowledge(
             float(1 - error.var() / returns.var()),
-            float(1 - left / sum((o**2).sum() for o, _ in centered)),
-            float(np.mean(named)) if named else None,
+            float(1 - residual / sum((o**2).sum() for o, _ in centered)),
+            float(np.mean(is_named)) if is_named else None,
         )
 
     def _is_named(self, index: int, values: np.ndarray) -> bool | None:
-        """None where the response has no wrong step, or is over with it."""
+        """Whether the values fall most at the first wrong step.
+
+        None if the response has no wrong step, or ends with it.
+        """
         states, starts = self.rows[index].oracle_state or (), self.starts[index]
         wrong = next((i for i, state in enumerate(states) if " off" in state), None)
         if wrong is None or len(starts) < 2:
@@ -193,9 +196,9 @@ def train(
     set_threads(config.trainer)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     rows, _ = read_rollouts(config, Path(options.rollouts), tokenizer)
-    known, heldout_rows = split(rows, options.heldout)
-    if len(known) < number:
-        raise SystemExit(f"{number} rollouts: the file has {len(known)} to train on")
+    training_rows, heldout_rows = split(rows, options.heldout)
+    if len(training_rows) < number:
+        raise SystemExit(f"{number} rollouts: the file has {len(training_rows)} to train on")
     numbers = resolve(config)
     responses = numbers.num_prompts * numbers.group_size
     num_iterations = math.ceil(options.passes * number / responses)
@@ -203,9 +206,9 @@ def train(
     config = replace(
         config, seed=seed, components=replace(config.components, value_pretraining=pretraining)
     )
-    stored = StoredRollouts(config, known[:number], tokenizer, name=options.rollouts)
+    stored = StoredRollouts(config, training_rows[:number], tokenizer, name=options.rollouts)
     stored.heldout = StoredRollouts(config, heldout_rows, tokenizer, name=options.rollouts).training
-    heldout = Heldout.of(known, heldout_rows, tokenizer, options.step_ends)
+    heldout = Heldout.of(training_rows, heldout_rows, tokenizer, options.step_ends)
     watching = Watching(stored, heldout, note)
     train_with_callback(config, stored, watching, tokenizer=tokenizer)
     return {"oracle": asdict(heldout.judge(heldout.oracle)), "points": watching.points}
@@ -224,7 +227,7 @@ def main() -> None:
     parser.add_argument("--heldout", type=int, default=512, help="rollouts held out")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
     options = parser.parse_args()
-    found = json.loads(options.output.read_text()) if options.output.exists() else []
+    results = json.loads(options.output.read_text()) if options.output.exists() else []
     for critic, number, seed in cells(options):
         about = {
             "critic": critic,
@@ -234,12 +237,12 @@ def main() -> None:
             "num_heldout": options.heldout,
             "overrides": options.overrides,
         }
-        if any(about.items() <= row.items() for row in found):
+        if any(about.items() <= row.items() for row in results):
             continue
         print(about, flush=True)
         row = train(options, critic, number, seed, lambda point: print(" ", point, flush=True))
-        found.append({**about, **row})
-        write_text(options.output, json.dumps(found, indent=1) + "\n")
+        results.append({**about, **row})
+        write_text(options.output, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

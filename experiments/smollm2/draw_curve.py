@@ -33,10 +33,10 @@ def name_of(row: dict[str, Any]) -> str:
 
 
 def points_of(row: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """After the last pass, and on the way through the first one."""
-    *before, last = row["points"]
+    """Yield the number of rollouts and the point after the last pass, and during the first pass."""
+    *earlier_points, last = row["points"]
     yield row["num_rollouts"], last
-    for point in before:
+    for point in earlier_points:
         if point["passes"] == 0 and point.get("rollouts_seen", 0) > 0:
             yield point["rollouts_seen"], point
 
@@ -48,17 +48,22 @@ def draw(rows: list[dict[str, Any]]) -> Figure:
     for axes, (key, title) in zip(figure.subplots(1, len(PANELS)), PANELS.items(), strict=True):
         for index, critic in enumerate(critics):
             colour = f"C{index}"
-            found: dict[int, list[float]] = defaultdict(list)
+            values_by_number: dict[int, list[float]] = defaultdict(list)
             for row in rows:
                 if name_of(row) == critic:
                     for number, point in points_of(row):
                         if point[key] is not None:
-                            found[number].append(point[key])
-            numbers = sorted(found)
-            means = [fmean(found[number]) for number in numbers]
+                            values_by_number[number].append(point[key])
+            numbers = sorted(values_by_number)
+            means = [fmean(values_by_number[number]) for number in numbers]
             axes.plot(numbers, means, color=colour, label=critic)
             for number in numbers:
-                axes.plot([number] * len(found[number]), found[number], ".", color=colour)
+                axes.plot(
+                    [number] * len(values_by_number[number]),
+                    values_by_number[number],
+                    ".",
+                    color=colour,
+                )
         axes.axhline(rows[0]["oracle"][key], color="grey", linestyle="--", label="oracle")
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({row["num_rollouts"] for row in rows}))

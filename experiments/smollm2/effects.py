@@ -75,9 +75,9 @@ def table(rows: Sequence[Row]) -> str:
     for contrast in CONTRASTS:
         cells = [contrast]
         for figure in FIGURES:
-            found = differences(rows, contrast, figure)
-            each = ", ".join(f"{value:+.1f}" for value in found)
-            cells.append(f"{shown(estimate(found), '+')} ({each})")
+            values = differences(rows, contrast, figure)
+            each = ", ".join(f"{value:+.1f}" for value in values)
+            cells.append(f"{shown(estimate(values), '+')} ({each})")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -95,12 +95,12 @@ def main() -> None:
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else OUTPUT
     rows = json.loads(path.read_text(encoding="utf-8"))
     print(table(rows))
-    if found := moves(rows):
-        spread = math.sqrt(statistics.fmean(move**2 for move in found))
+    if score_moves := moves(rows):
+        spread = math.sqrt(statistics.fmean(move**2 for move in score_moves))
         print(
             f"one run's scores, iteration 16 to 20: {spread:.1f} points in the root mean square of"
         )
-        print(f"{len(found)} runs, {min(found):+.1f} to {max(found):+.1f}")
+        print(f"{len(score_moves)} runs, {min(score_moves):+.1f} to {max(score_moves):+.1f}")
 
 
 if __name__ == "__main__":

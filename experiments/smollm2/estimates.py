@@ -49,8 +49,8 @@ TEMPERATURES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 
 
 class Responses(NamedTuple):
-    """Of each response: what its tokens but the last add to the text, and by layer the states
-    before each token [tokens, H]."""
+    """The group, reward and text of each response, and its states before each token [tokens, H] by
+    layer. `texts` has what each token but the last adds to the text."""
 
     groups: Sequence[str]
     rewards: np.ndarray
@@ -59,29 +59,31 @@ class Responses(NamedTuple):
 
 
 def group_means(responses: Responses) -> np.ndarray:
-    """Of each response the mean reward of the others to its prompt."""
+    """The mean reward of the other responses to a response's prompt, for each response."""
     groups, rewards = np.array(responses.groups), responses.rewards
-    others = [(groups == group) & (np.arange(len(groups)) != i) for i, group in enumerate(groups)]
-    return np.array([rewards[rows].mean() for rows in others])
+    rows_of_others = [
+        (groups == group) & (np.arange(len(groups)) != i) for i, group in enumerate(groups)
+    ]
+    return np.array([rewards[rows].mean() for rows in rows_of_others])
 
 
 def values_by_milestones(
     responses: Responses, *, kind: Literal["nth", "all"], shrinkage: float
 ) -> Values:
-    """`vapo.functional.milestones.milestone_values` of each group."""
+    """The values that `vapo.functional.milestones.milestone_values` gives each group."""
     groups, values = np.array(responses.groups), dict[int, np.ndarray]()
     for group in dict.fromkeys(responses.groups):
         rows = np.flatnonzero(groups == group).tolist()
         texts = [responses.texts[row] for row in rows]
-        lengths = torch.tensor([len(own) + 1 for own in texts])
-        found, _ = milestone_values(
+        lengths = torch.tensor([len(tokens) + 1 for tokens in texts])
+        row_values, _ = milestone_values(
             torch.from_numpy(responses.rewards[rows]).double(),
             numbered_milestones(texts, kind=kind),
             torch.arange(int(lengths.max())) < lengths[:, None],
             group_size=len(rows),
             shrinkage=shrinkage,
         )
-        values |= {r: v[:n].numpy() for r, v, n in zip(rows, found, lengths, strict=True)}
+        values |= {r: v[:n].numpy() for r, v, n in zip(rows, row_values, lengths, strict=True)}
     return [values[row] for row in range(len(groups))]
 
 
@@ -117,8 +119,8 @@ def explained(values: Values, rewards: np.ndarray) -> float:
 def choose(name: str, responses: Responses) -> tuple[float, dict[str, Any]]:
     """The settings that explain most, and how much."""
     every = candidates(name, responses)
-    found = [(explained(values, responses.rewards), about) for about, values in every]
-    return max(found, key=lambda pair: pair[0])
+    scored = [(explained(values, responses.rewards), about) for about, values in every]
+    return max(scored, key=lambda pair: pair[0])
 
 
 def read_responses(
@@ -148,14 +150,14 @@ def states_of(
     """The actor's states before each response token [tokens, L, H]."""
     actor = make_actor(config, None, trained=False)
     batch = StoredRollouts(config, rows, tokenizer, name="").batch_of([rows])
-    found: dict[int, np.ndarray] = {}
+    states_by_row: dict[int, np.ndarray] = {}
     budget = config.training.first_microbatch_tokens
     for chunk in cut_rollouts(batch, range(len(rows)), max_tokens=budget, layout="padded"):
         inputs = rollout_inputs(batch, chunk, pad_id=int(tokenizer.pad_token_id))
         states = actor(inputs, temperature=None, layers=layers).states.float()
         parts = states.split(inputs.response_mask.sum(dim=1).tolist())
-        found |= dict(zip(chunk, (part.numpy() for part in parts), strict=True))
-    return [found[index] for index in range(len(rows))]
+        states_by_row |= dict(zip(chunk, (part.numpy() for part in parts), strict=True))
+    return [states_by_row[index] for index in range(len(rows))]
 
 
 def main() -> None:
@@ -177,21 +179,25 @@ def main() -> None:
     set_threads(config.trainer)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     rows, _ = read_rollouts(config, Path(options.rollouts), tokenizer)
-    known, heldout = split(rows, options.heldout)
-    judge = Heldout.of(known, heldout, tokenizer, options.step_ends)
+    training_rows, heldout = split(rows, options.heldout)
+    judge = Heldout.of(training_rows, heldout, tokenizer, options.step_ends)
     layers = [int(layer) for layer in options.layers.split(",")]
     sides = [
         read_responses(config, side, tokenizer, layers)
-        for side in (known[: options.number], heldout)
+        for side in (training_rows[: options.number], heldout)
     ]
     about = {"num_rollouts": options.number, "num_heldout": options.heldout, "layers": layers}
-    found: dict[str, Any] = {**about, "oracle": asdict(judge.judge(judge.oracle))}
+    results: dict[str, Any] = {**about, "oracle": asdict(judge.judge(judge.oracle))}
     for name in ESTIMATES:
-        best, chosen = choose(name, sides[0])
-        values = next(v for settings, v in candidates(name, sides[1]) if settings == chosen)
-        found[name] = {"chosen": chosen, "where_chosen": best, **asdict(judge.judge(values))}
-        print(name, found[name], flush=True)
-    write_text(options.output, json.dumps(found, indent=1) + "\n")
+        best, best_settings = choose(name, sides[0])
+        values = next(v for settings, v in candidates(name, sides[1]) if settings == best_settings)
+        results[name] = {
+            "chosen": best_settings,
+            "where_chosen": best,
+            **asdict(judge.judge(values)),
+        }
+        print(name, results[name], flush=True)
+    write_text(options.output, json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

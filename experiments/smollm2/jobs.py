@@ -61,7 +61,7 @@ class Job:
     connection: Connection
     log: Path
     task: Task | None = None
-    begun: float = 0.0
+    start_time: float = 0.0
     num_runs: int = 0
 
     def end(self) -> None:
@@ -72,10 +72,10 @@ class Job:
 
 @dataclass
 class Jobs:
-    """At most `number` processes. Each ends after `runs_each` runs (None: with all).
+    """At most `number` processes. Each ends after `runs_each` runs (None: after all of them).
 
     Args:
-        policies: so many of a run's last policies are kept.
+        policies: how many of a run's last policies are kept.
     """
 
     number: int
@@ -96,7 +96,7 @@ class Jobs:
     def start(self, task: Task, config: Path) -> None:
         """Give the run to a process that is idle, else to a new one."""
         job = next((job for job in self.jobs if job.task is None), None) or self._new()
-        job.task, job.begun = task, time.monotonic()
+        job.task, job.start_time = task, time.monotonic()
         job.connection.send(config)
 
     def _new(self) -> Job:
@@ -104,18 +104,18 @@ class Jobs:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = self.folder / f"job_{self.num_started:02d}.log"
         context = get_context("spawn")
-        own, other = context.Pipe()
-        process = context.Process(target=work, args=(other, log, self.policies))
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=work, args=(child_end, log, self.policies))
         process.start()
-        other.close()
-        self.jobs.append(Job(process, own, log))
+        child_end.close()
+        self.jobs.append(Job(process, parent_end, log))
         return self.jobs[-1]
 
     def ended(self, wait_s: float) -> Iterator[tuple[Task, Outcome]]:
         """The runs that have ended; a process that died ends its run."""
         ready = wait([job.connection for job in self.jobs if job.task is not None], wait_s)
         for job in [job for job in self.jobs if job.connection in ready]:
-            task, seconds = job.task, time.monotonic() - job.begun
+            task, seconds = job.task, time.monotonic() - job.start_time
             assert task is not None
             job.task, job.num_runs = None, job.num_runs + 1
             try:

@@ -62,16 +62,16 @@ def adapters(actor: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def with_base(
-    base: Mapping[str, Tensor], own: Mapping[str, Tensor], options: LoraConfig
+    base: Mapping[str, Tensor], adapter: Mapping[str, Tensor], options: LoraConfig
 ) -> dict[str, Tensor]:
     """The plain model's weights: those of the base, each with its adapter if it has one."""
-    adapted = {name.partition(".lora_")[0] for name in own}
+    adapted = {name.partition(".lora_")[0] for name in adapter}
 
     def named() -> Iterator[tuple[str, Tensor]]:
         for name, tensor in base.items():
             module = name.removesuffix(".weight")
             yield (f"{module}.base_layer.weight" if module in adapted else name), tensor
-        yield from own.items()
+        yield from adapter.items()
 
     return dict(merged(named(), options))
 
@@ -81,8 +81,8 @@ def mean_policy(
 ) -> dict[str, Tensor]:
     """The mean of the policies' weights."""
     total: dict[str, Tensor] = {}
-    for own in policies:
-        for name, tensor in with_base(base, own, options).items():
+    for adapter in policies:
+        for name, tensor in with_base(base, adapter, options).items():
             total[name] = total.get(name, torch.zeros_like(tensor)) + tensor / len(policies)
     return total
 

@@ -51,23 +51,25 @@ def kernel_values(
     0.5
     """
     everyone = normalize(torch.cat(list(states)), dim=1)
-    parts = everyone.split([len(one) for one in states])
-    found: dict[float, list[Tensor]] = {temperature: [] for temperature in temperatures}
-    for index, own in enumerate(parts):
-        others = [
+    parts = everyone.split([len(row_states) for row_states in states])
+    values_by_temperature: dict[float, list[Tensor]] = {
+        temperature: [] for temperature in temperatures
+    }
+    for index, row_states_normalized in enumerate(parts):
+        other_rows = [
             i
             for i in range(len(states))
             if i != index and (groups is None or groups[i] == groups[index])
         ]
-        similar = own @ torch.cat([parts[i] for i in others]).T
-        lengths = [len(parts[i]) for i in others]
+        similar = row_states_normalized @ torch.cat([parts[i] for i in other_rows]).T
+        lengths = [len(parts[i]) for i in other_rows]
         if by == "responses":
-            most = [part.amax(dim=1) for part in similar.split(lengths, dim=1)]
-            similar, lengths = torch.stack(most, dim=1), [1] * len(others)
-        earned = returns[others].to(similar.dtype).repeat_interleave(torch.tensor(lengths))
-        for temperature, values in found.items():
+            best_similarities = [part.amax(dim=1) for part in similar.split(lengths, dim=1)]
+            similar, lengths = torch.stack(best_similarities, dim=1), [1] * len(other_rows)
+        earned = returns[other_rows].to(similar.dtype).repeat_interleave(torch.tensor(lengths))
+        for temperature, values in values_by_temperature.items():
             values.append((similar / temperature).softmax(dim=1) @ earned)
-    return found
+    return values_by_temperature
 
 
 def estimate(
@@ -84,17 +86,17 @@ def estimate(
     The responses that are compared are all of this process's; one layer is read.
     """
     assert batch.actor_states is not None
-    states = [one[:, 0].float() for one in batch.actor_states]
+    states = [row_states[:, 0].float() for row_states in batch.actor_states]
     center = torch.cat(states).mean(dim=0)
-    found = kernel_values(
-        [one - center for one in states],
+    by_temperature = kernel_values(
+        [row_states - center for row_states in states],
         token_rewards.sum(dim=1),
         temperatures=[temperature],
         by=by,
     )
     values = torch.zeros_like(token_rewards)
-    for row, own in enumerate(found[temperature]):
-        values[row, batch.response_mask[row]] = own.to(values.dtype)
+    for row, row_values in enumerate(by_temperature[temperature]):
+        values[row, batch.response_mask[row]] = row_values.to(values.dtype)
     lengths = batch.response_mask.sum(dim=1)
     lambda_ = 1.0 if alpha is None else length_adaptive_lambda(lengths, alpha=alpha)
     columns = (token_rewards, values, batch.response_mask)

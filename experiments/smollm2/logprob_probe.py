@@ -60,12 +60,12 @@ def main() -> None:
     config = load_config(FitConfig, [Path(options.config)], [])
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
     rows, _ = read_rollouts(config, options.rollouts, tokenizer)
-    known, heldout_rows = split(rows, options.heldout)
-    heldout = Heldout.of(known, heldout_rows, tokenizer, options.step_ends)
+    training_rows, heldout_rows = split(rows, options.heldout)
+    heldout = Heldout.of(training_rows, heldout_rows, tokenizer, options.step_ends)
     print("oracle", asdict(heldout.judge(heldout.oracle)))
     for number in map(int, options.numbers.split(",")):
-        if number <= len(known):
-            values = fit_and_value(known[:number], heldout_rows)
+        if number <= len(training_rows):
+            values = fit_and_value(training_rows[:number], heldout_rows)
             print(number, "rollouts", asdict(heldout.judge(values)))
 
 

@@ -29,8 +29,8 @@ def tuned(grid: Grid, plan: Plan) -> Grid:
 
 
 def with_settings(row: GridRow, settings: Mapping[str, Any]) -> GridRow:
-    own = tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    return replace(row, overrides=(*row.overrides, *own))
+    overrides = tuple(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return replace(row, overrides=(*row.overrides, *overrides))
 
 
 def _named(name: str, settings: Mapping[str, Any]) -> str:
@@ -38,7 +38,7 @@ def _named(name: str, settings: Mapping[str, Any]) -> str:
 
 
 def best_settings(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of each tuned row the settings with the best mean accuracy on fresh prompts.
+    """The settings of each tuned row with the best mean accuracy on fresh prompts.
 
     The last batches of all seeds count; settings that lack a seed that others have do not.
     """
@@ -48,11 +48,13 @@ def best_settings(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, floa
         score = sum(row["accuracy"][-FRESH_BATCHES:]) / len(row["accuracy"][-FRESH_BATCHES:])
         of_row.setdefault(name, {}).setdefault(settings, {})[row["seed"]] = score
     keys = {key.rpartition(".")[2]: key for key in (LR, ALPHA)}
-    chosen = {}
-    for name, found in of_row.items():
-        most = max(map(len, found.values()))
-        whole = {text: scores for text, scores in found.items() if len(scores) == most}
+    best_by_row = {}
+    for name, scores_by_settings in of_row.items():
+        max_seeds = max(map(len, scores_by_settings.values()))
+        whole = {
+            text: scores for text, scores in scores_by_settings.items() if len(scores) == max_seeds
+        }
         best = max(whole, key=lambda text: sum(whole[text].values()))
         pairs = (part.split(" ") for part in best.split(", "))
-        chosen[name] = {keys[key]: float(value) for key, value in pairs}
-    return chosen
+        best_by_row[name] = {keys[key]: float(value) for key, value in pairs}
+    return best_by_row
