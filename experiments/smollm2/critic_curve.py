@@ -5,10 +5,10 @@
         [--numbers 512,1024,...] [--seeds 0,1,2] [--passes 4] [--step_ends ';.'] [KEY=VALUE ...]
 
 The last groups of the file are held out, the same ones for every row; a row's critic is trained on
-the first groups, by the code of value pretraining, with `--passes` passes. After each pass, and in the
-first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out ones,
-beside the oracle of the task's hidden states. A row that is in the file is not trained again, so a
-second start goes on.
+the first groups, by the code of value pretraining, with `--passes` passes. After each pass, and in
+the first one after 512, 1,024, ... rollouts, the row has what the critic knows of the held-out
+ones, beside the oracle of the task's hidden states. A row that is in the file is not trained again,
+so a second start goes on.
 """
 
 from __future__ import annotations
