@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vapo.commands.early_checks import checked
+from vapo.commands.early_checks import checked_command
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
@@ -162,7 +162,7 @@ def fit(
             "vapo.fit: a config has its model, data, reward and overrides: leave out either it or "
             "model=, dataset=, reward=, heldout= and overrides="
         )
-    with checked("fit", config, {"ckpt_path": ckpt_path}):
+    with checked_command("fit", config, {"ckpt_path": ckpt_path}):
         from vapo.commands import fit as command
 
         folder = command.run(
@@ -190,7 +190,7 @@ def validate(
     """
     page = None if value_page is None else str(value_page)
     arguments = {"ckpt_path": ckpt_path, "value_page": page, "value_truth": value_truth}
-    with checked("validate", config, arguments):
+    with checked_command("validate", config, arguments):
         from vapo.commands import validate as command
 
         return command.run(config, ckpt_path=ckpt_path, value_page=page, value_truth=value_truth)
@@ -338,7 +338,7 @@ def training_parts(config: FitConfig) -> Iterator[TrainingParts]:
     Raises:
         UserError: config, data or machine do not fit.
     """
-    with checked("fit", config, {"ckpt_path": None}):
+    with checked_command("fit", config, {"ckpt_path": None}):
         from vapo.commands.fit import checked_inputs
         from vapo.rewards.scorer import make_scorer
         from vapo.system.progress import Progress

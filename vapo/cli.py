@@ -187,7 +187,7 @@ def _run_configured(
     The checks come before torch is loaded. A command for a grid of configs gets the files and
     overrides instead of a config.
     """
-    from vapo.commands.early_checks import check_early, checked
+    from vapo.commands.early_checks import check_early, checked_command
     from vapo.config.chosen_systems import check_one_system
     from vapo.config.loading import compose
     from vapo.config.written import to_yaml
@@ -210,7 +210,7 @@ def _run_configured(
         sys.stdout.write(to_yaml(composed.tree))  # YAML has its own escapes, and is read again
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
-    with checked(name, composed.config, options):
+    with checked_command(name, composed.config, options):
         run = _load_command(name, command, about, quiet=options.get("quiet", False))
         run(composed.config, **options)
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.segments import shown_turns, shows_turns
 from vapo.system.distributed import rank, sum_over_ranks, world_size
 from vapo.system.process import derive_seed
@@ -126,7 +126,7 @@ def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> S
 def evaluate(
     prompts: Sequence[Prompt],
     *,
-    player: Player,
+    player: RolloutRunner,
     config: EvaluationConfig,
     max_response_tokens: int,
     progress: Progress,

@@ -11,7 +11,7 @@ from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.types import Prompt, Rollout
 
 
@@ -27,5 +27,5 @@ def sample_all(
     """Compare each response with its prompt's answer: no verifier's process is needed."""
     config = FitConfig(rewards=make(RewardConfig, verifier="exact"))
     scorer = make_scorer(config)
-    player = Player(config, sampler, scorer, tokenizer)
+    player = RolloutRunner(config, sampler, scorer, tokenizer)
     return player.play(prompts, group_size=group_size, settings=settings, seed=seed)

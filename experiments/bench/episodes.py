@@ -33,7 +33,7 @@ from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.types import Prompt
 
 POLICY = "models/tug_of_war/policy"
@@ -137,7 +137,7 @@ def main() -> None:
         device="cpu",
     )
     scorer = make_scorer(config)
-    player = Player(config, engine, scorer, tokenizer)
+    player = RolloutRunner(config, engine, scorer, tokenizer)
 
     def ours() -> int:
         rollouts = player.play(prompts, group_size=1, settings=sampling, seed=0)

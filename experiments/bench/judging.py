@@ -28,7 +28,7 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.types import Prompt
 
 POLICY = str(Path(__file__).parents[2] / "models/state_tracking/policy")
@@ -87,7 +87,7 @@ def main() -> None:
     )
     ratios = []
     with make_scorer(config) as scorer:
-        player = Player(config, sampler, scorer, tokenizer)
+        player = RolloutRunner(config, sampler, scorer, tokenizer)
         for seed in range(options.repeats):
             times = [time.perf_counter()]
             rollouts = sample_all(sampler, tokenizer, prompts, seed=seed, **how)

@@ -42,7 +42,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.networks.precision import settle_precision
+from vapo.networks.precision import resolve_precision
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.libraries import quiet_libraries
@@ -133,7 +133,7 @@ def make_config(folder: Path, arguments: argparse.Namespace) -> FitConfig:
     }
     overrides = [f"{key}={value}" for key, value in sizes.items()]
     config = load_config(FitConfig, files, [*overrides, *arguments.overrides])
-    settle_precision(config)
+    resolve_precision(config)
     return config
 
 

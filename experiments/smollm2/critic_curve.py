@@ -32,7 +32,7 @@ from vapo.config.loading import load_config
 from vapo.diagnostics.oracle import state_values
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_with_callback
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
@@ -125,7 +125,7 @@ class Watching(Callback):
     """The critic's knowledge before training, on the way in the first pass and after each pass,
     and what it fits meanwhile."""
 
-    def __init__(self, stored: StoredRollouts, heldout: Heldout, note: Any) -> None:
+    def __init__(self, stored: RolloutDataset, heldout: Heldout, note: Any) -> None:
         self.stored, self.heldout, self.note = stored, heldout, note
         self.points: list[dict[str, float | None]] = []
         self.fitted: list[float] = []
@@ -206,8 +206,8 @@ def train(
     config = replace(
         config, seed=seed, components=replace(config.components, value_pretraining=pretraining)
     )
-    stored = StoredRollouts(config, training_rows[:number], tokenizer, name=options.rollouts)
-    stored.heldout = StoredRollouts(config, heldout_rows, tokenizer, name=options.rollouts).training
+    stored = RolloutDataset(config, training_rows[:number], tokenizer, name=options.rollouts)
+    stored.heldout = RolloutDataset(config, heldout_rows, tokenizer, name=options.rollouts).training
     heldout = Heldout.of(training_rows, heldout_rows, tokenizer, options.step_ends)
     watching = Watching(stored, heldout, note)
     train_with_callback(config, stored, watching, tokenizer=tokenizer)

@@ -36,7 +36,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.milestones import numbered_milestones, token_texts
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
 
@@ -149,7 +149,7 @@ def states_of(
 ) -> list[np.ndarray]:
     """The actor's states before each response token [tokens, L, H]."""
     actor = make_actor(config, None, trained=False)
-    batch = StoredRollouts(config, rows, tokenizer, name="").batch_of([rows])
+    batch = RolloutDataset(config, rows, tokenizer, name="").batch_of([rows])
     states_by_row: dict[int, np.ndarray] = {}
     budget = config.training.first_microbatch_tokens
     for chunk in cut_rollouts(batch, range(len(rows)), max_tokens=budget, layout="padded"):

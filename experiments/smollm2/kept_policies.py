@@ -24,7 +24,7 @@ import vapo
 from vapo.config.networks import LoraConfig
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_causal_lm, load_tokenizer
-from vapo.networks.lora import merged
+from vapo.networks.lora import merge_adapters
 from vapo.training.datamodule import iteration_of
 from vapo.training.module import VapoModule
 from vapo.types import Phase
@@ -73,7 +73,7 @@ def with_base(
             yield (f"{module}.base_layer.weight" if module in adapted else name), tensor
         yield from adapter.items()
 
-    return dict(merged(named(), options))
+    return dict(merge_adapters(named(), options))
 
 
 def mean_policy(

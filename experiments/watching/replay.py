@@ -68,7 +68,7 @@ def main(stores: list[str], overrides: list[str]) -> None:
             alarms: dict[str, str] = {}
             for number, metrics in looks:
                 for state in states:
-                    if state.look(number, metrics):
+                    if state.check_metrics(number, metrics):
                         alarms[state.name] = state.describe()
             for text in alarms.values():
                 print(f"{name} ({run_id}): {text}")
@@ -76,7 +76,7 @@ def main(stores: list[str], overrides: list[str]) -> None:
                 continue
             for number, metrics in looks:
                 for state in states:
-                    if state.look(number, metrics) is None:
+                    if state.check_metrics(number, metrics) is None:
                         continue
                     worst = min if state.sign.is_floor else max
                     figure = nearest.get(state.name, state.figure)

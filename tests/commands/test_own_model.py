@@ -18,7 +18,7 @@ from tests.commands.trl_reward import ends_in_a_digit
 from tests.integration.commands import store
 from tests.integration.commands import vapo as command
 from tests.tiny_model import save_tiny_folder
-from vapo.commands.estimate import estimated
+from vapo.commands.estimate import estimate_config
 from vapo.commands.own_model import own_model
 from vapo.config import FitConfig
 from vapo.config.critic import ProbeCritic
@@ -109,7 +109,7 @@ def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
     """A GPU of 10 GiB. All weights need 9 GiB and a byte, with adapters and a probe 9 GiB."""
     asked = []
 
-    def estimated(config: FitConfig, **_: Any) -> Any:
+    def fake_estimate(config: FitConfig, **_: Any) -> Any:
         has_adapters, reads_actor = config.actor.lora is not None, config.critic.reads_actor
         asked.append((config.rollouts.max_concurrent_sequences, has_adapters, reads_actor))
         whole = not (has_adapters and reads_actor)
@@ -117,7 +117,7 @@ def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB))
-    monkeypatch.setattr("vapo.commands.estimate.estimated", estimated)
+    monkeypatch.setattr("vapo.commands.estimate.estimate_config", fake_estimate)
     monkeypatch.setattr("vapo.commands.own_model.find_spec", lambda name: None)
     return asked
 
@@ -183,11 +183,11 @@ def test_fewer_responses_at_a_time_come_first_where_the_trainer_keeps_their_cach
     model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch, engine: str,
     num: int,
 ):  # fmt: skip
-    def estimated(config: FitConfig, **_: Any) -> Any:
+    def fake_estimate(config: FitConfig, **_: Any) -> Any:
         peak = 9 * GIB + (config.rollouts.max_concurrent_sequences > 64)
         return config, SimpleNamespace(peak=peak), None, None
 
-    monkeypatch.setattr("vapo.commands.estimate.estimated", estimated)
+    monkeypatch.setattr("vapo.commands.estimate.estimate_config", fake_estimate)
     chosen = own_model(model, file, "exact", overrides=[f"rollouts.engine={engine}"])
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     assert config.rollouts.max_concurrent_sequences == num
@@ -216,7 +216,7 @@ def test_vllms_cache_has_a_size_that_the_memorys_estimate_can_count(
     config = load_config(FitConfig, chosen.files, chosen.overrides)
     rollouts: Any = config.rollouts
     assert rollouts.vllm.kv_cache_memory_bytes == cache
-    _, estimate, *_ = estimated(config, model, tell=lambda line: None)
+    _, estimate, *_ = estimate_config(config, model, tell=lambda line: None)
     assert estimate.stages["sampling"]["vLLM KV cache"] == cache
 
 

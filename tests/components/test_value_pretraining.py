@@ -26,7 +26,7 @@ from vapo.functional.advantages import gae, monte_carlo_returns
 from vapo.functional.losses import value_loss
 from vapo.networks.actor_critic import Critic
 from vapo.rollouts.bad_rows import CheckedBatch
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.system.progress import Progress
 from vapo.training.callbacks import value_pretraining as value_pretraining_module
 from vapo.training.callbacks.value_pretraining import ValuePretraining, nothing_trained
@@ -107,7 +107,7 @@ def test_a_probes_states_of_a_file_have_the_engines_memory_and_are_freed(
     """And the saved probe says whose they were."""
     callback, module = make_callback(Settings(data="f"), 1, tmp_path), make_module()
     module.config = fit_config(tmp_path, "critic.kind=probe")
-    callback.stored = stored = MagicMock(spec=StoredRollouts, digest="abc")
+    callback.stored = stored = MagicMock(spec=RolloutDataset, digest="abc")
     trainer, events = fake_trainer(), list[str]()
     trainer.datamodule = MagicMock(spec=RolloutDataModule)
     trainer.datamodule.runner.sleep = lambda: events.append("sleep")

@@ -31,7 +31,7 @@ from vapo.diagnostics.value_truth.measure import (
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Place, by_state
+from vapo.rollouts.continuations import Place, group_by_state
 from vapo.rollouts.segments import begun_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -132,7 +132,7 @@ def test_prompts_of_one_id_and_other_tokens_share_nothing() -> None:
     rollouts = responses(num_prompts=2, group_size=1)
     first = replace(rollouts[0], prompt=replace(rollouts[0].prompt, prompt_id="row 1"))
     second = replace(rollouts[1], prompt=replace(rollouts[1].prompt, prompt_id="row 1"))
-    assert len(by_state([first, second], [Place(0, 0), Place(1, 0)])) == 2
+    assert len(group_by_state([first, second], [Place(0, 0), Place(1, 0)])) == 2
     assert prompt_label(first.prompt) != prompt_label(second.prompt)
     assert prompt_label(first.prompt) == prompt_label(replace(first.prompt))
 
@@ -144,7 +144,7 @@ def test_the_seed_decides() -> None:
 
 def test_equal_prefixes_count_once() -> None:
     prefixes = [Place(0, 0), Place(1, 0), Place(4, 0), Place(0, 3), Place(1, 3)]
-    assert len(by_state(responses(), prefixes)) == 4
+    assert len(group_by_state(responses(), prefixes)) == 4
     length = len(responses()[0].response_ids)
     assert expected_tokens(responses(), prefixes[:2], 5) == 5 * length
 

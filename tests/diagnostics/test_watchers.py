@@ -63,7 +63,7 @@ class Run:
     ) -> None:
         for _ in range(times):
             self.iteration += 1
-            looks = self.watch.look(self.iteration, phase, metrics)
+            looks = self.watch.check_metrics(self.iteration, phase, metrics)
             self.alarms += [is_alarm for _, is_alarm in looks] or [None]
 
 
@@ -204,10 +204,10 @@ def test_a_resumed_watcher_continues_from_the_checkpoint() -> None:
     watcher = WatchConfig().entropy
     one = WatcherState("entropy", watcher)
     for iteration, value in enumerate((1.0, 0.04, 0.04), start=1):
-        one.look(iteration, {"actor/entropy": value})
+        one.check_metrics(iteration, {"actor/entropy": value})
     again = WatcherState("entropy", watcher)
     again.load_state_dict(one.state_dict())
-    assert again.look(4, {"actor/entropy": 0.04}) is True
+    assert again.check_metrics(4, {"actor/entropy": 0.04}) is True
     assert "0.04 of the first" in again.describe()
     assert "since iteration 2" in again.describe()
 

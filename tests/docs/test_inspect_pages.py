@@ -14,7 +14,7 @@ import pytest
 from tests.config.fits import ROOT
 from tests.diagnostics.value_page.reading import page_json
 from tests.docs.pages import named_files
-from vapo.diagnostics.value_page.template import filled_page
+from vapo.diagnostics.value_page.template import fill_page
 from vapo.studies.inspection.page import FIGURE_TEXTS
 from vapo.studies.inspection.remarks import INSPECT_ROWS
 
@@ -72,7 +72,7 @@ def test_a_page_of_the_gallery_is_what_the_code_writes_today(path: Path) -> None
     page = path.read_text(encoding="utf-8")
     data, own = page_json(page), files("vapo.studies.inspection")
     script, style = (own.joinpath(f"inspection.{end}").read_text("utf-8") for end in ("js", "css"))
-    assert filled_page(data, script=script, style=style) == page
+    assert fill_page(data, script=script, style=style) == page
     tables = {table["title"]: table["rows"] for table in data["report"]["tables"]}
     if data["report"]["tiles"][-1]["label"] == "slope":  # a page with values
         names = [name for name, _ in tables["All figures, with 95 % intervals over prompts"]]

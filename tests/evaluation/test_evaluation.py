@@ -23,12 +23,12 @@ from vapo.evaluation import (
     t_interval,
 )
 from vapo.rewards.scorer import VerifierScorer
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 
-class ScriptedPlayer(Player):
+class ScriptedPlayer(RolloutRunner):
     """Responses are the words of each prompt's text, in turn; `cut` marks a truncated one."""
 
     def __init__(self, scorer: VerifierScorer) -> None:

@@ -172,7 +172,7 @@ def comparison(compare: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(compare, "row_of", row_of)
     plan = plan_of("comparison", "GRPO", "VAPO", seeds=(4,))
-    record = compare.Record(tmp_path / "results.json", "cpu")
+    record = compare.Record(tmp_path / "toy.json", "cpu")
     return compare.Comparison(plan, tmp_path / "runs", record)
 
 
@@ -273,9 +273,9 @@ def test_two_rows_run_and_are_continued(compare: ModuleType, tmp_path: Path) -> 
     """The whole command with the default task's policy; the second call has nothing to do."""
     command = ["--toy", "--device", "cpu", "--seeds", "0", "--jobs", "1", "--policies", "1"]
     command += ["--rows", "GRPO", "VAPO, half a critic", "--folder", str(tmp_path / "runs")]
-    command += ["--output", str(tmp_path / "results.json"), str(SMOLLM2 / "comparison.yaml")]
+    command += ["--output", str(tmp_path / "toy.json"), str(SMOLLM2 / "comparison.yaml")]
     assert compare.main(command) == 0
-    rows = json.loads((tmp_path / "results.json").read_text())
+    rows = json.loads((tmp_path / "toy.json").read_text())
     assert [(row["system"], row["responses"]) for row in rows] == [
         ("GRPO", 2 * 8),
         ("VAPO, half a critic", 3 * 8),
@@ -283,4 +283,4 @@ def test_two_rows_run_and_are_continued(compare: ModuleType, tmp_path: Path) -> 
     kept = [path.name for path in sorted(tmp_path.glob("runs/*/policies/*"))]
     assert kept == ["iteration_0002.safetensors"] * 2
     assert compare.main(command) == 0
-    assert json.loads((tmp_path / "results.json").read_text()) == rows
+    assert json.loads((tmp_path / "toy.json").read_text()) == rows

@@ -16,10 +16,10 @@ from vapo.diagnostics.value_truth.measure import ValueTruth, known_figures
 from vapo.networks.loading import load_tokenizer
 from vapo.rewards.scorer import VerifierScorer, make_scorer
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.engines.selection import make_sampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.progress import Progress
 from vapo.training.iteration import Iteration, IterationRunner
 from vapo.training.observers import ValueTruths
@@ -78,20 +78,22 @@ def rollouts_of(recorded: dict[str, Any]) -> list[Rollout]:
     ]
 
 
-def batch_of(rollouts: Sequence[Rollout], continuer: Continuer, *, group_size: int) -> RolloutBatch:
+def batch_of(
+    rollouts: Sequence[Rollout], continuation_sampler: ContinuationSampler, *, group_size: int
+) -> RolloutBatch:
     """The rollouts, judged again."""
-    scorer = continuer.player.scorer
+    scorer = continuation_sampler.player.scorer
     assert isinstance(scorer, VerifierScorer)
     return make_rollout_batch(
         scorer.score(rollouts),
         group_size=group_size,
-        rewards=continuer.config.rewards,
-        max_response_tokens=continuer.config.rollouts.max_response_tokens,
+        rewards=continuation_sampler.config.rewards,
+        max_response_tokens=continuation_sampler.config.rollouts.max_response_tokens,
     )
 
 
 @contextmanager
-def continuer_of(config: FitConfig) -> Iterator[Continuer]:
+def continuer_of(config: FitConfig) -> Iterator[ContinuationSampler]:
     """What samples on from prefixes by the policy that the run starts from, in this process."""
     tokenizer = load_tokenizer(config.actor.path)
     with (
@@ -100,4 +102,6 @@ def continuer_of(config: FitConfig) -> Iterator[Continuer]:
     ):
         stage = Progress(enabled=False).stage
         settings = sampling_settings(config.rollouts)
-        yield Continuer(config, settings, Player(config, sampler, scorer, tokenizer), stage)
+        yield ContinuationSampler(
+            config, settings, RolloutRunner(config, sampler, scorer, tokenizer), stage
+        )

@@ -43,7 +43,7 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.runs.manifests import checkpoint_name
 from vapo.sweep.identity import code_version
-from vapo.sweep.report.rows import facts_of
+from vapo.sweep.report.rows import identity_facts
 from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 STEPS_PER_ITERATION = 2  # 8 prompts x 4 responses in minibatches of 16
@@ -240,7 +240,7 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
 
     client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
     recorded = client.get_run(summary(run)["mlflow_run_id"])
-    facts = facts_of(recorded, None, None)
+    facts = identity_facts(recorded, None, None)
     assert facts["code"] == recorded.data.tags["code"] == code_version()
     assert facts["model/actor"] == fingerprint(ROOT / "models/state_tracking/policy")
     assert facts["model/critic"] == fingerprint(ROOT / "models/state_tracking/reward_model")
@@ -250,8 +250,8 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
     assert facts["components.value_pretraining.num_iterations"] == "2"
     assert not {"seed", "output_dir", "tracking.uri", "trainer.num_threads"} & facts.keys()
     resumed = (run / "config.yaml").read_text()
-    assert facts_of(recorded, resumed, None) == facts
-    longer = facts_of(
+    assert identity_facts(recorded, resumed, None) == facts
+    longer = identity_facts(
         recorded, resumed.replace("  num_iterations: 3\n", "  num_iterations: 9\n"), None
     )
     assert longer == facts | {"training.num_iterations": "3, then 9"}

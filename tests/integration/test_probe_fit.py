@@ -20,7 +20,7 @@ from tests.integration.test_algorithms import (
 from tests.integration.test_stored_pretraining import BASE, critic_of, data, run, stored_fit, where
 from tests.runs.comparing import assert_same
 from vapo.networks.actor_critic import Actor
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
 __all__ = ["data", "folder"]
@@ -87,16 +87,16 @@ def test_the_states_of_a_file_are_computed_once(
 def test_a_killed_run_has_the_same_states(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = StoredRollouts.batch
+    batch = RolloutDataset.batch
 
-    def stops(self: StoredRollouts, index: int) -> Any:
+    def stops(self: RolloutDataset, index: int) -> Any:
         if index == 3:
             raise RuntimeError("killed")
         return batch(self, index)
 
     whole = stored_fit(tmp_path / "whole", data, *STORED)
     with monkeypatch.context() as patch:
-        patch.setattr(StoredRollouts, "batch", stops)
+        patch.setattr(RolloutDataset, "batch", stops)
         with pytest.raises(RuntimeError, match="killed"):
             stored_fit(tmp_path / "stopped", data, *STORED)
     resumed = stored_fit(tmp_path / "stopped", data, *STORED, "--ckpt_path", "last")

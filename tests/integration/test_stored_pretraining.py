@@ -18,7 +18,7 @@ from tests.runs.comparing import assert_same
 from vapo.commands import rollouts as rollouts_command
 from vapo.networks.loading import load_value_model
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.runs.checkpoints import network_state, read_checkpoint
 from vapo.training.callbacks import value_pretraining as heldout_critic
 
@@ -171,15 +171,15 @@ def test_a_resumed_run_ends_in_the_same_weights(
 
     monkeypatch.setattr(RolloutCollection, "sample_batch", no_sampling)
     whole = stored_fit(tmp_path / "whole", data)
-    real = StoredRollouts.batch
+    real = RolloutDataset.batch
 
-    def stops(self: StoredRollouts, index: int) -> Any:
+    def stops(self: RolloutDataset, index: int) -> Any:
         if index == 3:
             raise RuntimeError("killed")
         return real(self, index)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoredRollouts, "batch", stops)
+        patch.setattr(RolloutDataset, "batch", stops)
         with pytest.raises(RuntimeError, match="killed"):
             stored_fit(tmp_path / "stopped", data)
     resumed = stored_fit(tmp_path / "stopped", data, "--ckpt_path", "last")
@@ -204,14 +204,14 @@ def test_a_file_that_changes_within_the_first_pass_is_refused(
     own = tmp_path / "own.parquet"
     own.write_bytes(data.read_bytes())
 
-    def stops(self: StoredRollouts, index: int) -> Any:
+    def stops(self: RolloutDataset, index: int) -> Any:
         if index == 1:
             raise RuntimeError("killed")
         return real(self, index)
 
-    real = StoredRollouts.batch
+    real = RolloutDataset.batch
     with monkeypatch.context() as patch:
-        patch.setattr(StoredRollouts, "batch", stops)
+        patch.setattr(RolloutDataset, "batch", stops)
         with pytest.raises(RuntimeError, match="killed"):
             stored_fit(tmp_path, own)
     table = pyarrow.parquet.read_table(own)

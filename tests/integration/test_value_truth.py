@@ -203,12 +203,12 @@ def measured_by_one(
     config: FitConfig, recorded: dict[str, Any], rank: int
 ) -> tuple[list[TruthPoint], int]:
     """What a rank of two has measured in the first iteration, by one process."""
-    with continuer_of(config) as continuer:
-        batch = batch_of(rollouts_of(recorded), continuer, group_size=4)
+    with continuer_of(config) as continuation_sampler:
+        batch = batch_of(rollouts_of(recorded), continuation_sampler, group_size=4)
         seed = derive_seed(config.seed, "value truth", 0, rank)
-        points, tokens = measure_truth(batch, continuer, seed=seed, note=print)
+        points, tokens = measure_truth(batch, continuation_sampler, seed=seed, note=print)
         access = load_policy(config)
         networks = load_forward_networks(
-            config, access.model, continuer.player.tokenizer, None, access.device
+            config, access.model, continuation_sampler.player.tokenizer, None, access.device
         )
         return with_values(points, add_logprobs_and_values(batch, networks).old_values), tokens

@@ -61,11 +61,11 @@ def test_two_processes_have_the_advantages_of_one(
     monkeypatch.chdir(ROOT)
     config = system_config("vineppo", *SMALL)
     parts, costs = [], []
-    with continuer_of(config) as continuer:
+    with continuer_of(config) as continuation_sampler:
         for rank, recorded in enumerate(ranks):
-            batch = batch_of(rollouts_of(recorded), continuer, group_size=4)
+            batch = batch_of(rollouts_of(recorded), continuation_sampler, group_size=4)
             seed = derive_seed(config.seed, "continuations", 0, rank)
-            made, cost = with_step_values(batch, continuer, seed=seed)
+            made, cost = with_step_values(batch, continuation_sampler, seed=seed)
             assert made.step_starts is not None
             assert made.step_values is not None
             assert torch.equal(made.step_starts, recorded["step_starts"])
@@ -73,7 +73,7 @@ def test_two_processes_have_the_advantages_of_one(
             parts.append(made)
             costs.append(cost)
         rollouts = [rollout for part in parts for rollout in part.rollouts]
-        whole = batch_of(rollouts, continuer, group_size=4)
+        whole = batch_of(rollouts, continuation_sampler, group_size=4)
     assert len({rollout.prompt.prompt_id for rollout in rollouts}) == 4
     whole = with_steps_of(parts, whole)
     expected = advantages(whole, config)

@@ -32,7 +32,7 @@ from tests.vllm_engine import (
     vllm_model,
 )
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, generate_all
 from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer
 
@@ -135,10 +135,10 @@ def test_tokens_and_log_probs_are_those_in_process(
     try:
         for each in (own, engine):
             each.load(changed(-0.5).state_dict().items())
-        expected = sampled(own, requests)
-        assert_same_responses(sampled(engine, requests), expected)
+        expected = generate_all(own, requests)
+        assert_same_responses(generate_all(engine, requests), expected)
         for place in (4, 12):
-            assert_same_responses(sampled(engine, [requests[place]]), [expected[place]])
+            assert_same_responses(generate_all(engine, [requests[place]]), [expected[place]])
     finally:
         engine.close()
         own.close()
@@ -195,8 +195,8 @@ def test_two_runs_on_one_server(policy: Path, ports: tuple[int, int], tmp_path: 
         for engine in (one, other):
             engine.load(vllm_model().state_dict().items())
         with pytest.raises(EngineError, match="another run uses it"):
-            sampled(one, [Request((2, 3), 0, SamplingSettings(8))])
-        sampled(other, [Request((2, 3), 0, SamplingSettings(8))])
+            generate_all(one, [Request((2, 3), 0, SamplingSettings(8))])
+        generate_all(other, [Request((2, 3), 0, SamplingSettings(8))])
     finally:
         one.close()
         other.close()
@@ -221,7 +221,7 @@ def test_each_wrong_answer_is_one_line_that_names_the_server(
             for name, (change, said) in LIES.items():
                 proxy.change = change
                 with pytest.raises(EngineError, match=said) as caught:
-                    sampled(engine, [Request((2, 3), 0, LONG)])
+                    generate_all(engine, [Request((2, 3), 0, LONG)])
                 wrong = f"the rollout server {proxy.url} gave a wrong answer: "
                 assert str(caught.value).startswith(wrong), name
                 assert "\n" not in str(caught.value), name
@@ -255,7 +255,7 @@ def test_open_requests_of_a_killed_server_give_the_same_elsewhere(
     with real_servers(policy, port) as (process,):
         engine = connect((port, ports[0]), tmp_path)
         engine.load(changed(1.0).state_dict().items())
-        expected = sampled(engine, list(requests.values()))
+        expected = generate_all(engine, list(requests.values()))
         before = num_tokens(port)
         engine.submit(requests)
         wait_for_tokens([port], before + 240)
@@ -268,7 +268,7 @@ def test_open_requests_of_a_killed_server_give_the_same_elsewhere(
             engine.load(changed(-1.0).state_dict().items())
             make_check(changed(-1.0))(engine, (1,))
             assert num_tokens(port) > 0
-            assert sampled(engine, list(requests.values())) != expected
+            assert generate_all(engine, list(requests.values())) != expected
     finally:
         engine.close()
 

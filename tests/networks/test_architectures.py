@@ -22,7 +22,7 @@ from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.export import save_folder
 from vapo.networks.layouts import choose_layout
 from vapo.networks.loading import load_causal_lm, load_value_model
-from vapo.networks.lora import add_adapters, merged
+from vapo.networks.lora import add_adapters, merge_adapters
 from vapo.networks.packed_attention import hidden_states
 from vapo.networks.saved_names import under_saved_names
 from vapo.networks.token_inputs import Layout, Sequences, token_inputs
@@ -151,7 +151,7 @@ def test_lora(family: Architecture, folder_of: Load) -> None:
     plain = policy(folder_of(family))
     with torch.no_grad():
         before = plain(IDS).logits
-        plain.load_state_dict(dict(merged(model.state_dict().items(), options)))
+        plain.load_state_dict(dict(merge_adapters(model.state_dict().items(), options)))
         expected, found = plain(IDS).logits, model.eval()(IDS).logits
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
     assert (found - before).abs().max() > 1e-3, "the control"

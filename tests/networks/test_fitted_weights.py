@@ -17,7 +17,12 @@ from vapo.errors import UserError
 from vapo.functional.regression import RidgeSolution
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.export import save_network
-from vapo.networks.fitted_weights import fitted_inputs, fitted_now, fitted_parameters, put_fitted
+from vapo.networks.fitted_weights import (
+    current_fitted_weights,
+    fitted_inputs,
+    fitted_parameters,
+    put_fitted,
+)
 from vapo.networks.loading import load_value_model
 from vapo.networks.meta_device import empty_value_model
 from vapo.runs.checkpoints import parameters_of
@@ -58,7 +63,7 @@ def test_a_solution_arrives_and_values_follow_it(
         put_fitted(critic, RidgeSolution(weights, torch.tensor(0.25, dtype=torch.float64), 0.0))
         expected = (features.double() @ weights + 0.25).float()
         torch.testing.assert_close(critic(inputs).values.detach(), expected)
-        now, bias = fitted_now(critic)
+        now, bias = current_fitted_weights(critic)
         torch.testing.assert_close(now, weights.float())
         assert float(bias) == 0.25
 

@@ -16,7 +16,7 @@ from vapo.cli import main
 from vapo.commands.import_model import run
 from vapo.errors import UserError
 from vapo.networks import importing as model_import
-from vapo.networks.importing import Imported, check_folder, find_source
+from vapo.networks.importing import ImportedModel, check_folder, find_source
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.new_model import EOS, PAD, make_tokenizer
 
@@ -209,14 +209,14 @@ def test_the_check_finds_other_ids_and_other_logits(tmp_path: Path) -> None:
     """What was written is not taken on trust."""
     folder = save_tiny_folder(tmp_path / "in")
     tokenizer = tiny_tokenizer()
-    check_folder(Imported(tiny_model(), tokenizer), folder)
+    check_folder(ImportedModel(tiny_model(), tokenizer), folder)
     with pytest.raises(UserError, match=r"the tokenizer encodes .* once saved as"):
-        check_folder(Imported(tiny_model(), make_tokenizer(ALPHABET[::-1])), folder)
+        check_folder(ImportedModel(tiny_model(), make_tokenizer(ALPHABET[::-1])), folder)
     other: Any = tiny_model()
     with torch.no_grad():
         other.model.norm.weight[3] += 1e-3
     with pytest.raises(UserError, match="other logits"):
-        check_folder(Imported(other, tokenizer), folder)
+        check_folder(ImportedModel(other, tokenizer), folder)
 
 
 def test_a_failed_check_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

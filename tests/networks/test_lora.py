@@ -25,7 +25,7 @@ from vapo.networks.actor_critic import Actor
 from vapo.networks.build import make_actor, make_reference
 from vapo.networks.export import save_folder
 from vapo.networks.loading import load_tokenizer
-from vapo.networks.lora import merged, plain_copy
+from vapo.networks.lora import merge_adapters, plain_copy
 from vapo.networks.token_inputs import token_inputs
 from vapo.runs.checkpoints import network_state
 from vapo.training.optimizers import make_optimizer
@@ -122,7 +122,7 @@ def test_merged_hand_value() -> None:
         "q.lora_B.default.weight": torch.tensor([[2.0, 0.0], [4.0, 1.0]]),
         "norm.weight": torch.tensor([5.0]),
     }
-    plain = dict(merged(state.items(), options))
+    plain = dict(merge_adapters(state.items(), options))
     assert plain.keys() == {"q.weight", "q.bias", "norm.weight"}
     assert plain["q.weight"].tolist() == [[4.0, 2.0], [9.0, 7.0]]
     assert plain["q.bias"].tolist() == [7.0, 8.0]
@@ -210,7 +210,7 @@ def test_merging_holds_one_module_at_a_time(tmp_path: Path) -> None:
             given.append(name)
             yield name, tensor
 
-    for number, _ in enumerate(merged(weights(), config.actor.lora), start=1):
+    for number, _ in enumerate(merge_adapters(weights(), config.actor.lora), start=1):
         adapters = sum(".lora_" in name for name in given)
         most = max(most, len(given) - adapters - number)
     assert len(given) == len(state)

@@ -17,7 +17,7 @@ from vapo.networks.precision import (
     choose_precision,
     expected_precision,
     may_round_products,
-    settle_precision,
+    resolve_precision,
 )
 from vapo.rollouts.engines.selection import has_mixed_copy
 from vapo.training.strategy import lightning_precision
@@ -69,14 +69,14 @@ def test_the_config_gets_what_was_taken_and_one_line_says_why(
     given = ["trainer.accelerator=cpu", f"actor.path={path}"]
     config = load_config(FitConfig, STATE_TRACKING, given)
     assert config.trainer.precision == "auto", "the schema's default, and the shipped config's"
-    settle_precision(config)
+    resolve_precision(config)
     expected = "bf16-mixed" if has_bf16 else "32-true"
     assert config.trainer.precision == lightning_precision(config.trainer) == expected
     assert has_mixed_copy(config) is has_bf16
     told = capsys.readouterr().err.splitlines()
     (line,) = [text for text in told if "precision" in text]
     assert line.startswith(f"trainer.precision auto: {expected}, since this processor")
-    settle_precision(config)
+    resolve_precision(config)
     assert not capsys.readouterr().err, "settled once"
 
 
@@ -87,7 +87,7 @@ def test_a_precision_that_the_config_names_is_kept(
     """Nothing is said of it, but a warning where bfloat16 is emulated."""
     config = load_config(FitConfig, STATE_TRACKING, [f"trainer.precision={named}"])
     config.trainer.accelerator = "cpu"
-    settle_precision(config)
+    resolve_precision(config)
     assert config.trainer.precision == named
     told = capsys.readouterr().err
     if named == "bf16-mixed" and not has_bf16:
@@ -108,7 +108,7 @@ def test_every_command_asks_the_policy_that_it_reads_or_makes(
         (SftConfig(model_path=wide, new_model=NewModelConfig(), trainer=cpu), "bf16-mixed"),
         (RewardModelConfig(policy_path=wide, trainer=cpu), "bf16-mixed"),
     ):
-        settle_precision(config)
+        resolve_precision(config)
         assert config.trainer.precision == expected
     assert cpu.precision == "auto", "another config's section is left alone"
 

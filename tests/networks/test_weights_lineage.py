@@ -30,7 +30,7 @@ from vapo.config import FitConfig, resolve
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir, identity_of
 from vapo.system.progress import Progress
@@ -115,7 +115,7 @@ class SourceThatSamples(RolloutSource):
 class Sampled:
     """Makes the rollouts of a session."""
 
-    def __init__(self, config: FitConfig, kept: KeptRollouts) -> None:
+    def __init__(self, config: FitConfig, kept: ResumeCache) -> None:
         self.config, self.kept = config, kept
         self.sampled: list[int] = []
         self.reused: list[int] = []
@@ -133,7 +133,7 @@ class Saving(Checkpoint):
     """As the run's own: after the iteration is counted; what was kept for it is removed."""
 
     def __init__(
-        self, folder: Path, kept: KeptRollouts, every_n: int, killed_at: int | None
+        self, folder: Path, kept: ResumeCache, every_n: int, killed_at: int | None
     ) -> None:
         self.folder, self.kept = folder, kept
         self.every_n, self.killed_at = every_n, killed_at
@@ -182,7 +182,7 @@ class Run:
         module = Module(config, pad_id=0)
         module.killed_in, module.plan, module.rounding = killed_in, plan or {}, rounding
         prompts = [rollout.prompt for rollout in ROLLOUTS[0]]
-        kept = KeptRollouts(RunDir(self.folder, identity_of(config)), prompts)
+        kept = ResumeCache(RunDir(self.folder, identity_of(config)), prompts)
         made = Sampled(config, kept)
         trainer = L.Trainer(
             accelerator="cpu",
@@ -292,7 +292,7 @@ def begun(tmp_path: Path, *overrides: str, device: torch.device = CPU) -> Lineag
         save_tiny_folder(folder)
     lineage = Lineage()
     config = fit_config(tmp_path, f"actor.path={folder}", *overrides)
-    lineage.begin(config, device, loads_weights=True)
+    lineage.begin_session(config, device, loads_weights=True)
     return lineage
 
 
@@ -300,10 +300,10 @@ def test_only_an_update_of_the_actor_gives_its_weights_another_name(tmp_path: Pa
     lineage, other = begun(tmp_path), begun(tmp_path)
     first = lineage.weights
     assert other.weights == first
-    lineage.trained({"critic/grad_norm": 1.0}, actor=False)
+    lineage.add_minibatch({"critic/grad_norm": 1.0}, actor=False)
     assert lineage.weights == first
     for one in (lineage, other):
-        one.trained({"actor/grad_norm": 1.0}, actor=True)
+        one.add_minibatch({"actor/grad_norm": 1.0}, actor=True)
     assert first != lineage.weights != other.weights, "the critics differ, so their advantages do"
 
 
@@ -314,7 +314,7 @@ def test_one_bit_of_a_metric_is_another_name(tmp_path: Path, metrics: dict[str, 
     names = []
     for one in ({"a": 1.0, "b": NAN}, {"b": NAN, "a": 1.0}, metrics):
         lineage = begun(tmp_path)
-        lineage.trained(one, actor=True)
+        lineage.add_minibatch(one, actor=True)
         names.append(lineage.weights)
     assert names[0] == names[1] != names[2]
 
@@ -323,7 +323,7 @@ def test_another_config_is_another_name(tmp_path: Path) -> None:
     names = []
     for overrides in ([], [], ["actor.optimizer.lr=2e-3"]):
         lineage = begun(tmp_path, *overrides)
-        lineage.trained({"a": 1.0}, actor=True)
+        lineage.add_minibatch({"a": 1.0}, actor=True)
         names.append(lineage.weights)
     assert names[0] == names[1] != names[2]
 
@@ -343,7 +343,7 @@ def test_what_the_arithmetic_depends_on(tmp_path: Path, monkeypatch: pytest.Monk
     for num in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda num=num: num)
         lineage = begun(tmp_path)
-        lineage.trained({"a": 1.0}, actor=True)
+        lineage.add_minibatch({"a": 1.0}, actor=True)
         names.add(lineage.weights)
     assert len(names) == 2
 
@@ -353,12 +353,12 @@ def test_off_the_cpu_only_a_checkpoint_is_known_again(tmp_path: Path) -> None:
     sessions = [begun(tmp_path, device=torch.device("cuda")) for _ in range(2)]
     assert sessions[0].weights == sessions[1].weights, "the model's own"
     for lineage in sessions:
-        lineage.trained({"a": 1.0}, actor=True)
+        lineage.add_minibatch({"a": 1.0}, actor=True)
     assert sessions[0].weights != sessions[1].weights
     resumed = Lineage()
     resumed.load_state_dict(sessions[0].state_dict())
     config = fit_config(tmp_path, f"actor.path={tmp_path / 'policy'}")
-    resumed.begin(config, torch.device("cuda"), loads_weights=False)
+    resumed.begin_session(config, torch.device("cuda"), loads_weights=False)
     assert resumed.weights == sessions[0].weights
 
 

@@ -15,7 +15,7 @@ from vapo.environments.contract import Environments, Verdict
 from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.scorer import EnvironmentScorer, Scorer, VerifierScorer
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.types import Prompt, Rollout
 
 
@@ -66,8 +66,8 @@ def player_of(
     scorer: Scorer | None = None,
     config: FitConfig | None = None,
     tokenizer: PreTrainedTokenizerBase | None = None,
-) -> Player:
-    return Player(
+) -> RolloutRunner:
+    return RolloutRunner(
         config or FitConfig(), sampler, scorer or InstantScorer(), tokenizer or tiny_tokenizer()
     )
 

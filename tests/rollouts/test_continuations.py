@@ -22,10 +22,10 @@ from vapo.diagnostics.value_truth.points import true_value_interval
 from vapo.networks.new_model import make_tokenizer
 from vapo.prompts.checked_steps import KEYS, POSITIONS, moves
 from vapo.rewards.scorer import make_scorer
-from vapo.rollouts.continuations import Continuations, Continuer, MeasuredState, Place
+from vapo.rollouts.continuations import Continuations, ContinuationSampler, MeasuredState, Place
 from vapo.rollouts.engines.contract import SampledTurn, Sampler, SamplingSettings, TurnRequest
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.types import FinishReason, Prompt, Rollout
 
 
@@ -46,9 +46,9 @@ def continued(
 ) -> Continuations:
     with make_scorer(config) as scorer:
         settings = SamplingSettings(max_response_tokens=most)
-        player = Player(config, sampler, scorer, tokenizer)
-        continuer = Continuer(config, settings, player, no_stage)
-        return continuer.sample(rollouts, prefixes, num_continuations=k, seed=3)
+        player = RolloutRunner(config, sampler, scorer, tokenizer)
+        continuation_sampler = ContinuationSampler(config, settings, player, no_stage)
+        return continuation_sampler.sample(rollouts, prefixes, num_continuations=k, seed=3)
 
 
 class TestWithTheEngine:

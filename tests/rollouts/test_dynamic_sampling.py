@@ -24,7 +24,7 @@ from vapo.rollouts import collection as collection_module
 from vapo.rollouts.batch import make_rollout_batch, prompt_digest
 from vapo.rollouts.collection import Group, GroupCollector, RolloutCollection, is_mixed
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.progress import Progress
 from vapo.training.minibatches import Minibatch, make_minibatches, num_minibatches
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
@@ -105,7 +105,7 @@ def test_a_mixed_group_is_judged_by_verdicts_not_by_shaped_rewards() -> None:
     assert not is_mixed(judged(group("a", "++"), [Verdict(True, 1.0), Verdict(True, 0.5)]))
 
 
-class FakePlayer(Player):
+class FakePlayer(RolloutRunner):
     """Remembers what it was asked for."""
 
     def __init__(self) -> None:
@@ -115,12 +115,12 @@ class FakePlayer(Player):
         self.calls: list[tuple[list[str], int, SamplingSettings, int]] = []
 
     def play(
-        self, asked: Any, *, group_size: int, settings: Any, seed: int, **_: Any
+        self, starting_points: Any, *, group_size: int, settings: Any, seed: int, **_: Any
     ) -> list[Rollout]:
-        self.calls.append(([p.prompt_id for p in asked], group_size, settings, seed))
+        self.calls.append(([p.prompt_id for p in starting_points], group_size, settings, seed))
         rollouts = [
             Rollout(p, (3, 1), str(j), (-1.0, -1.0), FinishReason.STOP)
-            for p in asked
+            for p in starting_points
             for j in range(group_size)
         ]
         return judged(rollouts, FakeScorer().verdicts(rollouts))

@@ -23,10 +23,10 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer, Place, beginning_of, check_replayed
+from vapo.rollouts.continuations import ContinuationSampler, Place, beginning_of, check_replayed
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.observations import ObservationTokens
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
@@ -351,7 +351,7 @@ def config_with_chat() -> FitConfig:
     return made
 
 
-def begun(budget: int = 60, **options: Any) -> tuple[Player, Rollout]:
+def begun(budget: int = 60, **options: Any) -> tuple[RolloutRunner, Rollout]:
     """A player, and an episode of three turns that it has played."""
     environments = ScriptedEnvironments(counting)
     engine = ScriptedEngine(ScriptedStream(lambda request: f"t{request.turn}"))
@@ -398,14 +398,14 @@ def test_continuations_of_episodes_are_worth_what_comes_after_the_prefix() -> No
     last, 3 more to the next one's."""
     player, episode = begun()
     made = config()
-    continuer = Continuer(
+    continuation_sampler = ContinuationSampler(
         made,
         SamplingSettings(max_response_tokens=60),
         player,
         Progress(enabled=False).stage,
     )
     prefixes = [Place(0, 2), Place(0, 12)]
-    found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
+    found = continuation_sampler.sample([episode], prefixes, num_continuations=2, seed=1)
     rewards = found.batch.rewards
     assert rewards.tolist() == [2.0] * 4
 
@@ -450,14 +450,14 @@ def test_states_of_which_a_continuation_was_lost_are_left_out() -> None:
 
     scorer.answering.answer = answer
     made = config()
-    continuer = Continuer(
+    continuation_sampler = ContinuationSampler(
         made,
         SamplingSettings(max_response_tokens=60),
         player,
         Progress(enabled=False).stage,
     )
     prefixes = [Place(0, 2), Place(0, 12)]
-    found = continuer.sample([episode], prefixes, num_continuations=2, seed=1)
+    found = continuation_sampler.sample([episode], prefixes, num_continuations=2, seed=1)
     measured = found.measured(found.batch.rewards, gamma=1.0)
     assert [(place, state.returns) for place, state in measured.items()] == [
         (prefixes[0], (2.0, 2.0))

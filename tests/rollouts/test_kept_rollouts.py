@@ -17,7 +17,7 @@ from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.kept_rollouts import IterationRollouts, KeptRollouts, Origin, most_bytes
+from vapo.rollouts.kept_rollouts import IterationRollouts, Origin, ResumeCache, max_cache_bytes
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
 from vapo.types import FinishReason, IterationStart, Phase, Prompt, PromptScore, Rollout, Turn
@@ -51,8 +51,8 @@ def sampled() -> IterationRollouts:
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> KeptRollouts:
-    found = KeptRollouts(RunDir(tmp_path, "abc"), PROMPTS)
+def kept(tmp_path: Path) -> ResumeCache:
+    found = ResumeCache(RunDir(tmp_path, "abc"), PROMPTS)
     found.write(ORIGIN, sampled())
     return found
 
@@ -63,7 +63,7 @@ def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> Non
     batch = make_rollout_batch(
         judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=32
     )
-    kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
+    kept = ResumeCache(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
     kept.write(ORIGIN, IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
     found = kept.read(ORIGIN)
     assert found is not None
@@ -71,7 +71,7 @@ def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> Non
     assert found.batch.is_lost.tolist() == [False, True, False, False]
 
 
-def test_all_of_it_comes_back(kept: KeptRollouts) -> None:
+def test_all_of_it_comes_back(kept: ResumeCache) -> None:
     found, expected = kept.read(ORIGIN), sampled()
     assert found is not None
     assert found.phase is Phase.POLICY_OPTIMIZATION
@@ -90,7 +90,7 @@ def test_all_of_it_comes_back(kept: KeptRollouts) -> None:
     [{"iteration": 4}, {"rank": 1}, {"world_size": 2}, {"identity": "abd"}, {"weights": "124"}],
     ids=lambda other: next(iter(other)),
 )
-def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str, Any]) -> None:
+def test_of_another_origin_nothing_is_taken(kept: ResumeCache, other: dict[str, Any]) -> None:
     """Even under the file name that would be asked for."""
     origin = replace(ORIGIN, **other)
     source = kept.path(ORIGIN.iteration, ORIGIN.rank)
@@ -100,12 +100,12 @@ def test_of_another_origin_nothing_is_taken(kept: KeptRollouts, other: dict[str,
     assert kept.read(origin) is None
 
 
-def test_the_origin_is_of_the_runs_config_and_weights(kept: KeptRollouts) -> None:
+def test_the_origin_is_of_the_runs_config_and_weights(kept: ResumeCache) -> None:
     assert kept.origin(3, "other") == replace(ORIGIN, weights="other")
 
 
 def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
-    kept: KeptRollouts,
+    kept: ResumeCache,
 ) -> None:
     made, _ = collection("vapo")
     lineage = Lineage()
@@ -120,7 +120,7 @@ def test_what_sampling_took_the_stopped_process_is_not_the_resumed_ones(
 
 
 def test_a_full_disk_costs_the_kept_rollouts_and_not_the_run(
-    kept: KeptRollouts, monkeypatch: pytest.MonkeyPatch
+    kept: ResumeCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def is_full(*_: Any) -> None:
         raise SafetensorError("I/O error: No space left on device (os error 28)")
@@ -138,7 +138,7 @@ def test_a_full_disk_costs_the_kept_rollouts_and_not_the_run(
     assert [path.name for path in kept.folder.iterdir()] == [kept.path(3, 0).name]
 
 
-def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path: Path) -> None:
+def test_damaged_or_of_other_data_nothing_is_taken(kept: ResumeCache, tmp_path: Path) -> None:
     path = kept.path(3, 0)
     original = path.read_bytes()
     for place in range(0, len(original), 37):
@@ -151,11 +151,11 @@ def test_damaged_or_of_other_data_nothing_is_taken(kept: KeptRollouts, tmp_path:
     path.write_bytes(original)
     assert kept.read(ORIGIN) is not None
     changed = [PROMPTS[0], replace(PROMPTS[1], prompt_ids=(6, 6))]
-    assert KeptRollouts(RunDir(tmp_path, "abc"), changed).read(ORIGIN) is None
-    assert KeptRollouts(RunDir(tmp_path, "abc"), PROMPTS[:1]).read(ORIGIN) is None
+    assert ResumeCache(RunDir(tmp_path, "abc"), changed).read(ORIGIN) is None
+    assert ResumeCache(RunDir(tmp_path, "abc"), PROMPTS[:1]).read(ORIGIN) is None
 
 
-def test_only_what_is_finished_is_forgotten(kept: KeptRollouts) -> None:
+def test_only_what_is_finished_is_forgotten(kept: ResumeCache) -> None:
     other = replace(ORIGIN, iteration=4, rank=1)
     kept.write(other, sampled())
     kept.forget(before=4)
@@ -181,7 +181,7 @@ def test_what_full_responses_take_is_known_beforehand(tmp_path: Path, length: in
     )
     tokens = torch.zeros(64, length)  # of algorithms that continue prefixes
     batch = replace(batch, step_starts=tokens.bool(), step_values=tokens)
-    kept = KeptRollouts(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in full])
+    kept = ResumeCache(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in full])
     kept.write(ORIGIN, IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
-    most = most_bytes(64, length)
+    most = max_cache_bytes(64, length)
     assert most * 0.6 < kept.path(3, 0).stat().st_size <= most

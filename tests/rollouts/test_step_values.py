@@ -21,7 +21,7 @@ from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import continuations
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
-from vapo.rollouts.continuations import Continuer, with_step_values
+from vapo.rollouts.continuations import ContinuationSampler, with_step_values
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
 from vapo.rollouts.engines.engine import Generated, Request
 from vapo.rollouts.engines.sampler import CastWeights, EngineSampler
@@ -129,8 +129,10 @@ def continued(
 ) -> tuple[RolloutBatch, dict[str, float]]:
     own = SamplingSettings(**{"max_response_tokens": BUDGET, **settings})
     stage = Progress(enabled=False).stage
-    continuer = Continuer(config, own, player_of(sampler, LastCharacter(), config), stage)
-    return with_step_values(batch, continuer, seed=5)
+    continuation_sampler = ContinuationSampler(
+        config, own, player_of(sampler, LastCharacter(), config), stage
+    )
+    return with_step_values(batch, continuation_sampler, seed=5)
 
 
 def advantages(batch: RolloutBatch, config: FitConfig) -> torch.Tensor:
@@ -197,8 +199,10 @@ def test_a_failure_counts_for_every_step_that_has_its_continuation(sampler: Samp
     batch = batch_of(config, rollout("a;1."), rollout("b;1."))
     player = player_of(sampler, NoVerdictAfterA(), config)
     settings = SamplingSettings(max_response_tokens=BUDGET)
-    continuer = Continuer(config, settings, player, Progress(enabled=False).stage)
-    _, metrics = with_step_values(batch, continuer, seed=5)
+    continuation_sampler = ContinuationSampler(
+        config, settings, player, Progress(enabled=False).stage
+    )
+    _, metrics = with_step_values(batch, continuation_sampler, seed=5)
     assert metrics["vine/num_prefixes"] == 3
     assert metrics["vine/verifier_failure_share"] == K / (4 * K)
 
@@ -285,8 +289,10 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
         max_response_tokens=BUDGET,
     )
     stage = Progress(enabled=False).stage
-    continuer = Continuer(config, settings, player_of(engine, Parity(), config), stage)
-    batch, _ = with_step_values(batch, continuer, seed=5)
+    continuation_sampler = ContinuationSampler(
+        config, settings, player_of(engine, Parity(), config), stage
+    )
+    batch, _ = with_step_values(batch, continuation_sampler, seed=5)
     assert batch.step_values is not None
     if greedy:
         own = batch.rewards[:, None] * batch.response_mask

@@ -20,7 +20,7 @@ from vapo.evaluation import _table
 from vapo.rollouts.bad_rows import BadRollouts
 from vapo.rollouts.rollout_file import rollout_table, write_table
 from vapo.rollouts.segments import shown_turns, turn_texts
-from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 __all__ = ["policy"]
@@ -61,7 +61,7 @@ def test_what_is_written_is_read_beside_plain_responses(tmp_path: Path, policy: 
     assert sampled < sum(len(rollout.response_ids) for rollout in rollouts)
     assert summary_metrics(table)["rollouts/num_response_tokens"] == sampled
 
-    stored = StoredRollouts(config, rows, TOKENIZER, name="f")
+    stored = RolloutDataset(config, rows, TOKENIZER, name="f")
     assert stored.num_failed == 1
     assert "1 rollouts are left out, whose environment failed" in stored.describe()
     batch = stored.batch_of([*stored.training, *stored.heldout])
@@ -77,7 +77,7 @@ def test_groups_with_a_failed_episode_are_left_out(tmp_path: Path, policy: Path)
     path = foreign(tmp_path / "f.parquet", rows)
     config = config_of(policy)
     read, _ = read_rollouts(config, path, TOKENIZER)
-    stored = StoredRollouts(config, read, TOKENIZER, name="f")
+    stored = RolloutDataset(config, read, TOKENIZER, name="f")
     assert (stored.num_failed, len(stored.training) + len(stored.heldout)) == (1, 2)
     assert "1 groups of 2 are left out, whose environment failed" in stored.describe()
 

@@ -24,7 +24,7 @@ from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint
 from vapo.rollouts.rollout_file import METADATA_KEY, read_table, rollout_table, write_table
-from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, open_stored, read_rollouts
 from vapo.types import FinishReason, RolloutBatch
 
 TOKENIZER = tiny_tokenizer()
@@ -245,7 +245,7 @@ def test_another_policy_is_said(tmp_path: Path, policy: Path) -> None:
 # ---- groups and batches ----------------------------------------------------------------------
 
 
-def stored_of(folder: Path, policy: Path, rows: list[dict[str, Any]], *more: str) -> StoredRollouts:
+def stored_of(folder: Path, policy: Path, rows: list[dict[str, Any]], *more: str) -> RolloutDataset:
     path = foreign(folder / "f.parquet", rows)
     config = config_of(policy, f"components.value_pretraining.data={path}", *more)
     stored = open_stored(config, TOKENIZER)

@@ -20,9 +20,9 @@ from tests.rollouts.test_stored_rollouts import (
 )
 from vapo.errors import UserError
 from vapo.rollouts.continuations import MeasuredState
-from vapo.rollouts.rollout_file import one_table, read_metadata, rollout_table, write_table
+from vapo.rollouts.rollout_file import concatenate_tables, read_metadata, rollout_table, write_table
 from vapo.rollouts.stored_columns import TRUTH_COLUMNS, StoredTruth
-from vapo.rollouts.stored_rollouts import StoredRollouts, open_stored, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, open_stored, read_rollouts
 
 __all__ = ["policy"]
 TRUTH = "components.value_pretraining.targets=truth"
@@ -41,7 +41,7 @@ def stored_of(
     rows: list[dict[str, Any]],
     *more: str,
     metadata: dict[str, Any] | None = None,
-) -> StoredRollouts:
+) -> RolloutDataset:
     path = folder / "f.parquet"
     columns = dict.fromkeys(name for row in rows for name in row)
     table = pa.Table.from_pylist([{**columns, **row} for row in rows])
@@ -79,7 +79,7 @@ def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy:
     write_table(paths[1], new, {"schema_version": 2})
     rows, _ = read_rollouts(config_of(policy), paths[0], TOKENIZER)
     assert [row.truth for row in rows] == [(), ()]
-    joined = one_table(paths, key="--output")
+    joined = concatenate_tables(paths, key="--output")
     assert joined.column("truth_tokens").to_pylist() == [None, None, [0], None]
     assert joined.column("reward").to_pylist() == [v.reward for v in verdicts] * 2
 

@@ -12,7 +12,7 @@ import pytest
 from vapo.config.engines import ColocatedVllm, ServerOptions
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request, SteppedEngine, sampled
+from vapo.rollouts.engines.engine import Request, SteppedEngine, generate_all
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.engine_args import (
     EngineSize,
@@ -92,7 +92,7 @@ def test_a_call_that_ends_early_leaves_no_requests_in_the_engine() -> None:
     colocated.__dict__.update(fakes)
     requests = [Request((2,), seed, SamplingSettings(4)) for seed in range(2)]
     with pytest.raises(UserError, match="the client has left"):
-        sampled(colocated, requests)
+        generate_all(colocated, requests)
     assert len(added) == 2
     assert sorted(aborted) == added
 

@@ -15,7 +15,7 @@ import torch
 
 from tests.rollouts.test_vllm_sleep import sleeping_engine
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request, sampled
+from vapo.rollouts.engines.engine import Request, generate_all
 from vapo.rollouts.engines.vllm.process_state import OwnDraws, ProcessState, environment_kept
 
 SWAPS = [
@@ -60,7 +60,7 @@ def test_steps_and_requests_swap_nothing(calls: Counter[str]) -> None:
     engine, _ = sleeping_engine(0)
     calls.clear()  # pytest sets a variable between fixtures and test
     for _ in range(5):
-        sampled(engine, ask(3))
+        generate_all(engine, ask(3))
     assert not calls
     engine.load([])  # this does
     assert calls["get_rng_state"] == calls["set_rng_state"] == calls["sched_setaffinity"] == 1
@@ -83,7 +83,7 @@ def test_a_child_that_starts_after_a_step_has_the_trainers_variables(
 
     vllm.step = compiling  # type: ignore[method-assign]
     before = subprocess.run(["env"], capture_output=True, check=True).stdout.splitlines()
-    sampled(engine, ask(2))
+    generate_all(engine, ask(2))
     after = subprocess.run(["env"], capture_output=True, check=True).stdout.splitlines()
     assert sorted(after) == sorted(before)
     assert os.environ["OF_THE_TRAINER"] == "first"
@@ -142,7 +142,7 @@ def test_an_engine_without_seeds_begins_anew_with_each_batch() -> None:
     engine._draws = OwnDraws()
     before = torch.get_rng_state()
     for seed in (4, 5, 4):
-        sampled(engine, [Request((2,), seed, SamplingSettings(1))])
+        generate_all(engine, [Request((2,), seed, SamplingSettings(1))])
     assert drawn[0] == drawn[2] != drawn[1]
     torch.manual_seed(4)
     assert drawn[0] == int(torch.randint(2**31, (1,)))

@@ -20,7 +20,7 @@ from tests.tiny_model import sample as sample_with_transformers
 from tests.vllm_engine import make_check, make_engine, make_vllm_sampler, vllm_model
 from vapo.errors import UserError
 from vapo.rollouts.engines.contract import NonFiniteLogitsError, SamplingSettings
-from vapo.rollouts.engines.engine import EngineError, Request, sampled
+from vapo.rollouts.engines.engine import EngineError, Request, generate_all
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 
 pytestmark = pytest.mark.vllm
@@ -86,7 +86,7 @@ def test_vllms_own_n_is_the_same_requests_with_seeds_counted_up(engine, model):
 
     make_vllm_sampler(engine, model)
     prompt = ragged_prompts(1)[0]
-    ours = sampled(
+    ours = generate_all(
         engine,
         [
             Request(prompt.prompt_ids, 40 + j, SamplingSettings(16), frozenset([1]))
@@ -123,7 +123,7 @@ def test_a_groups_prompt_is_computed_once(engine, model):
 
     scheduler.schedule = counting
     try:
-        sampled(engine, [Request(prompt, j, SamplingSettings(1)) for j in range(8)])
+        generate_all(engine, [Request(prompt, j, SamplingSettings(1)) for j in range(8)])
     finally:
         del scheduler.schedule
     assert sum(computed) == 100 + 7 * (100 - 96)
@@ -137,7 +137,7 @@ def test_more_prompt_tokens_than_one_step_takes(engine, model):
         Request(tuple(draw.randrange(2, 38) for _ in range(100)), seed, SamplingSettings(4))
         for seed in range(64)
     ]
-    generated = sampled(engine, requests)
+    generated = generate_all(engine, requests)
     assert [len(result.ids) for result in generated] == [4] * 64
 
 

@@ -14,7 +14,7 @@ import torch
 from tests.tiny_model import ragged_prompts
 from tests.vllm_engine import make_engine, make_vllm_sampler, vllm_model
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request, sampled
+from vapo.rollouts.engines.engine import Request, generate_all
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.process_state import OwnDraws, ProcessState
 from vapo.rollouts.engines.vllm.seeded_noise import hashes, sampled_ids
@@ -39,14 +39,14 @@ def requests_of(num: int, *, settings: SamplingSettings = SETTINGS) -> list[Requ
 @pytest.mark.vllm
 def test_equal_requests_give_equal_responses_in_any_company_and_order(engine) -> None:
     requests = requests_of(20)
-    together = [made.ids for made in sampled(engine, requests)]
-    assert [made.ids for made in sampled(engine, requests[::-1])] == together[::-1]
-    assert [sampled(engine, [request])[0].ids for request in requests[:5]] == together[:5]
+    together = [made.ids for made in generate_all(engine, requests)]
+    assert [made.ids for made in generate_all(engine, requests[::-1])] == together[::-1]
+    assert [generate_all(engine, [request])[0].ids for request in requests[:5]] == together[:5]
     greedy = requests_of(6, settings=SamplingSettings(24, greedy=True))
-    mixed = sampled(engine, [*greedy, *requests[:7]])
+    mixed = generate_all(engine, [*greedy, *requests[:7]])
     assert [made.ids for made in mixed[6:]] == together[:7]
-    assert mixed[:6] == sampled(engine, greedy)
-    same = sampled(engine, [requests[3]] * 6)
+    assert mixed[:6] == generate_all(engine, greedy)
+    same = generate_all(engine, [requests[3]] * 6)
     assert {made.ids for made in same} == {together[3]}
     assert len(set(together)) > 15
 
@@ -66,7 +66,7 @@ def test_the_engines_tokens_are_the_definitions(engine, monkeypatch) -> None:
     monkeypatch.setattr(sampler, "random_sample", recorded)
     settings = SamplingSettings(6, top_k=5, top_p=0.9)
     request = Request((3, 4, 5, 6), 2**62 + 9, settings)
-    (made,) = sampled(engine, [request])
+    (made,) = generate_all(engine, [request])
     places = torch.arange(3, 9)
     wanted = sampled_ids(torch.cat(given), torch.tensor([request.seed] * 6), places)
     assert made.ids == tuple(wanted.tolist())
@@ -76,13 +76,15 @@ def test_the_engines_tokens_are_the_definitions(engine, monkeypatch) -> None:
 @pytest.mark.vllm
 def test_without_a_place_a_batch_is_the_seeds_and_the_trainers_numbers_stay(engine) -> None:
     requests = requests_of(6)
-    with_seeds = [made.ids for made in sampled(engine, requests)]
+    with_seeds = [made.ids for made in generate_all(engine, requests)]
     engine._draws = OwnDraws()
     try:
         torch.manual_seed(5)
         before = torch.get_rng_state()
-        first, again = sampled(engine, requests), sampled(engine, requests)
-        other = sampled(engine, [Request(r.prompt_ids, r.seed + 1, SETTINGS) for r in requests])
+        first, again = generate_all(engine, requests), generate_all(engine, requests)
+        other = generate_all(
+            engine, [Request(r.prompt_ids, r.seed + 1, SETTINGS) for r in requests]
+        )
         assert torch.equal(torch.get_rng_state(), before)
     finally:
         engine._draws = None

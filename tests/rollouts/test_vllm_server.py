@@ -30,7 +30,7 @@ from vapo.rollouts.engines.contract import (
     SamplingSettings,
     TurnRequest,
 )
-from vapo.rollouts.engines.engine import EngineError, Generated, Request, sampled
+from vapo.rollouts.engines.engine import EngineError, Generated, Request, generate_all
 from vapo.rollouts.engines.sampler import CastWeights, EngineSampler, EngineTurns
 from vapo.rollouts.engines.vllm_server import engine as engine_module
 from vapo.rollouts.engines.vllm_server import server as server_module
@@ -61,7 +61,7 @@ def connected(
 def generate(
     engine: ServedEngine, num: int = 8, settings: SamplingSettings = LONG
 ) -> list[Generated]:
-    return sampled(engine, [Request((2 + seed, 3), seed, settings) for seed in range(num)])
+    return generate_all(engine, [Request((2 + seed, 3), seed, settings) for seed in range(num)])
 
 
 def other_model(scale: float = -1.0) -> Any:
@@ -330,7 +330,7 @@ def test_tokens_beyond_the_vocabulary_are_not_sent(tmp_path: Path) -> None:
         connected(servers, tmp_path, model=tiny_model()) as engine,
         pytest.raises(UserError, match="beyond the policy's vocabulary"),
     ):
-        sampled(engine, [Request((VOCABULARY,), 0, LONG)])
+        generate_all(engine, [Request((VOCABULARY,), 0, LONG)])
 
 
 def test_a_server_whose_last_update_never_ended_is_lost(
@@ -440,7 +440,7 @@ def test_it_goes_on_after_an_end_token(tmp_path: Path) -> None:
         servers[0].change = in_choice(lambda c: c["token_ids"].append(4))
         end_ids = frozenset(range(VOCABULARY))
         with pytest.raises(EngineError, match="goes on after the end token"):
-            sampled(engine, [Request((2, 3), 0, LONG, end_ids)])
+            generate_all(engine, [Request((2, 3), 0, LONG, end_ids)])
 
 
 # ---- NCCL -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Request, SteppedEngine, sampled
+from vapo.rollouts.engines.engine import Request, SteppedEngine, generate_all
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 
@@ -78,7 +78,7 @@ def test_sampling_wakes_what_sleeps_once():
     engine, vllm = sleeping_engine(1)
     engine.sleep()
     for _ in range(2):
-        sampled(engine, [Request((2,), 0, SamplingSettings(1))])
+        generate_all(engine, [Request((2,), 0, SamplingSettings(1))])
     assert vllm.calls == [("sleep", 1), ("wake_up", None)]
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch.distributed as dist
 
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request, TensorParallelEngine, sampled
+from vapo.rollouts.engines.engine import Generated, Request, TensorParallelEngine, generate_all
 
 SETTINGS = SamplingSettings(4)
 OF_RANKS = {
@@ -83,7 +83,7 @@ def test_a_rank_keeps_its_own_responses(monkeypatch: pytest.MonkeyPatch) -> None
     """Ranks with fewer requests, or none, step on until the others of their group leave."""
     found, parts = on_ranks(
         monkeypatch,
-        lambda rank, engine: sampled(engine, OF_RANKS[rank]),
+        lambda rank, engine: generate_all(engine, OF_RANKS[rank]),
     )
     for rank, part in enumerate(parts):
         assert [result.ids for result in found[rank]] == [(r.seed,) for r in OF_RANKS[rank]]

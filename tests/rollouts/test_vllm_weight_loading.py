@@ -12,7 +12,7 @@ from torch import nn
 
 from tests.vllm_engine import make_check, make_engine, vllm_model
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.rollouts.engines.engine import Generated, Request, sampled
+from vapo.rollouts.engines.engine import Generated, Request, generate_all
 from vapo.rollouts.engines.sampler import CastWeights, WeightSums
 from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
 from vapo.rollouts.engines.vllm.weight_loading import load_into, loads_directly
@@ -57,7 +57,7 @@ def after_vllms_own_way(engine: ColocatedEngine, model: Any) -> list[Generated]:
     weights = model.state_dict().items()
     in_worker(engine, lambda w: w.reload_weights(weights_iterator=iter(weights)))
     assert engine._live().reset_prefix_cache()
-    return sampled(engine, REQUESTS)
+    return generate_all(engine, REQUESTS)
 
 
 def test_the_direct_way_gives_the_log_probs_of_vllms_own(
@@ -72,7 +72,7 @@ def test_the_direct_way_gives_the_log_probs_of_vllms_own(
     for model, expected in zip((vllm_model(), changed_model()), own, strict=True):
         sums = WeightSums()
         engine.load(sums.of(CastWeights(torch.float32)(model.state_dict().items())))
-        assert sampled(engine, REQUESTS) == expected
+        assert generate_all(engine, REQUESTS) == expected
         assert make_check(model)(engine, sums.result()) < 1e-4
 
 

@@ -76,7 +76,7 @@ def _find(place: str) -> tuple[Any, str]:
     import torch
 
     from vapo.rollouts.collection import RolloutCollection
-    from vapo.rollouts.kept_rollouts import KeptRollouts
+    from vapo.rollouts.kept_rollouts import ResumeCache
     from vapo.runs import checkpoint_saving, manifests
     from vapo.system import files as durable
     from vapo.training.callbacks.checkpointing import Checkpointing
@@ -85,14 +85,14 @@ def _find(place: str) -> tuple[Any, str]:
 
     places: dict[str, tuple[Any, str]] = {
         "sampling": (RolloutCollection, "sample_groups"),
-        "keeping": (KeptRollouts, "write"),
+        "keeping": (ResumeCache, "write"),
         "kept": (VapoModule, "add_logprobs_and_values"),
         "minibatch": (VapoModule, "training_step"),
         "torch.save": (torch, "save"),
         "manifest": (manifests.Manifest, "write"),
         "renaming": (checkpoint_saving, "replace_folder"),
         "linking": (Checkpointing, "_tidy"),
-        "forgetting": (KeptRollouts, "forget"),
+        "forgetting": (ResumeCache, "forget"),
         "collect": (IterationRunner, "run"),
         "sync": (durable, "sync"),
     }

@@ -165,7 +165,7 @@ def test_what_counts_goes_on_counting_in_a_resumed_run() -> None:
     for _ in range(2):
         faults.skipped("critic", "iteration 8, step 15", "nan")
     faults.pop_metrics()
-    watch.look(8, Phase.POLICY_OPTIMIZATION, {"actor/approx_kl": 0.2})
+    watch.check_metrics(8, Phase.POLICY_OPTIMIZATION, {"actor/approx_kl": 0.2})
     assert watch.why_held == (
         "the critic's latest update was skipped and watch.approx_kl has counted 1 of 3 iterations "
         "before it stops the run"

@@ -19,7 +19,7 @@ from tests.runs.test_checkpointing import IN_BOTH_WAYS, Iterations
 from tests.runs.test_manifests import write
 from vapo.commands.early_checks import check_early
 from vapo.errors import UserError
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs import manifests, run_dirs
 from vapo.runs.manifests import (
     DamagedCheckpointError,
@@ -293,7 +293,7 @@ def test_earlier_configs_of_a_run_are_not_written_over(tmp_path: Path) -> None:
 
 
 def test_old_rollouts_are_known_by_their_whole_name(tmp_path: Path) -> None:
-    kept: KeptRollouts = KeptRollouts.__new__(KeptRollouts)
+    kept: ResumeCache = ResumeCache.__new__(ResumeCache)
     kept._run_dir = RunDir(tmp_path)
     folder = tmp_path / "rollouts"
     folder.mkdir()

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.errors import InterruptedRunError
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs import checkpoint_saving
 from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import read_checkpoint
@@ -70,7 +70,7 @@ class Iterations:
         self.module = VapoModule(fit_config(tmp_path), pad_id=0)
         self.trainer = FakeTrainer()
         self.evaluation = Evaluation(Records(self.events), Progress(enabled=False))
-        kept: Any = KeptRollouts.__new__(KeptRollouts)
+        kept: Any = ResumeCache.__new__(ResumeCache)
         kept.forget = self._forget
         self.callback = Checkpointing(
             RunDir(tmp_path),

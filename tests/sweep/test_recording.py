@@ -14,7 +14,7 @@ from tests.tracking.ready_stores import ready_store
 from vapo.commands.report import publish
 from vapo.sweep.folders import Outcome
 from vapo.sweep.plan import Task, describe_plan
-from vapo.sweep.recording import Parent, metric_keys
+from vapo.sweep.recording import ParentRun, metric_keys
 from vapo.sweep.report.runs import Reader
 from vapo.tracking.records import NOTE_TAG
 from vapo.tracking.stores import locate_store
@@ -26,12 +26,12 @@ def test_the_parent_has_its_table_and_the_best_score(tmp_path: Path) -> None:
     uri = f"tracking.uri={ready_store(tmp_path / 'mlruns')}"
     plain = "components.value_pretraining.enabled=false"
     planned = plan(grid(tmp_path, ROWS), uri, plain, seeds=[0, 1])
-    parent = Parent(planned, tmp_path, "vapo sweep")
+    parent = ParentRun(planned, tmp_path, "vapo sweep")
     scores = {("VAPO", 0): 0.25, ("VAPO", 1): 0.5, ("a/b, c", 0): 0.5, ("a/b, c", 1): None}
     seen = []
     for (row, seed), score in scores.items():
         task = next(t for t in planned.tasks if (t.row.name, t.seed) == (row, seed))
-        parent.ended(task, Outcome("finished" if score else "failed", score=score))
+        parent.record_end(task, Outcome("finished" if score else "failed", score=score))
         data = parent.client.get_run(parent.run_id).data
         seen.append((data.tags["best_row"], dict(data.metrics)))
     assert [best for best, _ in seen] == ["VAPO", "VAPO", "a/b, c", "a/b, c"]
@@ -49,15 +49,15 @@ def test_the_parent_has_its_table_and_the_best_score(tmp_path: Path) -> None:
     assert params["rows"] == "VAPO, a/b, c"
     assert plain.replace("=", ": true -> ") in params["_differs"]
     assert parent.how_to_open().startswith(f"vapo ui --run {parent.run_id} --tracking_uri ")
-    again = Parent(planned, tmp_path, "vapo sweep")
+    again = ParentRun(planned, tmp_path, "vapo sweep")
     assert again.run_id == parent.run_id, "and its params are left alone"
 
 
-def two_rows(folder: Path, rows: str, notes: list[str]) -> tuple[Parent, list[Task]]:
+def two_rows(folder: Path, rows: str, notes: list[str]) -> tuple[ParentRun, list[Task]]:
     """The parent of a sweep, and the runs of its rows."""
     uri = f"tracking.uri={ready_store(folder / 'mlruns')}"
     planned = plan(grid(folder, rows), uri, "components.value_pretraining.enabled=false")
-    return Parent(planned, folder, "vapo sweep", notes.append), list(planned.tasks)
+    return ParentRun(planned, folder, "vapo sweep", notes.append), list(planned.tasks)
 
 
 @pytest.mark.slow
@@ -76,18 +76,18 @@ def test_a_store_that_fails_after_a_run_is_one_note_and_all_is_recorded_later(
     with monkeypatch.context() as away:
         away.setattr(parent.client, "log_batch", fail)
         for task, score in zip(tasks[:2], scores, strict=False):
-            parent.ended(task, Outcome("finished", score=score))
+            parent.record_end(task, Outcome("finished", score=score))
     assert len(notes) == 1
     assert "cannot be recorded" in notes[0]
     assert "the store is away" in notes[0]
     assert parent.client.get_run(parent.run_id).data.metrics == {}
-    parent.ended(tasks[2], Outcome("finished", score=scores[2]))
+    parent.record_end(tasks[2], Outcome("finished", score=scores[2]))
     expected = {f"sweep/r{i}": score for i, score in enumerate(scores)}
     metrics = parent.client.get_run(parent.run_id).data.metrics
     assert metrics == expected | {"sweep/best_score": 0.5}
     with monkeypatch.context() as away:
         away.setattr(parent.client, "log_batch", fail)
-        parent.ended(tasks[2], Outcome("finished", score=0.75))
+        parent.record_end(tasks[2], Outcome("finished", score=0.75))
         assert len(notes) == 2, "a new outage"
     parent.close("FINISHED")
     run = parent.client.get_run(parent.run_id)
@@ -116,7 +116,7 @@ def test_every_row_has_a_metric_of_its_own(tmp_path: Path) -> None:
     )
     parent, tasks = two_rows(tmp_path, rows, [])
     for task, score in zip(tasks, (0.25, 0.5, 0.125), strict=True):
-        parent.ended(task, Outcome("finished", score=score))
+        parent.record_end(task, Outcome("finished", score=score))
     assert parent.client.get_run(parent.run_id).data.metrics == {
         "sweep/a_b/1": 0.25,
         "sweep/a_b/2": 0.5,
@@ -131,7 +131,7 @@ def test_a_run_that_was_finished_before_keeps_the_score_in_its_description(tmp_p
     line = "held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]"
     parent.client.set_tag(run_id, "mlflow.note.content", f"{line}\n\nan earlier grid")
     done = Outcome("finished", score=0.904, mlflow_run_id=run_id, was_done=True)
-    parent.ended(task, done)
+    parent.record_end(task, done)
     note = parent.client.get_run(run_id).data.tags["mlflow.note.content"]
     assert note.startswith(f"{line}\n\n**VAPO**, seed 0")
     assert "an earlier grid" not in note
@@ -177,7 +177,7 @@ def test_a_row_s_name_is_one_line_of_plain_text_in_the_notes(tmp_path: Path) -> 
     planned = plan(grid(tmp_path, f"rows: [{{row: {json.dumps(name)}}}]"), uri, seeds=[0])
     shown = r"**a|b # \<img src=x> [c\](javascript:d)**"
     assert f"- {shown}\n" in describe_plan(planned, "vapo sweep")
-    parent = Parent(planned, tmp_path, "vapo sweep")
+    parent = ParentRun(planned, tmp_path, "vapo sweep")
     task = next(task for task in planned.tasks if not task.is_pretraining)
     assert parent.child_tags(task)[NOTE_TAG].startswith(f"{shown}, seed 0\n")
     assert parent.child_tags(task)["row"] == name

@@ -83,7 +83,7 @@ def test_a_second_signal_leaves_no_run(
     planned = plan(grid(tmp_path, rows), seeds=[0, 1])
     sends, start = threading.Thread(target=send_both), time.monotonic()
     sends.start()
-    started = work.Work(
+    started = work.TaskRunner(
         planned.tasks, tmp_path, LocalLauncher(2), 2, prepare=lambda task, config: config
     )
     with pytest.raises(KeyboardInterrupt), ending_signals(stop_in_good_order):

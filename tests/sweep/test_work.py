@@ -17,13 +17,15 @@ from vapo.sweep.folders import Outcome, TaskFolder, locked, pretraining_identity
 from vapo.sweep.grid import choose_rows
 from vapo.sweep.launch import LocalLauncher, SlurmLauncher, fit_command, visible_gpus
 from vapo.sweep.plan import Plan
-from vapo.sweep.work import Work
+from vapo.sweep.work import TaskRunner
 
 ROWS = "{full_system: VAPO, rows: [{row: VAPO}, {product: {algorithm.eps_low: [0.1]}}]}"
 
 
-def work(planned: Plan, folder: Path, shown: io.StringIO | None = None, jobs: int = 2) -> Work:
-    return Work(
+def work(
+    planned: Plan, folder: Path, shown: io.StringIO | None = None, jobs: int = 2
+) -> TaskRunner:
+    return TaskRunner(
         planned.tasks,
         folder,
         LocalLauncher(jobs),

@@ -22,7 +22,7 @@ from vapo.errors import UserError
 from vapo.rewards.verifier_code import VerifierCode
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import make_plan
-from vapo.sweep.recording import Parent
+from vapo.sweep.recording import ParentRun
 from vapo.system.host_process import HostProcess
 from vapo.tracking.stores import locate_store
 
@@ -173,7 +173,7 @@ def test_a_sweeps_child_has_the_parents_store_and_not_its_credentials(
     monkeypatch.setenv("VAPO_TEST_HOME", str(tmp_path))
     grid = read_grid(write(tmp_path, "rows: [{row: base}]", "grid.yaml"))
     plan = make_plan(grid, [write(tmp_path, MINIMAL)], [f"tracking.uri={uri}"], [0])
-    parent = object.__new__(Parent)
+    parent = object.__new__(ParentRun)
     parent.plan, parent.run_id = plan, "0123"
     parent.store = locate_store(plan.base.tracking.uri)
     task = plan.tasks[-1]

@@ -18,7 +18,7 @@ from tests.rollout_fixtures import make_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.actor_critic import Actor, Critic, members_of
-from vapo.networks.fitted_weights import fitted_now
+from vapo.networks.fitted_weights import current_fitted_weights
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import full_state, rank, world_size
 from vapo.system.progress import Progress
@@ -64,7 +64,7 @@ class Seen(Callback):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.batches.append(iteration_of(trainer).batch)
         for member in members_of(pl_module.critic):
-            weights, bias = fitted_now(member)
+            weights, bias = current_fitted_weights(member)
             self.weights.append(torch.cat([weights, bias[None]]).double())
         steps = pl_module.minibatch_metrics
         self.metrics.append({key: value for step in steps for key, value in step.items()})

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Callback
 
 from tests.systems import system_config
 from tests.tiny_model import tiny_tokenizer
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Stopping
 from vapo.system.progress import Progress
@@ -76,7 +76,7 @@ def test_the_users_own_come_last_before_the_checkpoint_that_has_their_states(
 
 
 def test_what_looks_and_what_saves_get_what_they_need(tmp_path: Path) -> None:
-    kept = KeptRollouts.__new__(KeptRollouts)
+    kept = ResumeCache.__new__(ResumeCache)
     truth = ("value_truth.every_n_iterations=1", "value_truth.num_prefixes=1")
     callbacks = run_callbacks(tmp_path, *truth, kept=kept)
     assert callbacks.checkpointing.rollout_cache is kept

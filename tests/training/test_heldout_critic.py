@@ -21,7 +21,7 @@ from vapo.config.networks import OptimizerConfig
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import UserError
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.training.callbacks import value_pretraining as heldout_critic
 from vapo.training.callbacks.value_pretraining import BestCritic
 from vapo.training.module import VapoModule
@@ -32,7 +32,7 @@ from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, Turn
 
 def stored_stub(heldout: Sequence[Any] = ("group",)) -> Any:
     """A pass is two iterations."""
-    stub = MagicMock(spec=StoredRollouts)
+    stub = MagicMock(spec=RolloutDataset)
     stub.passes = lambda finished: finished // 2
     stub.heldout, stub.digest, stub.name = heldout, "abc", "f.parquet"
     return stub
@@ -161,7 +161,7 @@ def stored_of(
         "components.value_pretraining.data=f",
         *overrides,
     )
-    stored = StoredRollouts(config, [*training, *heldout], tiny_tokenizer(), name="f")
+    stored = RolloutDataset(config, [*training, *heldout], tiny_tokenizer(), name="f")
     stored.training, stored.heldout = [[r] for r in training], [[r] for r in heldout]
     return stored
 

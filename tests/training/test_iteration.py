@@ -15,7 +15,7 @@ from vapo.config import FitConfig
 from vapo.config.algorithm import BaselineConfig
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.source import RolloutSource
 from vapo.system.progress import Progress
 from vapo.training import iteration as stages
@@ -113,7 +113,7 @@ class Watching(Observer):
         self.events = events
 
     def sampled(
-        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+        self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
         assert player is not None
         self.events.append("sampled")

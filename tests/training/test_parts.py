@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.systems import system_config
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.system.progress import Progress
 from vapo.training.module import VapoModule
 from vapo.training.parts import TrainingParts, assemble_parts
@@ -43,7 +43,7 @@ def test_the_iteration_is_given_the_observers_that_the_config_asks_for(
 
 
 def test_value_pretraining_comes_before_the_sync_and_with_a_folder_alone(tmp_path: Path) -> None:
-    stored: Any = StoredRollouts.__new__(StoredRollouts)
+    stored: Any = RolloutDataset.__new__(RolloutDataset)
     for folder, names in ((None, ["WeightSync"]), (tmp_path, ["ValuePretraining", "WeightSync"])):
         parts = parts_of(critic_dir=folder, stored=stored)
         assert [type(callback).__name__ for callback in parts.callbacks] == names

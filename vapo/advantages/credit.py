@@ -69,7 +69,7 @@ def bootstrap_truncated_rewards(
     kept, the reward would count in addition to the value of the same future, and training on a
     target V(s_l) + r would diverge.
     """
-    last = last_column(value_places(batch, hyperparameters))[:, None]
+    last = last_column(value_token_mask(batch, hyperparameters))[:, None]
     last_values = hyperparameters.gamma * batch.values.gather(1, last)[:, 0]
     last_turn_rewards = batch.turn_rewards.gather(1, last_column(batch.response_mask)[:, None])[
         :, 0
@@ -78,14 +78,14 @@ def bootstrap_truncated_rewards(
     return torch.where(batch.is_truncated.to(last_values.device), last_values, rewards)
 
 
-def value_places(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
+def value_token_mask(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Bool[Tensor, "B T"]:
     """Mark the tokens before which a value is used and learned: sampled ones, or turns' first."""
     return batch.turn_starts if hyperparameters.gae_over == "turns" else batch.response_mask
 
 
 def num_gae_steps(batch: RolloutBatch, hyperparameters: Hyperparameters) -> Int[Tensor, " B"]:
     """Count each response's steps of gamma and lambda: its sampled tokens, or its turns."""
-    return value_places(batch, hyperparameters).sum(dim=1)
+    return value_token_mask(batch, hyperparameters).sum(dim=1)
 
 
 def policy_lambda(
@@ -135,7 +135,7 @@ def advantages_and_targets(
 def achieved_returns(
     batch: RolloutBatch, token_rewards: Float[Tensor, "B T"], hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
-    """Return the Monte-Carlo return at each token with a value (`value_places`); 0 elsewhere."""
+    """Return the Monte-Carlo return at each token with a value (`value_token_mask`), else 0."""
     if hyperparameters.gae_over == "tokens":
         gamma = hyperparameters.gamma
         return monte_carlo_returns(token_rewards, batch.response_mask, gamma=gamma)
@@ -154,7 +154,7 @@ def received_rewards(
     return zero_outside(token_rewards.sum(dim=1, keepdim=True) - to_come, batch.response_mask)
 
 
-def of_steps(
+def spread_over_steps(
     x: Float[Tensor, "B T"], batch: RolloutBatch, hyperparameters: Hyperparameters
 ) -> Float[Tensor, "B T"]:
     """Give every token its value or return. Over turns each token gets that of its turn."""

@@ -16,10 +16,10 @@ from vapo.advantages.credit import (
     advantages_and_targets,
     bootstrap_truncated_rewards,
     critic_rewards,
-    of_steps,
     policy_lambda,
     rewards_on_tokens,
-    value_places,
+    spread_over_steps,
+    value_token_mask,
 )
 from vapo.advantages.oppo import with_success_values
 from vapo.advantages.poise import Baseline
@@ -220,7 +220,7 @@ def estimate_advantages(
     hp, algorithm = resolve(config), config.algorithm
     if isinstance(algorithm, OppoOptions):
         batch = with_success_values(batch, algorithm.oppo, config.rewards)
-    rewards, targets_rewards = rewards_of_both(batch, config)
+    rewards, targets_rewards = policy_and_critic_rewards(batch, config)
     columns: dict[str, Any] = {
         **vars(batch),
         "token_rewards": rewards,
@@ -230,13 +230,13 @@ def estimate_advantages(
         "value_draws": torch.ones_like(batch.rollout_logprobs),
     }
     if config.critic.bootstrap_truncated:
-        rewards, targets_rewards = rewards_of_both(batch, config, bootstraps=True)
+        rewards, targets_rewards = policy_and_critic_rewards(batch, config, bootstraps=True)
     if phase is Phase.VALUE_PRETRAINING:
         if isinstance(baseline, TrustedBaseline):
             baseline.learn(batch, targets_rewards, hp)
         targets = achieved_returns(batch, targets_rewards, hp)
         columns |= pretraining_columns(batch, targets, config.components.value_pretraining)
-        columns["value_mask"] = columns["value_mask"] & value_places(batch, hp)
+        columns["value_mask"] = columns["value_mask"] & value_token_mask(batch, hp)
         return TrainingBatch(**columns, policy_mask=batch.loss_mask, entropy_mask=batch.loss_mask)
     if algorithm.read_layers:  # the update does not read them
         columns["actor_states"] = None
@@ -257,7 +257,9 @@ def estimate_advantages(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
     if algorithm.whiten_advantages:
-        returns = of_steps(achieved_returns(batch, columns["token_rewards"], hp), batch, hp)
+        returns = spread_over_steps(
+            achieved_returns(batch, columns["token_rewards"], hp), batch, hp
+        )
         advantages = whiten(
             advantages,
             batch.counted_mask,
@@ -266,7 +268,7 @@ def estimate_advantages(
             needs_contrast=not algorithm.reads_other_rewards,
             reduce=sum_over_ranks,
         )
-    columns["value_mask"] = anchor_token_mask(batch, config.critic) & value_places(batch, hp)
+    columns["value_mask"] = anchor_token_mask(batch, config.critic) & value_token_mask(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):
             columns[name] = columns[name] & estimate.kept[:, None]
@@ -280,7 +282,7 @@ def estimate_advantages(
     )
 
 
-def rewards_of_both(
+def policy_and_critic_rewards(
     batch: EvaluatedBatch, config: FitConfig, *, bootstraps: bool = False
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Return the token rewards of advantages and of value targets; one tensor if they are alike."""

@@ -13,7 +13,7 @@ from vapo.advantages.credit import (
     advantages_and_targets,
     policy_lambda,
     received_rewards,
-    value_places,
+    value_token_mask,
 )
 from vapo.config import Hyperparameters
 from vapo.config.algorithm import Trusted
@@ -86,7 +86,7 @@ class TrustedBaseline:
         others_mean = _others_mean(batch, rewards)
         evidence = batch_evidence(
             *(batch.values, rewards, others_mean, received),
-            batch.counted_mask & value_places(batch, hyperparameters),
+            batch.counted_mask & value_token_mask(batch, hyperparameters),
             trusted=trusted_values(
                 batch.values, others_mean, received, batch.response_mask, trust=self.trust
             ),
@@ -122,7 +122,7 @@ class TrustedBaseline:
         if trust.is_none:
             advantages = self._without_critic(batch, rewards, others_mean)
         else:
-            places = mask & value_places(batch, hyperparameters)
+            places = mask & value_token_mask(batch, hyperparameters)
             surprise = final_surprise(values, rewards, received, places)[:, None]
             surprise = (1 - trust.end) * surprise
             reduced_rewards = token_rewards.scatter_add(1, last_column(mask)[:, None], -surprise)

@@ -15,18 +15,18 @@ from matplotlib import pyplot
 from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.file_checks import DATA_KEY
-from vapo.commands.sampling import recorded
+from vapo.commands.sampling import command_recorder
 from vapo.config import FitConfig, resolve
 from vapo.config.overrides import override_of
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import about
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
-from vapo.networks.precision import settle_precision
+from vapo.networks.precision import resolve_precision
 from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_columns import check_truth
-from vapo.rollouts.stored_rollouts import StoredRollouts, read_rollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.studies.critics.comparison import train_critic
 from vapo.studies.critics.report import (
     Curve,
@@ -86,7 +86,7 @@ def run(
     )
     set_threads(base.trainer)
     for row_config in (base, *configs.values()):
-        settle_precision(row_config)
+        resolve_precision(row_config)
     folder = output_dir or Path(base.output_dir) / f"critics_{parsed_grid.name}"
     tokenizer = load_tokenizer(base.actor.path, key="actor.path")
     digest = sha256(rollouts)[:12] if rollouts.is_file() else ""
@@ -107,11 +107,11 @@ def run(
             check_tokenizers(row_config, tokenizer)
             check_critic(row_config)
             check_head_is_kept(row_config)
-            StoredRollouts(row_config, rows, tokenizer, name=str(rollouts))
+            RolloutDataset(row_config, rows, tokenizer, name=str(rollouts))
     name, tags = f"critics-{parsed_grid.name}", {DATA_KEY: f"{rollouts} ({digest})"}
     with (
         taken_back_if_refused(make_folders(folder / "cells")),
-        recorded(base, "critics", None, name=name, tags=tags) as (progress, logger),
+        command_recorder(base, "critics", None, name=name, tags=tags) as (progress, logger),
     ):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
@@ -163,7 +163,7 @@ def train_cells(
     for cell in cells:
         curve = cell.result()
         if curve is None:
-            stored = StoredRollouts(cell.config, rows, tokenizer, name=str(rollouts))
+            stored = RolloutDataset(cell.config, rows, tokenizer, name=str(rollouts))
             total = resolve(cell.config).value_pretraining_iterations
             name = f"{cell.critic}, seed {cell.config.seed}"
             with progress.stage(name, total=total, unit="iterations") as advance:

@@ -76,7 +76,7 @@ def sample_once(folder: Path) -> str:
     from vapo.config.engines import ColocatedVllm
     from vapo.config.schema import TrainerConfig
     from vapo.rollouts.engines.contract import SamplingSettings
-    from vapo.rollouts.engines.engine import Request, sampled
+    from vapo.rollouts.engines.engine import Request, generate_all
     from vapo.rollouts.engines.vllm.colocated import ColocatedEngine
     from vapo.rollouts.engines.vllm.engine_args import EngineSize
     from vapo.rollouts.engines.vllm.log import EngineLog
@@ -112,7 +112,7 @@ def sample_once(folder: Path) -> str:
         weights = Qwen2ForCausalLM(config).state_dict().items()
         engine.load((name, tensor.to(device, dtype)) for name, tensor in weights)
         requests = [Request((3, 4, 5), seed, SamplingSettings(_NUM_TOKENS)) for seed in range(2)]
-        responses = sampled(engine, requests)
+        responses = generate_all(engine, requests)
         sampling_end = time.monotonic()
     for response in responses:
         if len(response.ids) != _NUM_TOKENS or not all(map(math.isfinite, response.logprobs)):

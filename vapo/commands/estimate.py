@@ -58,7 +58,7 @@ def run(
     hardware = _hardware(rates, mean_prompt_tokens, config)
     quiet_libraries()
     path = None if model_config is None else model_config_folder(model_config)
-    config, estimate, actor, critic = estimated(config, path)
+    config, estimate, actor, critic = estimate_config(config, path)
     say(stage_table(estimate))
     if critic is not None and config.critic.prompt.kind == "privileged":
         say(_own_prompts_line("the critic's own prompts (critic.prompt.template)"))
@@ -84,7 +84,7 @@ def run(
     return estimate
 
 
-def estimated(
+def estimate_config(
     config: FitConfig, path: str | None = None, *, tell: Callable[[str], None] = say
 ) -> tuple[FitConfig, MemoryEstimate, PreTrainedConfig, PreTrainedConfig | None]:
     """Estimate the memory of a config.

@@ -16,14 +16,14 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.sampling import policy_player, read_inputs, recorded
+from vapo.commands.sampling import command_recorder, policy_player, read_inputs
 from vapo.config import FitConfig
 from vapo.config.rewards import RewardConfig, verifier_settings
 from vapo.errors import UserError
 from vapo.prompts.columns import PASS_RATE
 from vapo.prompts.fingerprint import fingerprint, prompts_digest
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.files import try_lock, write_text
 from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.process import derive_seed
@@ -41,7 +41,7 @@ def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None)
     is_there = path.exists() and path.stat().st_size > 0
     if is_there:
         check_settings(path, settings)
-    with recorded(config, "filter", prompts) as (progress, logger):
+    with command_recorder(config, "filter", prompts) as (progress, logger):
         started, num_tokens = time.monotonic(), 0
         if not is_there:
             num_tokens = sample_pass_rates(
@@ -89,7 +89,7 @@ def sample_pass_rates(
         )
         num_tokens = 0
 
-        def write(number: int, player: Player) -> None:
+        def write(number: int, player: RolloutRunner) -> None:
             nonlocal num_tokens
             first, sampling = number * size, sampling_settings(config.rollouts)
             seed = derive_seed(config.seed, "pass rates", first)
@@ -294,7 +294,7 @@ class ResumableParts:
         config: FitConfig,
         tokenizer: PreTrainedTokenizerBase,
         progress: Progress,
-        write: Callable[[int, Player], None],
+        write: Callable[[int, RolloutRunner], None],
     ) -> None:
         """Load the config's policy, and call `write` for each part that is missing."""
         if not self.missing:

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 
 from vapo.advantages.estimators import estimator_of
-from vapo.commands.estimate import estimated
+from vapo.commands.estimate import estimate_config
 from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.functions import names_a_notebooks_function
@@ -28,7 +28,7 @@ from vapo.networks.export import check_saving
 from vapo.networks.model_configs import read_value_config
 from vapo.prompts.critic_prompts import with_critic_prompts
 from vapo.rewards.scorer import make_scorer
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.rollouts.stored_rollouts import open_stored
 from vapo.runs.checkpoints import check_compatible, check_state
 from vapo.runs.manifests import is_sharded, path_for_lightning, read_manifest
@@ -93,7 +93,7 @@ def run(
     name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
         closing(open_run_dir(config, name, resume=resume)) as run_dir,
-        taken_back_if_refused(run_dir.made, FIRST_FILES),
+        taken_back_if_refused(run_dir.new_folders, FIRST_FILES),
         Stopping(config.checkpoints.stop_grace_s) as stopping,
     ):
         return train(
@@ -158,7 +158,7 @@ def train(
         module = module_of(config, inputs)
         train_set = inputs.prompts.train
         kept_rollouts = (
-            KeptRollouts(run_dir, train_set) if config.checkpoints.keep_rollouts else None
+            ResumeCache(run_dir, train_set) if config.checkpoints.keep_rollouts else None
         )
         parts = assemble_parts(
             module,
@@ -206,7 +206,7 @@ def train(
 
 
 def _memory(config: FitConfig) -> MemoryEstimate:
-    return estimated(config, tell=lambda line: None)[1]
+    return estimate_config(config, tell=lambda line: None)[1]
 
 
 def begin_record(

@@ -12,7 +12,7 @@ from pathlib import Path
 from matplotlib import pyplot
 
 from vapo.commands.fit import checked_inputs
-from vapo.commands.sampling import load_policy, playing, recorded
+from vapo.commands.sampling import command_recorder, load_policy, policy_player_of
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.value_page.heldout import check_heldout_groups
@@ -55,10 +55,10 @@ def run(
     with (
         taken_back_if_refused(make_folders(folder)),
         make_scorer(config) as scorer,
-        recorded(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
+        command_recorder(config, "gates", inputs.prompts, critic=critic) as (progress, logger),
     ):
         setting = Sampling(config, inputs, scorer, progress)
-        with playing(config, load_policy(config), tokenizer, scorer) as player:
+        with policy_player_of(config, load_policy(config), tokenizer, scorer) as player:
             start = sample_start(config, heldout, player, progress, answer_ids=answer_ids)
         del player  # frees the memory of its policy
         progress.note(gates_cost(config, start, num_iterations))

@@ -7,7 +7,7 @@ from pathlib import Path
 from vapo.errors import UserError
 from vapo.networks.importing import (
     Dtype,
-    Imported,
+    ImportedModel,
     check_folder,
     find_source,
     read_source,
@@ -33,7 +33,7 @@ def run(source: str, output_dir: Path, dtype: Dtype) -> None:
     say(f"{model_description(imported)}\n{output_dir}")
 
 
-def model_description(imported: Imported) -> str:
+def model_description(imported: ImportedModel) -> str:
     """A text on the model: its size, positions and tokenizer, for whoever writes a config."""
     model, tokenizer = imported.model, imported.tokenizer
     config = model.config.get_text_config()

@@ -175,7 +175,7 @@ def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> N
 def _stored(
     responses: Iterable[InspectedResponse | BadRow], path: Path, tokenizer: Any, notes: list[str]
 ) -> Iterable[InspectedResponse | BadRow]:
-    from vapo.studies.inspection.stored import stored
+    from vapo.studies.inspection.stored import write_responses
 
     path.parent.mkdir(parents=True, exist_ok=True)
     fingerprint = None
@@ -183,7 +183,7 @@ def _stored(
         from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 
         fingerprint = tokenizer_fingerprint(tokenizer)
-    return stored(responses, path, tokenizer=fingerprint, notes=notes)
+    return write_responses(responses, path, tokenizer=fingerprint, notes=notes)
 
 
 def _truth_request(

@@ -259,12 +259,12 @@ def _changes_to_fit_the_gpu(
     but speed. If that is not enough, adapters and a probe follow. A critic that the overrides
     configure is not changed.
     """
-    from vapo.commands.estimate import estimated
+    from vapo.commands.estimate import estimate_config
     from vapo.system.host_memory import GIB
 
     def config_and_peak_gib(more: dict[str, Any]) -> tuple[FitConfig, float]:
         config = load_config(FitConfig, [base], [*as_overrides(values | more), *overrides])
-        return config, estimated(config, tell=lambda line: None)[1].peak / GIB
+        return config, estimate_config(config, tell=lambda line: None)[1].peak / GIB
 
     full_config, full_gib = config_and_peak_gib({})
     if full_gib <= _ROOM * gpu_gib:

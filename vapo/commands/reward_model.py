@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.sampling import playing, read_prompts, settled_sampling
+from vapo.commands.sampling import policy_player_of, read_prompts, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
 from vapo.functional.metrics import explained_variance
@@ -70,7 +70,7 @@ def run(config: RewardModelConfig) -> None:
     export_dir = Path(config.export_dir).expanduser()
     with recorded_run(config, sampling, "reward-model", prompts, critic) as recording:
         progress, scorer, logger = recording
-        with playing(sampling, access_to(policy, device), tokenizer, scorer) as player:
+        with policy_player_of(sampling, access_to(policy, device), tokenizer, scorer) as player:
             sampled = []
             for source, num_batches, purpose in (
                 (prompts.training, config.num_steps, "train"),

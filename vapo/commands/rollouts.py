@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.credit import critic_rewards
 from vapo.commands.filter import ResumableParts, chunk_prompts, settings_of
-from vapo.commands.sampling import read_inputs, recorded
+from vapo.commands.sampling import command_recorder, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
@@ -27,13 +27,13 @@ from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
 from vapo.rollouts.collection import sample_and_score
-from vapo.rollouts.continuations import Continuer, MeasuredState, Place, by_state
+from vapo.rollouts.continuations import ContinuationSampler, MeasuredState, Place, group_by_state
 from vapo.rollouts.engines.contract import sampling_settings
 from vapo.rollouts.plain_file import write_plain
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.rollout_file import (
     SCHEMA_VERSION,
-    one_table,
+    concatenate_tables,
     read_metadata,
     rollout_table,
     write_table,
@@ -86,7 +86,7 @@ def run(
             )
         say(f"all {num_groups} groups are there already\n{path}")
         return path
-    with recorded(config, "rollouts", prompts) as (progress, logger):
+    with command_recorder(config, "rollouts", prompts) as (progress, logger):
         started = time.monotonic()
         metrics = sample_file(config, prompts, tokenizer, path, metadata, progress, measuring)
         metrics["rollouts/sampling_s"] = time.monotonic() - started
@@ -151,7 +151,7 @@ def sample_file(
         if measuring is not None:
             progress.note(measuring.cost_text(config, num_groups, size))
 
-        def write(number: int, player: Player) -> None:
+        def write(number: int, player: RolloutRunner) -> None:
             sampled_prompts = group_sampling(
                 prompts.training, num_prompts=chunk, seed=config.seed, iteration=number
             )
@@ -170,7 +170,7 @@ def sample_file(
                 rollouts,
                 of_rows,
                 measuring,
-                Continuer(config, settings, player, progress.stage),
+                ContinuationSampler(config, settings, player, progress.stage),
                 seed=derive_seed(config.seed, "stored continuations", number),
                 note=progress.note,
             )
@@ -185,7 +185,7 @@ def sample_file(
 
 def join_parts(parts: Sequence[Path], path: Path, metadata: dict[str, Any]) -> dict[str, float]:
     """Join the parts into the file. Return metrics of its rollouts and of its measured states."""
-    table = one_table(parts, key="--output")
+    table = concatenate_tables(parts, key="--output")
     metrics = summary_metrics(table)
     if "value_truth" in metadata:
         num_tokens = sum(int(read_metadata(part, key="--output").get(_SPENT, 0)) for part in parts)
@@ -257,7 +257,7 @@ def measure_step_starts(
     rollouts: Sequence[Rollout],
     groups: Sequence[int],
     measuring: Measuring | None,
-    continuer: Continuer,
+    continuation_sampler: ContinuationSampler,
     *,
     seed: int,
     note: Callable[[str], None],
@@ -267,23 +267,25 @@ def measure_step_starts(
     `note` gets the expected cost before. Returns each response's measured states, and the number of
     sampled tokens.
     """
-    config = continuer.config
+    config = continuation_sampler.config
     states_by_row: list[list[MeasuredState]] = [[] for _ in rollouts]
     places = [
         Place(row, start)
         for row, (rollout, group) in enumerate(zip(rollouts, groups, strict=True))
         if measuring is not None and measuring.is_measured(group) and not rollout.is_lost
-        for start in step_starts(rollout, config.value_truth.segments, continuer.player.tokenizer)
+        for start in step_starts(
+            rollout, config.value_truth.segments, continuation_sampler.player.tokenizer
+        )
     ]
     if measuring is None or not places:  # perhaps all episodes were lost to their environment
         return states_by_row, 0
-    k, num_states = measuring.num_continuations, len(by_state(rollouts, places))
+    k, num_states = measuring.num_continuations, len(group_by_state(rollouts, places))
     about = expected_tokens(rollouts, places, k)
     note(
         f"{num_states:,} prefixes of {len({place.row for place in places}):,} responses, "
         f"{k * num_states:,} continuations, about {about:,} tokens"
     )
-    continuations = continuer.sample(rollouts, places, num_continuations=k, seed=seed)
+    continuations = continuation_sampler.sample(rollouts, places, num_continuations=k, seed=seed)
     measured = continuations.measured(
         critic_rewards(continuations.batch, config), gamma=config.algorithm.gamma
     )

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from transformers import PreTrainedTokenizerBase
 
-from vapo.commands.sampling import load_policy, playing, read_inputs
+from vapo.commands.sampling import load_policy, policy_player_of, read_inputs
 from vapo.commands.trials import Policy, Trial, is_unanswered, which_part
 from vapo.config import FitConfig
 from vapo.config.schema import RewardConfig
@@ -45,7 +45,7 @@ def sampled_trials(
     end_ids = end_token_ids(access.model.generation_config, tokenizer)
     ends = tuple(sampled_text((end,), tokenizer) for end in sorted(end_ids))
     settings, seed = sampling_settings(config.rollouts), derive_seed(config.seed, "try")
-    with playing(config, access, tokenizer, scorer) as player:
+    with policy_player_of(config, access, tokenizer, scorer) as player:
         played = (
             player.play([prompt], group_size=1, settings=settings, seed=seed, first=number)
             for number, prompt in enumerate(sampled_prompts)
@@ -59,7 +59,7 @@ def sampled_trials(
                 rollout,
                 tokenizer,
                 end_ids,
-                output.take(),
+                output.take_printed(),
                 turn_end=turn_end,
                 rewards=config.rewards,
             )

@@ -14,7 +14,7 @@ from vapo.config.sources import default_name
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.networks.loading import load_causal_lm, load_tokenizer
-from vapo.networks.precision import settle_precision
+from vapo.networks.precision import resolve_precision
 from vapo.networks.special_tokens import special_text
 from vapo.prompts.load import PromptSplit, load_prompts
 from vapo.rewards.scorer import Scorer, make_scorer
@@ -25,7 +25,7 @@ from vapo.rollouts.engines.selection import (
     make_sampler,
     sampling_config,
 )
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.runs.checkpoints import Checkpoint
 from vapo.system.libraries import pick_device, quiet_libraries, set_threads
 from vapo.system.progress import Progress
@@ -44,7 +44,7 @@ def read_inputs(config: FitConfig) -> tuple[PreTrainedTokenizerBase, PromptSplit
     set_threads(config.trainer)
     check_engine(config)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
-    settle_precision(config)
+    resolve_precision(config)
     return tokenizer, read_prompts(config, tokenizer)
 
 
@@ -75,14 +75,14 @@ def settled_sampling(
     """
     quiet_libraries()
     set_threads(config.trainer)
-    settle_precision(config)
+    resolve_precision(config)
     sampling = sampling_config(config, path, evaluation)
     check_engine(sampling)
     return sampling
 
 
 @contextmanager
-def recorded(
+def command_recorder(
     config: FitConfig,
     command: str,
     prompts: PromptSplit | None,
@@ -116,19 +116,22 @@ def recorded(
 
 
 @contextmanager
-def playing(
+def policy_player_of(
     config: FitConfig, access: ActorAccess, tokenizer: PreTrainedTokenizerBase, scorer: Scorer
-) -> Iterator[Player]:
+) -> Iterator[RolloutRunner]:
     """Start the config's engine on a policy, and yield a player that samples and judges with it."""
     with closing(make_sampler(config, access, tokenizer)) as sampler:
-        yield Player(config, sampler, scorer, tokenizer)
+        yield RolloutRunner(config, sampler, scorer, tokenizer)
 
 
 @contextmanager
-def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[Player]:
+def policy_player(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Iterator[RolloutRunner]:
     """Load the config's policy, start engine and scorer, and yield a player that uses them."""
     access = load_policy(config)
-    with make_scorer(config) as scorer, playing(config, access, tokenizer, scorer) as player:
+    with (
+        make_scorer(config) as scorer,
+        policy_player_of(config, access, tokenizer, scorer) as player,
+    ):
         yield player
 
 

@@ -11,7 +11,7 @@ from vapo.config import FitConfig
 from vapo.config.engines import VllmServerEngine
 from vapo.errors import UserError
 from vapo.networks.model_configs import read_model_config
-from vapo.networks.precision import settle_precision
+from vapo.networks.precision import resolve_precision
 from vapo.rollouts.engines.vllm.colocated import check_options
 from vapo.rollouts.engines.vllm_server.command import serve_command, serve_environment
 from vapo.system.libraries import pick_device
@@ -31,7 +31,7 @@ def run(config: FitConfig, *, host: str, port: int, print_command: bool = False)
             "`vapo serve` starts a server for rollouts.engine=vllm_server, with the same config as "
             f"the trainer; rollouts.engine is {rollouts.engine}"
         )
-    settle_precision(config)
+    resolve_precision(config)
     command = serve_command(
         config,
         rollouts,

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vapo.commands.sampling import playing, read_prompts, settled_sampling
+from vapo.commands.sampling import policy_player_of, read_prompts, settled_sampling
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
 from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.actor_critic import Actor
-from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids, name_end_tokens
+from vapo.networks.end_tokens import EndTokens, end_tokens, name_end_tokens, turn_ids_with_end
 from vapo.networks.export import check_saving, save_folder
 from vapo.networks.forward_passes import cut_by_tokens
 from vapo.networks.generation_files import generation_file
@@ -89,7 +89,7 @@ def run(config: SftConfig) -> None:
         )
         state = dict(model.state_dict())
         save_folder(model, state, tokenizer, export_dir, generation=generation)
-        with playing(sampling, access_to(model, device), tokenizer, scorer) as player:
+        with policy_player_of(sampling, access_to(model, device), tokenizer, scorer) as player:
             result = evaluate(
                 prompts.heldout,
                 player=player,
@@ -166,7 +166,7 @@ def prompt_example(
             f"data.train: prompt {prompt.prompt_id} has a list of turns as its demonstration: set "
             "environment.kind to what answers them, or give one text"
         )
-    ids = ended_ids(prompt.demonstration, tokenizer, ends or end_tokens(tokenizer))
+    ids = turn_ids_with_end(prompt.demonstration, tokenizer, ends or end_tokens(tokenizer))
     return prompt.prompt_ids, tuple(ids), (True,) * len(ids)
 
 

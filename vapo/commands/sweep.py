@@ -15,7 +15,7 @@ from vapo.sweep.folders import TaskFolder, describe_finished, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
 from vapo.sweep.plan import Plan, describe_plan, describe_size, make_plan
-from vapo.sweep.work import Work
+from vapo.sweep.work import TaskRunner
 from vapo.system.shown_text import say
 from vapo.tracking.provenance import git_state
 
@@ -69,20 +69,20 @@ def run(
 def _work(
     plan: Plan, sweep_dir: Path, command: str, launcher: Launcher, jobs: int, with_report: bool
 ) -> None:
-    from vapo.sweep.recording import Parent
+    from vapo.sweep.recording import ParentRun
 
     say(describe_size(plan))
     say(f"logs: {sweep_dir}/runs/<row>-<seed>_<identity>/log.txt")
     if git_state(Path(__file__).parent).get("git/dirty") == "true":
         say("note: the checkout has uncommitted changes; the code's digest identifies the runs")
-    parent = Parent(plan, sweep_dir, command)
-    work = Work(
+    parent = ParentRun(plan, sweep_dir, command)
+    work = TaskRunner(
         plan.tasks,
         sweep_dir,
         launcher,
         jobs,
         prepare=parent.child_config,
-        ended=parent.ended,
+        on_end=parent.record_end,
         abandoned=parent.abandoned,
     )
     parent.note = work.display.line  # notes stand above the lines of the running tasks

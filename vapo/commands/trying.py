@@ -92,7 +92,7 @@ def _imports_shown(output: VerifierOutput) -> Iterator[None]:
     try:
         yield
     finally:
-        if printed := output.take().rstrip("\n"):
+        if printed := output.take_printed().rstrip("\n"):
             say(f"the verifier printed while it was imported:\n{block(printed)}\n")
 
 
@@ -207,7 +207,7 @@ def judge_given_responses(
             response_text=response.response,
             judged=which_part(judge.config, response.response),
             is_unanswered=is_unanswered(judge.config, response.response),
-            output=output.take(),
+            output=output.take_printed(),
             **verdict_fields(judge.config, reply),
         )
 

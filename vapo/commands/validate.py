@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import estimator_of
-from vapo.commands.sampling import load_policy, playing, read_inputs
+from vapo.commands.sampling import load_policy, policy_player_of, read_inputs
 from vapo.config import FitConfig, resolve
 from vapo.diagnostics.iteration_metrics import value_metrics
 from vapo.diagnostics.value_page.heldout import (
@@ -20,7 +20,7 @@ from vapo.diagnostics.value_page.heldout import (
     write_page,
 )
 from vapo.diagnostics.value_truth.measure import (
-    beside_values,
+    compare_with_values,
     describe_truth,
     measure_truth,
     on_rows,
@@ -89,7 +89,7 @@ def run(
         if checked is not None:
             points = on_rows(points, checked.rows)
         values = None if estimated is None else estimated.old_values
-        measured_truth = beside_values(points, num_tokens, values, config, seed=config.seed)
+        measured_truth = compare_with_values(points, num_tokens, values, config, seed=config.seed)
     if page is not None and estimated is not None and checked is not None:
         write_page(page, config, estimated, checked, tokenizer, path, truth=measured_truth)
     for key, value in metrics.items():
@@ -122,7 +122,7 @@ def sample_heldout(
     with (
         Progress() as progress,
         make_scorer(config) as scorer,
-        playing(config, access, tokenizer, scorer) as player,
+        policy_player_of(config, access, tokenizer, scorer) as player,
     ):
         result = evaluate(
             prompts.heldout,
@@ -137,7 +137,7 @@ def sample_heldout(
         if value_truth is not None:
             measured = measure_truth(
                 batch,
-                collection.continuer(settings),
+                collection.continuation_sampler(settings),
                 seed=derive_seed(config.evaluation.seed, "value truth"),
                 note=progress.note,
             )

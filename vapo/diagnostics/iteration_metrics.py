@@ -12,7 +12,7 @@ from vapo.advantages.credit import (
     achieved_returns,
     gae_lambdas,
     num_gae_steps,
-    value_places,
+    value_token_mask,
 )
 from vapo.advantages.mismatch_correction import mismatch_metrics
 from vapo.advantages.oppo import success_metrics
@@ -129,7 +129,7 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     """
     if batch.old_values is None:
         return {}
-    mask, values = value_places(batch, hyperparameters), batch.old_values
+    mask, values = value_token_mask(batch, hyperparameters), batch.old_values
     counted = mask & batch.counted_mask
     returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     bias = value_bias(values, returns, counted, reduce=sum_over_ranks)

@@ -10,14 +10,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from vapo.advantages.credit import achieved_returns, critic_rewards, value_places
+from vapo.advantages.credit import achieved_returns, critic_rewards, value_token_mask
 from vapo.config import FitConfig, resolve
 from vapo.functional.columns import placed_rewards
 from vapo.functional.metrics import explained_variance
 from vapo.prompts.procedural import HIDDEN_STATES
 from vapo.rollouts.engines.contract import ids_before_end, sampled_text
 from vapo.rollouts.rollout_rows import StoredRollout
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.types import FinishReason, Rollout, RolloutBatch
 
 
@@ -44,7 +44,7 @@ def oracle_states(
     return None if places[-1] != len(rollout.response_text) else [states[p] for p in places[:-1]]
 
 
-def oracle_explained_variance(stored: StoredRollouts) -> float | None:
+def oracle_explained_variance(stored: RolloutDataset) -> float | None:
     """Return the held-out explained variance of the file's `oracle` or `oracle_state` column.
 
     `oracle` has values. For `oracle_state` the value of a state is the mean return of the training
@@ -74,12 +74,12 @@ def explained_variance_of_values(
     return float(explained_variance(padded_values, padded_returns, mask))
 
 
-def _returns(stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
+def _returns(stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]]) -> list[list[float]]:
     return token_returns(stored.batch_of(units), stored.config)
 
 
 def _at_values(
-    stored: StoredRollouts, units: Sequence[Sequence[StoredRollout]], column: str
+    stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]], column: str
 ) -> list[list[Any]] | None:
     """Return a column's entries at the response tokens at which the critic has a value.
 
@@ -88,7 +88,7 @@ def _at_values(
     rows = [getattr(row, column) for unit in units for row in unit]
     if any(row is None for row in rows):
         return None
-    places = value_places(stored.batch_of(units), resolve(stored.config)).tolist()
+    places = value_token_mask(stored.batch_of(units), resolve(stored.config)).tolist()
     return [
         [x for x, has_value in zip(row, mask, strict=False) if has_value]  # the mask has padding
         for row, mask in zip(rows, places, strict=True)
@@ -102,7 +102,7 @@ def token_returns(batch: RolloutBatch, config: FitConfig) -> list[list[float]]:
     """
     numbers = resolve(config)
     returns = achieved_returns(batch, placed_rewards(batch, critic_rewards(batch, config)), numbers)
-    rows = zip(returns, value_places(batch, numbers), strict=True)
+    rows = zip(returns, value_token_mask(batch, numbers), strict=True)
     return [row[places].tolist() for row, places in rows]
 
 

@@ -13,7 +13,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.credit import achieved_returns, gae_lambdas, of_steps, value_places
+from vapo.advantages.credit import (
+    achieved_returns,
+    gae_lambdas,
+    spread_over_steps,
+    value_token_mask,
+)
 from vapo.config import Hyperparameters
 from vapo.evaluation import t_interval
 from vapo.functional.metrics import (
@@ -48,7 +53,7 @@ def position_profile(
     mask, returns = batch.response_mask, returns_of_tokens(batch, hyperparameters)
     quantities: dict[str, Tensor] = {}
     if batch.old_values is not None:
-        quantities["value"] = of_steps(batch.old_values, batch, hyperparameters)
+        quantities["value"] = spread_over_steps(batch.old_values, batch, hyperparameters)
         quantities["return"] = returns
         quantities["reward_weight"] = token_reward_weight(batch, hyperparameters)
     if batch.raw_advantages is not None:
@@ -82,7 +87,7 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
     """
     if batch.old_values is None:
         return {}
-    values, mask = batch.old_values, value_places(batch, hyperparameters)
+    values, mask = batch.old_values, value_token_mask(batch, hyperparameters)
     returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
     ends = max_over_ranks(torch.stack([-values[mask].min(), values[mask].max()]))
     edges = torch.linspace(-float(ends[0]), float(ends[1]), _CALIBRATION_BINS + 1).double()
@@ -135,7 +140,7 @@ def returns_of_tokens(
     It does not depend on lambda. With GAE over turns it is the return from the token's turn on.
     """
     returns = achieved_returns(batch, batch.value_rewards, hyperparameters)
-    return of_steps(returns, batch, hyperparameters)
+    return spread_over_steps(returns, batch, hyperparameters)
 
 
 def token_reward_weight(
@@ -147,7 +152,7 @@ def token_reward_weight(
     values. With GAE over turns t counts turns.
     Source: VC-PPO 3.3.
     """
-    places = value_places(batch, hyperparameters)
+    places = value_token_mask(batch, hyperparameters)
     steps_left = places.sum(dim=1, keepdim=True) - places.cumsum(dim=1)  # steps after the token's
     lambdas = gae_lambdas(batch, hyperparameters)
     weights = (hyperparameters.gamma * lambdas) ** steps_left.clamp(min=0)

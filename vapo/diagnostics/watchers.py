@@ -144,7 +144,7 @@ class WatcherState:
     def sign(self) -> Sign:
         return SIGNS[self.name]
 
-    def look(self, iteration: int, metrics: Metrics) -> bool | None:
+    def check_metrics(self, iteration: int, metrics: Metrics) -> bool | None:
         """Check an iteration: whether the watcher is in alarm. None if its figure is unknown."""
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
         if not all(map(math.isfinite, figures)):

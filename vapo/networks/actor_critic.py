@@ -28,7 +28,7 @@ from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
 from vapo.networks.recurrent_layers import num_attention_layers
 from vapo.networks.token_inputs import TokenInputs
-from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_in
+from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_from_config
 from vapo.system.process import derive_seed
 from vapo.system.products import rounded_inputs
 from vapo.types import RolloutBatch
@@ -228,7 +228,7 @@ class Critic(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.head = head_in(model.config)
+        self.head = head_from_config(model.config)
         self.forward_flops = self._flops()
 
     @property

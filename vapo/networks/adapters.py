@@ -119,7 +119,9 @@ AutoConfig.register(AdapterModelConfig.model_type, AdapterModelConfig)
 AutoModelForSequenceClassification.register(AdapterModelConfig, AdaptersForSequenceClassification)
 
 
-def of_the_adapters(model: PreTrainedConfig, path: str, options: LoraConfig) -> AdapterModelConfig:
+def adapters_network_config(
+    model: PreTrainedConfig, path: str, options: LoraConfig
+) -> AdapterModelConfig:
     """Return the config of a critic of adapters that starts from a folder.
 
     The folder has saved adapters, or a policy for which new ones are made.

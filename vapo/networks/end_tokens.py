@@ -118,7 +118,7 @@ def template_end(
     return ids[0] if answer_in_text and ids and ids[0] in special_ids(tokenizer) else None
 
 
-def ended_ids(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:
+def turn_ids_with_end(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTokens) -> list[int]:
     """Encode a turn that is given as text, with the token that ends it.
 
     A text that already ends with an end token keeps that token. What follows it (a line break, a

@@ -81,7 +81,7 @@ def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
     return layers[1] is not None and len(weights) == 2 and not torch.equal(*weights)
 
 
-def folders_of(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
+def network_folders(network: Actor | Critic, folder: Path) -> dict[Path, Actor | Critic]:
     """Map each folder to the network saved in it: several critics get folders 0, 1, and so on."""
     if isinstance(network, CriticEnsemble):
         return {folder / str(number): member for number, member in enumerate(members_of(network))}
@@ -94,9 +94,9 @@ def save_network(
     """Save a live, maybe sharded, network with its adapters merged.
 
     Every rank must call this, and rank 0 writes.
-    Several critics get a folder each (`folders_of`).
+    Several critics get a folder each (`network_folders`).
     """
-    for path, member in folders_of(network, folder).items():
+    for path, member in network_folders(network, folder).items():
         state = {name: tensor.cpu().contiguous() for name, tensor in whole_weights(member, lora)}
         if rank() == 0:
             save_folder(member.model, state, load_tokenizer(tokenizer_path), path)

@@ -43,7 +43,7 @@ def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
 
 
 @torch.no_grad()
-def fitted_now(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
+def current_fitted_weights(critic: Critic) -> tuple[Float[Tensor, " F"], Float[Tensor, ""]]:
     """Return copies of the fitted weights and the bias, unsharded. Every rank must call this."""
     *weights, bias = (_full_tensor(p)[0] for p in fitted_parameters(critic.model).values())
     return torch.cat(weights), bias

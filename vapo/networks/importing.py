@@ -47,7 +47,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """A loaded model with its tokenizer, and its generation_config.json if it has one."""
 
     model: PreTrainedModel
@@ -95,7 +95,7 @@ def _file_in_package(source: str) -> Path:
     return Path(str(gguf_files[0].locate()))
 
 
-def read_source(source: Source, dtype: Dtype) -> Imported:
+def read_source(source: Source, dtype: Dtype) -> ImportedModel:
     """Load model and tokenizer; add the chat template's end tokens to the generation config.
 
     Raises: UserError when they cannot be loaded completely or are not supported.
@@ -105,7 +105,9 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
         if dtype == "auto":
             dtype = "bfloat16" if config.dtype == torch.bfloat16 else "float32"
         model = load_causal_lm(source.path, dtype=dtype, attn_implementation="auto")
-        source_model = Imported(model, load_tokenizer(source.path), generation_file(source.path))
+        source_model = ImportedModel(
+            model, load_tokenizer(source.path), generation_file(source.path)
+        )
     else:
         source_model = _read_gguf(source, "float32" if dtype == "auto" else dtype)
     ends = end_tokens(source_model.tokenizer, source_model.model.generation_config)
@@ -115,7 +117,7 @@ def read_source(source: Source, dtype: Dtype) -> Imported:
     return replace(source_model, generation=generation)
 
 
-def _read_gguf(source: Source, dtype: str) -> Imported:
+def _read_gguf(source: Source, dtype: str) -> ImportedModel:
     where = f"{source.path}/{source.gguf_file}"
     with refusals(source.path, f"GGUF file {source.gguf_file}"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(
@@ -133,10 +135,10 @@ def _read_gguf(source: Source, dtype: str) -> Imported:
         missing_parts = ", ".join(sorted(info["missing_keys"])[:3]) or "an end token"
         raise UserError(f"{where}: the file is incomplete; it lacks {missing_parts}")
     check_supported(where, model.config)
-    return Imported(model, tokenizer)
+    return ImportedModel(model, tokenizer)
 
 
-def write_folder(source_model: Imported, folder: Path) -> None:
+def write_folder(source_model: ImportedModel, folder: Path) -> None:
     """Write safetensors, config, generation config and tokenizer, without the source's extras."""
     config = source_model.model.config
     for name in ("quantization_config", "_model_name_or_path"):
@@ -153,7 +155,7 @@ def write_folder(source_model: Imported, folder: Path) -> None:
     save_folder(plain, state, source_model.tokenizer, folder, generation=source_model.generation)
 
 
-def check_folder(source_model: Imported, folder: Path) -> None:
+def check_folder(source_model: ImportedModel, folder: Path) -> None:
     """Check that the folder, loaded as every command loads it, equals the source.
 
     Raises: UserError: other token ids, or logits that differ in any bit.

@@ -141,7 +141,7 @@ def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
             switch_adapters(layer, off=off)
 
 
-def merged(
+def merge_adapters(
     weights: Iterable[tuple[str, Tensor]], options: LoraConfig | None
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the plain model's weights, the adapters of a state dict merged into them.
@@ -177,12 +177,12 @@ def whole_weights(network: nn.Module, options: LoraConfig | None) -> Iterator[tu
     An engine that unties the two would miss the second.
     """
     weights = ((name.removeprefix("model."), tensor) for name, tensor in full_state(network))
-    yield from merged(weights, options)
+    yield from merge_adapters(weights, options)
 
 
 def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrainedModel:
     """Make a separate model with the adapters merged, for a sampling engine."""
-    state = dict(merged(model.state_dict().items(), options))
+    state = dict(merge_adapters(model.state_dict().items(), options))
     copy = deepcopy(model)
     for name, module in list(copy.named_modules()):
         if options is not None and hasattr(module, "lora_A"):

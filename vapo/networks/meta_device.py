@@ -30,7 +30,7 @@ from vapo.networks.model_configs import (
 )
 from vapo.networks.recurrent_layers import unbound_time_steps
 from vapo.networks.tied_embeddings import untie_as_saved
-from vapo.networks.value_head import head_in, plan_head, write_head
+from vapo.networks.value_head import head_from_config, plan_head, write_head
 
 Kind = Literal["causal_lm", "value_model"]
 
@@ -80,7 +80,7 @@ def model_of_config(
     A value model gets the head that `write_head` wrote into the config, or a scalar one.
     """
     auto: Any = AutoModelForCausalLM
-    head = head_in(config) if kind == "value_model" else None
+    head = head_from_config(config) if kind == "value_model" else None
     if head is not None:
         register_classifier(config)
         auto, config.num_labels = AutoModelForSequenceClassification, head.num_outputs

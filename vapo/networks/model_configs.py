@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from vapo.config.critic import CriticConfig, ProbeCritic
 from vapo.errors import UserError
-from vapo.networks.adapters import AdapterModelConfig, of_the_adapters
+from vapo.networks.adapters import AdapterModelConfig, adapters_network_config
 from vapo.networks.attention_windows import ATTENTION_LAYERS, check_windows
 from vapo.networks.classifiers import register_classifier
 from vapo.networks.config_files import CONFIG_FILE, check_config_file
@@ -117,7 +117,7 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
         return probe_config(config, path, critic)
     if critic.kind == "adapters":
         assert critic.lora is not None, "a rule: adapters have a rank"
-        return of_the_adapters(config, path, critic.lora)
+        return adapters_network_config(config, path, critic.lora)
     return config
 
 

@@ -91,7 +91,7 @@ def _precision_by_width(width: int, reason: str) -> Precision:
     return Precision("bf16-mixed", reason)
 
 
-def settle_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:
+def resolve_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None:
     """Replace `trainer.precision` auto in the config by a choice, and print it in one line.
 
     The run's record, its checkpoints and all computations then have the same precision. Nothing is

@@ -142,7 +142,7 @@ class HeadPlan:
     adds_bias: bool = False
 
 
-def head_of(critic: CriticConfig) -> ValueHead:
+def configured_head(critic: CriticConfig) -> ValueHead:
     """Return the head that a config describes.
 
     It has a bias if it starts at a mean reward or is fitted by a regression, whatever its kind.
@@ -184,7 +184,7 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
             "the prompt's other responses (critic.target residual), which a text alone does not "
             "have: it gives no values by itself, and is no reward model"
         )
-    config_head = (folder_head or ValueHead()) if critic is None else head_of(critic)
+    config_head = (folder_head or ValueHead()) if critic is None else configured_head(critic)
     if isinstance(model, ProbeModelConfig) and config_head.layers is not None:
         config_head = replace(
             config_head, layers=layer_numbers(config_head.layers, model.num_actor_layers)
@@ -284,7 +284,7 @@ def _parse_head(entry: Any) -> ValueHead | None:
     return head
 
 
-def head_in(model: PreTrainedConfig) -> ValueHead:
+def head_from_config(model: PreTrainedConfig) -> ValueHead:
     """Return the head that a model's config describes, as `write_head` wrote it."""
     entry = getattr(model, KEY, None)
     return ValueHead() if entry is None else ValueHead(**entry)
@@ -303,7 +303,7 @@ def distributions(
     value_targets: Float[Tensor, "b T"], critic: CriticConfig
 ) -> Float[Tensor, "b T K"]:
     """Turn value targets into distributions over the K bins of the categorical head."""
-    head, bins = critic.head, head_of(critic)
+    head, bins = critic.head, configured_head(critic)
     assert isinstance(head, CategoricalHead), "a rule: cross-entropy needs a categorical head"
     if head.targets == "two_hot":
         return two_hot_targets(value_targets, bins.centers)

@@ -37,7 +37,9 @@ class Lineage:
         self.weights = self._history = _random_name()
         self._setting = self.weights
 
-    def begin(self, config: FitConfig, device: torch.device, *, loads_weights: bool) -> None:
+    def begin_session(
+        self, config: FitConfig, device: torch.device, *, loads_weights: bool
+    ) -> None:
         """Begin a session. Every rank must call this at its start.
 
         Args:
@@ -55,7 +57,7 @@ class Lineage:
             files = gather_objects(_file_states(config.actor.path))
             self.weights = self._history = _digest(identity, torch.__version__, files)
 
-    def trained(self, metrics: Mapping[str, float], *, actor: bool) -> None:
+    def add_minibatch(self, metrics: Mapping[str, float], *, actor: bool) -> None:
         """Add a trained minibatch to the history.
 
         Args:

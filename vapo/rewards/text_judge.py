@@ -251,7 +251,7 @@ class TextJudge:
         sent_metadata = dict(metadata) if self._needs_metadata else {}
         if self._output is not None:  # a host that replaces another prints its imports again
             self.pool.processes.wait_until_ready()
-            self._output.take()
+            self._output.take_printed()
         return self.pool.submit(
             (response[-MAX_RESPONSE_CHARS:], answer, sent_metadata), on_reply
         ).forget

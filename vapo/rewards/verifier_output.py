@@ -32,7 +32,7 @@ class VerifierOutput(AbstractContextManager["VerifierOutput"]):
         self._thread = threading.Thread(target=self._keep_reading, daemon=True)
         self._thread.start()
 
-    def take(self) -> str:
+    def take_printed(self) -> str:
         """Return what was printed since the last call. A text that is too long is cut, and says how
         many bytes are missing."""
         with self._lock:

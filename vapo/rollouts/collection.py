@@ -21,11 +21,11 @@ from vapo.rollouts.batch import (
     source_metrics,
     verifier_metrics,
 )
-from vapo.rollouts.continuations import Continuer, with_step_values
+from vapo.rollouts.continuations import ContinuationSampler, with_step_values
 from vapo.rollouts.engines.contract import SamplingSettings, sampling_settings
 from vapo.rollouts.episodes import EpisodeLoop
 from vapo.rollouts.milestones import with_milestone_values
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.distributed import (
     gather_over_ranks,
     max_over_ranks,
@@ -118,7 +118,7 @@ class RolloutCollection:
     """
 
     def __init__(
-        self, config: FitConfig, *, prompts: PromptSplit, player: Player, progress: Progress
+        self, config: FitConfig, *, prompts: PromptSplit, player: RolloutRunner, progress: Progress
     ) -> None:
         self.config = config
         self.hyperparameters = resolve(config)
@@ -235,7 +235,9 @@ class RolloutCollection:
             metrics["rollout/greedy_reward_mean"] = float(gather_over_ranks(baseline).mean())
         if isinstance(algorithm, VineOptions):
             seed = derive_seed(self.config.seed, "continuations", iteration, rank())
-            batch, estimator_metrics = with_step_values(batch, self.continuer(settings), seed=seed)
+            batch, estimator_metrics = with_step_values(
+                batch, self.continuation_sampler(settings), seed=seed
+            )
             metrics |= estimator_metrics
         if isinstance(algorithm, MilestonesOptions):
             options, tokenizer = algorithm.milestones, self.player.tokenizer
@@ -243,9 +245,9 @@ class RolloutCollection:
             metrics |= estimator_metrics
         return batch, metrics
 
-    def continuer(self, settings: SamplingSettings) -> Continuer:
+    def continuation_sampler(self, settings: SamplingSettings) -> ContinuationSampler:
         """Return the sampler of continuations of responses that were sampled with `settings`."""
-        return Continuer(self.config, settings, self.player, self.progress.stage)
+        return ContinuationSampler(self.config, settings, self.player, self.progress.stage)
 
     def _greedy_rewards(self, prompts: list[Prompt], iteration: int) -> Tensor:
         """Sample one greedy response to each prompt, and return their shaped rewards."""
@@ -283,7 +285,7 @@ def _attempt_keys(iteration: int, attempt: int) -> tuple[int, ...]:
 
 def sample_and_score(
     prompts: Sequence[Prompt],
-    player: Player,
+    player: RolloutRunner,
     stage: Stage,
     *,
     group_size: int,

@@ -20,7 +20,7 @@ from vapo.functional.columns import placed_rewards
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.episodes import REPLAY
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.segments import begun_turns, step_starts
 from vapo.system.distributed import sum_over_ranks
 from vapo.system.progress import Stage
@@ -67,7 +67,7 @@ class MeasuredState(Place):
         return len(self.returns) / self.num_places
 
 
-def by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list[list[Place]]:
+def group_by_state(rollouts: Sequence[Rollout], places: Sequence[Place]) -> list[list[Place]]:
     """Group places by their state, which is all that a continuation depends on.
 
     The source belongs to the state, as two sources may have prompts with the same id.
@@ -126,7 +126,7 @@ class Continuations:
 
 
 @dataclass(frozen=True)
-class Continuer:
+class ContinuationSampler:
     """Continues responses from given places, and judges the continued responses as a whole.
 
     A continuation may use what its prefix leaves of `settings.max_response_tokens`. The overlong
@@ -139,7 +139,7 @@ class Continuer:
 
     config: FitConfig
     settings: SamplingSettings
-    player: Player
+    player: RolloutRunner
     stage: Stage
 
     def sample(
@@ -164,7 +164,7 @@ class Continuer:
             length = len(rollouts[place.row].response_ids)
             if place.num_tokens >= min(length, self.settings.max_response_tokens):
                 raise ValueError(f"{place}: nothing is left to sample")
-        states = by_state(rollouts, places)
+        states = group_by_state(rollouts, places)
         starts = [beginning_of(rollouts[first.row], first.num_tokens) for first, *_ in states]
         total = len(starts) * num_continuations
         with self.stage("continuations", total=total, unit="responses") as advance:
@@ -214,7 +214,7 @@ def check_replayed(rollouts: Sequence[Rollout]) -> None:
 
 
 def with_step_values(
-    batch: RolloutBatch, continuer: Continuer, *, seed: int
+    batch: RolloutBatch, continuation_sampler: ContinuationSampler, *, seed: int
 ) -> tuple[RolloutBatch, dict[str, float]]:
     """Add the value of each step's start to the batch. Return it with the continuations' metrics.
 
@@ -226,13 +226,13 @@ def with_step_values(
 
     Source: VinePPO (arXiv 2410.01679). Metrics are over all ranks.
     """
-    options = continuer.config.algorithm
+    options = continuation_sampler.config.algorithm
     assert isinstance(options, VineOptions)
-    tokenizer = continuer.player.tokenizer
+    tokenizer = continuation_sampler.player.tokenizer
     starts = [step_starts(rollout, options.vine_segments, tokenizer) for rollout in batch.rollouts]
     rows = batch.loss_mask.any(dim=1).nonzero().flatten().tolist()
     places = [Place(row, start) for row in rows for start in starts[row]]
-    continuations = continuer.sample(
+    continuations = continuation_sampler.sample(
         batch.rollouts,
         places or [Place(0, 0)],  # an engine may gather the actor's shards: all ranks must call
         num_continuations=options.vine_continuations,

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments
 from vapo.errors import UserError
-from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
+from vapo.networks.end_tokens import EndTokens, end_tokens, turn_ids_with_end
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
 from vapo.rollouts.episodes import Episode, EpisodeLoop, ended_episodes
 from vapo.rollouts.observations import ObservationTokens
@@ -49,7 +49,7 @@ class DemonstratedTurns:
         turns = demonstrated_turns(self._prompts[request.key[0]])
         if request.turn == len(turns):
             return SampledTurn(request, (), (), has_ended=False)
-        ids = tuple(ended_ids(turns[request.turn], self._tokenizer, self._ends))
+        ids = tuple(turn_ids_with_end(turns[request.turn], self._tokenizer, self._ends))
         part = ids[: request.max_tokens]
         return SampledTurn(request, part, (0.0,) * len(part), has_ended=part == ids)
 

@@ -61,7 +61,7 @@ class RunFolder(Protocol):
     identity: str
 
 
-class KeptRollouts:
+class ResumeCache:
     """The saved rollouts in the run's folder; every process writes and reads its own file."""
 
     def __init__(self, run_dir: RunFolder, prompts: Sequence[Prompt]) -> None:
@@ -159,7 +159,7 @@ class KeptRollouts:
         return IterationRollouts(Phase(contents["phase"]), batch, contents["metrics"])
 
 
-def most_bytes(num_responses: int, max_response_tokens: int) -> int:
+def max_cache_bytes(num_responses: int, max_response_tokens: int) -> int:
     """Estimate the bytes of an iteration's files: each response has one turn and full length."""
     return num_responses * (_RESPONSE_BYTES + max_response_tokens * _TOKEN_BYTES)
 

@@ -15,7 +15,7 @@ from vapo.rollouts.observations import ObservationTokens
 from vapo.types import Prompt, Rollout
 
 
-class Player:
+class RolloutRunner:
     """Plays rollouts with a sampler's engine and the verifiers or environments of a scorer.
 
     The caller closes sampler and scorer.

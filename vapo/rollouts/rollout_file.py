@@ -153,7 +153,7 @@ def _readable(path: Path, key: str) -> Iterator[None]:
         raise UserError(f"{key} {path}: not a readable Parquet file ({error})") from None
 
 
-def one_table(paths: Sequence[Path], *, key: str) -> pa.Table:
+def concatenate_tables(paths: Sequence[Path], *, key: str) -> pa.Table:
     """Concatenate several files that vapo wrote. A column that a file lacks is null in its rows.
 
     Files of any size are read.

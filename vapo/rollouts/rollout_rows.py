@@ -18,7 +18,7 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
-from vapo.networks.end_tokens import EndTokens, end_tokens, ended_ids
+from vapo.networks.end_tokens import EndTokens, end_tokens, turn_ids_with_end
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, with_start
 from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
@@ -206,7 +206,7 @@ class RowReader:
                 row.fail(name, f"is null, and so is {column}: one of them is needed")
             name = column
             if ends:
-                ids = ended_ids(text, self.tokenizer, self._ends)
+                ids = turn_ids_with_end(text, self.tokenizer, self._ends)
             else:
                 ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
             if column == "prompt":

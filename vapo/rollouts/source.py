@@ -10,8 +10,8 @@ from vapo.networks.weights_lineage import Lineage
 from vapo.rollouts.batch import staleness_metrics
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuous_sampling import ContinuousSampling
-from vapo.rollouts.kept_rollouts import IterationRollouts, KeptRollouts
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.kept_rollouts import IterationRollouts, ResumeCache
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.system.distributed import all_ranks, rank
 from vapo.system.progress import Progress
 from vapo.types import IterationStart, Phase, RolloutBatch
@@ -34,8 +34,8 @@ class RolloutSource:
     collection: RolloutCollection
     lineage: Lineage
     progress: Progress
-    resume_cache: KeptRollouts | None = None
-    stored: StoredRollouts | None = None
+    resume_cache: ResumeCache | None = None
+    stored: RolloutDataset | None = None
     _ahead: ContinuousSampling | None = field(default=None, init=False)
     _ready: dict[int, IterationRollouts] = field(default_factory=dict, init=False)
 

@@ -31,7 +31,7 @@ from vapo.types import RolloutBatch
 KEY = "components.value_pretraining.data"
 
 
-class StoredRollouts:
+class RolloutDataset:
     """The rollouts of a file, as value pretraining uses them.
 
     A unit is a group, or with group size 1 a row. The units of a share of the prompts, drawn
@@ -225,7 +225,7 @@ def read_rollouts(
     return rows, str(file_policy) if is_other else ""
 
 
-def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> StoredRollouts | None:
+def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> RolloutDataset | None:
     """Open the rollouts that the config's value pretraining reads; None if it samples its own.
 
     Raises: UserError, before anything expensive.
@@ -235,7 +235,7 @@ def open_stored(config: FitConfig, tokenizer: PreTrainedTokenizerBase) -> Stored
         return None
     rows, other = read_rollouts(config, Path(name), tokenizer)
     digest = sha256(Path(name))[:12]
-    return StoredRollouts(config, rows, tokenizer, name=name, digest=digest, other_policy=other)
+    return RolloutDataset(config, rows, tokenizer, name=name, digest=digest, other_policy=other)
 
 
 def with_stored_critic_prompts(

@@ -20,10 +20,10 @@ from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.build import choose_trained
 from vapo.networks.critic_folders import critic_path, critic_start
-from vapo.networks.lora import add_adapters, merged
+from vapo.networks.lora import add_adapters, merge_adapters
 from vapo.networks.meta_device import empty_model, empty_value_model
 from vapo.networks.own_head import put_own_head
-from vapo.networks.value_head import ValueHead, head_of
+from vapo.networks.value_head import ValueHead, configured_head
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, is_sharded, verify
 from vapo.runs.shard_index import read_index
 
@@ -110,7 +110,7 @@ def network_state(contents: dict[str, Any], network: str, *, member: int = 0) ->
     }
     if not state:
         raise UserError(f"the checkpoint has no {network}; a critic-free run has only an actor")
-    return dict(merged(state.items(), getattr(config, network).lora))
+    return dict(merge_adapters(state.items(), getattr(config, network).lora))
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,10 @@ def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
 
 def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
     """Raises: UserError naming both heads, if they compute other values of the same numbers."""
-    saved_head, ours = ValueHead(**(theirs or {})), replace(head_of(config.critic), has_bias=False)
+    saved_head, ours = (
+        ValueHead(**(theirs or {})),
+        replace(configured_head(config.critic), has_bias=False),
+    )
     columns = saved_head.num_logprob_columns
     if columns != ours.num_logprob_columns:
         reads, value = ("reads", "{}") if columns else ("reads no", "null")
@@ -224,7 +227,7 @@ def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, nam
 
 def value_head_options(config: FitConfig) -> dict[str, Any] | None:
     """Return the value head's options for a manifest. The parameters show whether it has a bias."""
-    head = replace(head_of(config.critic), has_bias=False)
+    head = replace(configured_head(config.critic), has_bias=False)
     return None if head == ValueHead() else asdict(head)
 
 

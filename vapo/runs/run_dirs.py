@@ -57,7 +57,7 @@ class RunDir:
     mlflow_run_id: str | None = None
     number: int = 0  # among the runs of its output_dir, in the order in which they began
     is_same_config: bool = True  # as the run's, where it is resumed
-    made: list[Path] = field(default_factory=list)  # by this process, innermost first
+    new_folders: list[Path] = field(default_factory=list)  # by this process, innermost first
     _lock: IO[str] | None = field(default=None, repr=False)
 
     @property
@@ -236,7 +236,7 @@ def open_run_dir(config: FitConfig, name: str, *, resume: Resume | None) -> RunD
         return RunDir(base, identity)
     new_folders = missing_folders(base)
     with taken_back_if_refused(new_folders, FIRST_FILES):
-        run_dir = RunDir(make_run_dir(base, name), identity, made=new_folders)
+        run_dir = RunDir(make_run_dir(base, name), identity, new_folders=new_folders)
         new_folders.insert(0, run_dir.path)
         run_dir.lock()
         try:

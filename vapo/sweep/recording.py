@@ -33,7 +33,7 @@ _MAX_PARAM = 6000
 _MAX_NOTE = 5000  # MLflow limits a tag, and the report's table is put above this text
 
 
-class Parent:
+class ParentRun:
     """The parent run of a sweep folder; every sweep that is started in the folder has the same.
 
     Its artifact `sweep.json`, which a report reads, lists the rows in order and the run of each
@@ -131,7 +131,7 @@ class Parent:
             tags["full_system"] = "true"
         return tags
 
-    def ended(self, task: Task, outcome: Outcome) -> None:
+    def record_end(self, task: Task, outcome: Outcome) -> None:
         """Note how a task ended, and record the sweep's present state.
 
         Raises: OSError if `sweep.json` cannot be written in the sweep's folder.

@@ -20,10 +20,10 @@ _POLL_S = 0.2
 
 
 @dataclass
-class Work:
+class TaskRunner:
     """Runs tasks, at most `jobs` at a time, each after the one that it needs.
 
-    `prepare` gives a task's config its MLflow name and tags. `ended` is called with every task's
+    `prepare` gives a task's config its MLflow name and tags. `on_end` is called with every task's
     outcome, `abandoned` with the folder of a run that is started anew.
     """
 
@@ -32,7 +32,7 @@ class Work:
     launcher: Launcher
     jobs: int
     prepare: Callable[[Task, FitConfig], FitConfig]
-    ended: Callable[[Task, Outcome], None] = lambda task, outcome: None
+    on_end: Callable[[Task, Outcome], None] = lambda task, outcome: None
     abandoned: Callable[[Path], None] = lambda attempt: None
     display: SweepDisplay = field(default_factory=SweepDisplay)
     outcomes: dict[str, Outcome] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Work:
             lines = [f"    | {line}" for line in outcome.reason.splitlines()]
             log = TaskFolder(self.sweep_dir, task).log
             self.display.line("\n".join([*lines, f"    | the whole log: {log}"]))
-        self.ended(task, outcome)
+        self.on_end(task, outcome)
 
     def _counts(self) -> str:
         """Return the state in words: `3 of 14 finished, 1 failed, 2 running, 8 to come`."""

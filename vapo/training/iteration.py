@@ -18,7 +18,7 @@ from vapo.config.hyperparameters import compares_groups, evaluated_iterations, m
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.source import RolloutSource
 from vapo.system.distributed import rank
 from vapo.system.process import derive_seed
@@ -257,7 +257,7 @@ class Observer:
     """What is done beside the stages. Every rank calls it; it returns metrics of the iteration."""
 
     def sampled(
-        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+        self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
         """The rollouts are there, their values are not; `player` (None: without) is still free."""
         return {}

@@ -134,7 +134,7 @@ class VapoModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         loads_weights = self.trainer.ckpt_path is None
-        self.lineage.begin(self.config, self.device, loads_weights=loads_weights)
+        self.lineage.begin_session(self.config, self.device, loads_weights=loads_weights)
         if self.device_mesh is None:  # shards were filled in their place
             for reference in self._reference:
                 reference.to(self.device)
@@ -242,7 +242,7 @@ class VapoModule(L.LightningModule):
         if self.ridge is not None and self.critic is not None and self._ends_critic_passes():
             metrics |= self.ridge.refit(self.critic)
         self.minibatch_metrics.append(totals.reduce() | metrics)
-        self.lineage.trained(self.minibatch_metrics[-1], actor="actor/grad_norm" in metrics)
+        self.lineage.add_minibatch(self.minibatch_metrics[-1], actor="actor/grad_norm" in metrics)
         return self.minibatch_metrics[-1]
 
     def _ends_critic_passes(self) -> bool:

@@ -13,15 +13,15 @@ from vapo.advantages.credit import critic_rewards
 from vapo.config import FitConfig
 from vapo.diagnostics.value_truth.measure import (
     ValueTruth,
-    beside_values,
+    compare_with_values,
     measure_truth,
     truth_metrics,
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.networks.head_layers import start_head
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import sampling_settings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.system.distributed import all_ranks, rank, sum_over_ranks
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
@@ -42,7 +42,7 @@ class HeadStart(Observer):
     progress: Progress
 
     def sampled(
-        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+        self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
         critic = self.module.critic
         if start.number != 1 or critic is None:
@@ -72,7 +72,7 @@ class ValueTruths(Observer):
     latest: ValueTruth | None = None
 
     def sampled(
-        self, batch: RolloutBatch, start: IterationStart, player: Player | None
+        self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
         self.measured = self.latest = None
         if player is None or not self.is_due(start):
@@ -82,7 +82,7 @@ class ValueTruths(Observer):
         settings = sampling_settings(self.config.rollouts)
         self.measured = measure_truth(
             batch,
-            Continuer(self.config, settings, player, self.progress.stage),
+            ContinuationSampler(self.config, settings, player, self.progress.stage),
             seed=derive_seed(self.config.seed, "value truth", start.index, rank()),
             note=self.progress.note,
             groups_are_chosen=self.config.algorithm.dynamic_sampling_attempts > 0
@@ -101,7 +101,7 @@ class ValueTruths(Observer):
         if self.measured is None:
             return {}
         seed = derive_seed(self.config.seed, "value truth's intervals", start.index)
-        self.latest = beside_values(*self.measured, batch.old_values, self.config, seed=seed)
+        self.latest = compare_with_values(*self.measured, batch.old_values, self.config, seed=seed)
         return {} if self.latest is None else truth_metrics(self.latest)
 
 

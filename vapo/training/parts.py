@@ -17,10 +17,10 @@ from vapo.rewards.scorer import Scorer
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.engines.contract import Sampler
 from vapo.rollouts.engines.selection import make_sampler
-from vapo.rollouts.kept_rollouts import KeptRollouts
-from vapo.rollouts.player import Player
+from vapo.rollouts.kept_rollouts import ResumeCache
+from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.source import RolloutSource
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.runs.run_dirs import RunDir
 from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import ValuePretraining
@@ -46,7 +46,7 @@ class Inputs:
 
     tokenizer: PreTrainedTokenizerBase
     prompts: PromptSplit
-    stored: StoredRollouts | None = None
+    stored: RolloutDataset | None = None
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Sampling:
     inputs: Inputs
     scorer: Scorer
     progress: Progress
-    rollout_cache: KeptRollouts | None = None
+    rollout_cache: ResumeCache | None = None
     make_sampler: MakeSampler | None = None
     run_dir: RunDir | None = None
 
@@ -73,7 +73,7 @@ class Sampling:
             sampler = self.make_sampler(module)
         else:
             sampler = self._engine(module)
-        player = Player(config, sampler, self.scorer, tokenizer)
+        player = RolloutRunner(config, sampler, self.scorer, tokenizer)
         collection = RolloutCollection(
             config, prompts=prompts, player=player, progress=self.progress
         )
@@ -127,7 +127,7 @@ def assemble_parts(
     *,
     progress: Progress,
     critic_dir: Path | None,
-    stored: StoredRollouts | None = None,
+    stored: RolloutDataset | None = None,
     trained: Sequence[str] = NETWORKS,
     safe_point: Callable[[], None] = lambda: None,
 ) -> TrainingParts:

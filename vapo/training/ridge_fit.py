@@ -15,8 +15,8 @@ from vapo.config.critic import CriticConfig, RidgeConfig
 from vapo.functional.regression import ridge_of_gram, weighted_gram
 from vapo.networks.actor_critic import Critic, members_of
 from vapo.networks.fitted_weights import (
+    current_fitted_weights,
     fitted_inputs,
-    fitted_now,
     fitted_parameters,
     put_fitted,
 )
@@ -74,7 +74,7 @@ class RidgeFit:
         targets = predicted_targets(rows)[sampled]
         if not isinstance(member.model, ProbeForSequenceClassification):
             if index not in self._before:
-                self._before[index] = fitted_now(member)
+                self._before[index] = current_fitted_weights(member)
             weights, bias = self._before[index]
             targets = targets - (values[sampled] - features @ weights - bias)
         counted = rows.value_mask[sampled]

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedTokenizerBase
 
-from vapo.rollouts.kept_rollouts import KeptRollouts
+from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs.run_dirs import RunDir
 from vapo.runs.stopping import Peers, Stopping
 from vapo.system.distributed import rank
@@ -41,7 +41,7 @@ class RunCallbacks:
         progress: Progress,
         tokenizer: PreTrainedTokenizerBase,
         stopping: Stopping,
-        rollout_cache: KeptRollouts | None = None,
+        rollout_cache: ResumeCache | None = None,
     ) -> None:
         config = parts.module.config
         self.peers = Peers()

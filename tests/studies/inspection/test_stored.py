@@ -14,7 +14,7 @@ from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.rollouts.rollout_file import read_table
 from vapo.rollouts.rollout_rows import RowReader, StoredRollout
 from vapo.studies.inspection.responses import BadRow, InspectedResponse
-from vapo.studies.inspection.stored import stored
+from vapo.studies.inspection.stored import write_responses
 from vapo.types import FinishReason
 
 IDS = {"+": 6, "-": 7, ".": 1}
@@ -33,7 +33,7 @@ def written(responses: list[InspectedResponse | BadRow], path: Path) -> list[Sto
     """As `vapo critics` reads them."""
     tokenizer = tiny_tokenizer()
     fingerprint, notes = tokenizer_fingerprint(tokenizer), list[str]()
-    assert list(stored(responses, path, tokenizer=fingerprint, notes=notes)) == responses
+    assert list(write_responses(responses, path, tokenizer=fingerprint, notes=notes)) == responses
     assert "6 responses in 3 groups for `vapo critics`" in notes[0]
     assert list(path.parent.iterdir()) == [path]
     table, metadata = read_table(path, key="x")
@@ -83,5 +83,5 @@ def test_a_file_that_cannot_be_read_to_its_end_is_not_written(tmp_path: Path) ->
         raise ValueError("why")
 
     with pytest.raises(ValueError, match="why"):
-        list(stored(broken(), tmp_path / "x.parquet", tokenizer=None, notes=[]))  # type: ignore[arg-type]
+        list(write_responses(broken(), tmp_path / "x.parquet", tokenizer=None, notes=[]))  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []

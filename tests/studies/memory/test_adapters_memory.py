@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoConfig
 
 from tests.studies.memory.memory_measurement import mid_size_config, save_mid_size_model
-from vapo.commands.estimate import estimated
+from vapo.commands.estimate import estimate_config
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.studies.memory.estimate import MemoryEstimate
@@ -29,7 +29,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def estimate(folder: Path, *overrides: str) -> MemoryEstimate:
-    return estimated(mid_size_config(folder, PADDED, "trainer.precision=bf16-mixed", *overrides))[1]
+    return estimate_config(
+        mid_size_config(folder, PADDED, "trainer.precision=bf16-mixed", *overrides)
+    )[1]
 
 
 @pytest.mark.slow
@@ -77,7 +79,7 @@ def test_a_run_needs_at_most_1_15_times_the_memory_of_grpo(shape: str) -> None:
     peaks = []
     for system, more in (("grpo", ()), ("adapters", ("critic.gradient_checkpointing=true",))):
         files = [ROOT / "conf/vapo.yaml", ROOT / f"conf/algorithm/{system}.yaml"]
-        found = estimated(load_config(FitConfig, files, [*RECIPE, *more]), path)[1].stages
+        found = estimate_config(load_config(FitConfig, files, [*RECIPE, *more]), path)[1].stages
         sums = {stage: sum(parts.values()) for stage, parts in found.items()}
         peaks.append((max(sums.values()), max(sums[s] for s in sums if s != "sampling")))
     for grpo, adapters in zip(*peaks, strict=True):
@@ -99,7 +101,7 @@ def test_the_simulated_step_is_that_of_the_arithmetic(folder: Path, strategy: st
     policy_alone = "components.value_pretraining.enabled=false"
     options = (*ADAPTERS, *ranks, PADDED, "trainer.precision=32-true", policy_alone)
     config = mid_size_config(folder, *options)
-    found, expected = simulate(config), estimated(config)[1]
+    found, expected = simulate(config), estimate_config(config)[1]
     ratios = {
         stage: sum(parts.values()) / sum(expected.stages[stage].values())
         for (_, stage), parts in found.peaks.items()

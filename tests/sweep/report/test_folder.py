@@ -13,7 +13,7 @@ from tests.tracking.ready_stores import ready_store
 from vapo.cli import main
 from vapo.errors import UserError
 from vapo.sweep.folders import Outcome, SweepFolder, read_sweep_folder
-from vapo.sweep.recording import Parent
+from vapo.sweep.recording import ParentRun
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 from vapo.tracking.sink import MlflowSink
@@ -32,14 +32,14 @@ def sweep_folder(path: Path, uri: str | None = "mlruns", parent: str = "f00") ->
     return path
 
 
-def finished(parent: Parent, folder: Path, score: float) -> None:
+def finished(parent: ParentRun, folder: Path, score: float) -> None:
     """One row's run in the store, and its journal in the sweep's folder."""
     task = parent.plan.tasks[0]
     experiment_id = parent.client.get_run(parent.run_id).info.experiment_id
     run_id = str(parent.client.create_run(experiment_id, tags=parent.child_tags(task)).info.run_id)
     MlflowSink(parent.client, run_id).send([Record("metrics", [["eval/avg_at_k", score, 1, 1]])])
     sweep_folder(folder, parent.store.shown_uri)
-    parent.ended(task, Outcome("finished", 1.0, score, run_id, str(folder)))
+    parent.record_end(task, Outcome("finished", 1.0, score, run_id, str(folder)))
 
 
 @pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_report_of_a_folder(
     folder, plain = tmp_path / "sweep_grid", "components.value_pretraining.enabled=false"
     folder.mkdir()
     uri = f"tracking.uri={ready_store(tmp_path / 'somewhere')}"
-    parent = Parent(plan(grid(tmp_path, ROWS), uri, plain), folder, "vapo sweep")
+    parent = ParentRun(plan(grid(tmp_path, ROWS), uri, plain), folder, "vapo sweep")
     finished(parent, folder, 0.25)
     monkeypatch.chdir(tmp_path)  # where there is no mlruns
     assert main(["report", "sweep_grid"]) == 0

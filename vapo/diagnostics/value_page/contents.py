@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from vapo.advantages.credit import advantages_and_targets, gae_lambdas, of_steps
-from vapo.advantages.estimators import rewards_of_both
+from vapo.advantages.credit import advantages_and_targets, gae_lambdas, spread_over_steps
+from vapo.advantages.estimators import policy_and_critic_rewards
 from vapo.config import FitConfig, resolve
 from vapo.config.values import ValuePagesConfig
 from vapo.diagnostics.position_profiles import Profile, returns_of_tokens, value_calibration
@@ -178,7 +178,7 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
     numbers = resolve(config)
     returns = returns_of_tokens(batch, numbers)
     values, targets = (
-        None if column is None else of_steps(column, batch, numbers)
+        None if column is None else spread_over_steps(column, batch, numbers)
         for column in (batch.old_values, batch.value_targets)
     )
     columns: dict[str, Tensor | None] = {
@@ -197,7 +197,7 @@ def token_columns(batch: TrainingBatch, config: FitConfig) -> dict[str, Float[Te
         columns["value_error"] = values - returns
         rewards = batch.token_rewards
         if config.critic.bootstrap_truncated:
-            rewards, _ = rewards_of_both(batch, config, bootstraps=True)
+            rewards, _ = policy_and_critic_rewards(batch, config, bootstraps=True)
         columns["td_error"], _ = advantages_and_targets(
             batch, rewards, values, numbers, lambda_policy=0.0, lambda_critic=0.0
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from vapo.diagnostics.position_profiles import Profile
 from vapo.diagnostics.value_page.contents import ChosenGroup, PageContents
 from vapo.diagnostics.value_page.measures import MEASURES, Measure, domain
-from vapo.diagnostics.value_page.template import filled_page, packed, packed_ids, shortened
+from vapo.diagnostics.value_page.template import fill_page, pack_ids, pack_numbers, shorten_text
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_page.truth import measured_prefixes, truth_data
 from vapo.diagnostics.value_page.visible_text import visible_text
@@ -26,7 +26,7 @@ _MAX_OBSERVED_CHARS = 4000
 
 def render_page(contents: PageContents, token_text: TokenText, about: Mapping[str, Any]) -> str:
     """Return the page's HTML. `about` has its `title`, `facts` (name -> text) and `notes`."""
-    return filled_page(page_data(contents, token_text, about))
+    return fill_page(page_data(contents, token_text, about))
 
 
 def page_data(
@@ -86,8 +86,8 @@ def _group_data(
         "num_responses": batch.group_size,
         "num_correct": int(batch.is_correct[rows].sum()),
         "prompt_id": visible_text(prompt.prompt_id),
-        "prompt": shortened(prompt.text, _MAX_PROMPT_CHARS),
-        "answer": shortened(prompt.answer, _MAX_ANSWER_CHARS),
+        "prompt": shorten_text(prompt.text, _MAX_PROMPT_CHARS),
+        "answer": shorten_text(prompt.answer, _MAX_ANSWER_CHARS),
         "responses": [
             _response_data(contents, row, places_by_row[row], token_text)
             | {"truth": measured.get(row)}
@@ -108,17 +108,17 @@ def _response_data(
         "is_correct": rollout.is_correct,
         "reward": float(batch.rewards[row]),
         "finish_reason": rollout.finish_reason.value,
-        "extracted": None if extracted is None else shortened(extracted, _MAX_ANSWER_CHARS),
-        "failure": failure and shortened(failure, _MAX_ANSWER_CHARS),
+        "extracted": None if extracted is None else shorten_text(extracted, _MAX_ANSWER_CHARS),
+        "failure": failure and shorten_text(failure, _MAX_ANSWER_CHARS),
         "carries_loss": bool((batch.loss_mask | batch.value_mask)[row].any()),
         "lambda_policy": None if lambdas is None else float(lambdas[row]),
         "num_tokens": rollout.num_sampled,
         "num_turns": len(rollout.turns),
         "turns": _turns_data(rollout, len(token_ids), token_text),
-        "ids": packed_ids(token_ids),
+        "ids": pack_ids(token_ids),
         "in_context": _in_context(rollout, token_ids, token_text),
         "columns": {
-            name: packed(column[row, places].float().numpy())
+            name: pack_numbers(column[row, places].float().numpy())
             for name, column in contents.columns.items()
         },
     }
@@ -157,7 +157,7 @@ def _observed(token_ids: Sequence[int], token_text: TokenText) -> str:
     """Return the visible text of an observation, shortened."""
     in_context = dict(token_text.in_context(token_ids))
     texts = [in_context.get(i, token_text.token(id_).text) for i, id_ in enumerate(token_ids)]
-    return shortened("".join(texts), _MAX_OBSERVED_CHARS, show=str)
+    return shorten_text("".join(texts), _MAX_OBSERVED_CHARS, show=str)
 
 
 def _in_context(

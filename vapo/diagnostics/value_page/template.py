@@ -22,7 +22,7 @@ from vapo.diagnostics.value_page.visible_text import visible_text
 _PARTS = ("charts.js", "truth.js", "tokens.js")  # parts of the script, which page.js ends
 
 
-def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
+def fill_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -> str:
     """Return the HTML of a page's data. `script` goes before page.js, `style` after page.css."""
     style = _template("page.css") + style
     script = "\n".join([*map(_template, _PARTS), script, _template("page.js")])
@@ -40,12 +40,12 @@ def filled_page(data: Mapping[str, Any], *, script: str = "", style: str = "") -
     return re.sub(r"\{\{(\w+)\}\}", lambda place: parts[place[1]], _template("page.html"))
 
 
-def packed_ids(token_ids: Sequence[int]) -> str:
+def pack_ids(token_ids: Sequence[int]) -> str:
     """Return base64 of the ids as little-endian int32."""
     return _base64(np.asarray(token_ids, dtype="<i4").tobytes())
 
 
-def packed(column: np.ndarray) -> str | float | None:
+def pack_numbers(column: np.ndarray) -> str | float | None:
     """Return base64 of the numbers as little-endian float32.
 
     If all are equal, return the number itself; if all are NaN or there are none, None.
@@ -62,7 +62,7 @@ def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def shortened(text: str, max_chars: int, *, show: Callable[[str], str] = visible_text) -> str:
+def shorten_text(text: str, max_chars: int, *, show: Callable[[str], str] = visible_text) -> str:
     """Return the text's first `max_chars` characters, made visible, and how many more there are."""
     visible = show(text[:max_chars])
     num_omitted = len(text) - max_chars

@@ -11,7 +11,7 @@ from random import Random
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.values import ValueTruthConfig
-from vapo.rollouts.continuations import Place, by_state
+from vapo.rollouts.continuations import Place, group_by_state
 from vapo.rollouts.segments import open_places, step_starts
 from vapo.types import Rollout
 
@@ -32,7 +32,7 @@ class Choice:
         self, rollouts: Sequence[Rollout], settings: ValueTruthConfig, max_response_tokens: int
     ) -> str:
         """Describe what will be sampled, and about how many tokens it costs."""
-        k, states = settings.num_continuations, by_state(rollouts, self.places)
+        k, states = settings.num_continuations, group_by_state(rollouts, self.places)
         num_others = len(self.places) - sum(self.is_of_steps)
         expected = expected_tokens(rollouts, self.places, k)
         at_most = sum(k * (max_response_tokens - place.num_tokens) for place, *_ in states)
@@ -103,7 +103,7 @@ def _tokens_before(rollout: Rollout, share: float) -> int:
 def spread_over_prompts(rollouts: Sequence[Rollout], seed: int) -> list[int]:
     """Shuffle all rows: first a row of every prompt, then a second row of each, and so on."""
     rng = Random(seed)
-    groups = by_state(rollouts, [Place(row, 0) for row in range(len(rollouts))])
+    groups = group_by_state(rollouts, [Place(row, 0) for row in range(len(rollouts))])
     rng.shuffle(groups)
     for group in groups:
         rng.shuffle(group)
@@ -117,5 +117,5 @@ def expected_tokens(rollouts: Sequence[Rollout], places: Sequence[Place], k: int
     Each is taken to be as long as the response was after the place. Places with an equal state
     count once.
     """
-    lasts = [last for *_, last in by_state(rollouts, places)]
+    lasts = [last for *_, last in group_by_state(rollouts, places)]
     return sum(k * sum(rollouts[last.row].is_sampled[last.num_tokens :]) for last in lasts)

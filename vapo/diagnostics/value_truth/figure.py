@@ -43,7 +43,7 @@ class Figure(NamedTuple):
 UNKNOWN = Figure(math.nan, math.nan, math.nan)
 
 
-def shown(figure: Figure) -> str:
+def show(figure: Figure) -> str:
     """Return a figure with its interval as text.
 
     >>> shown(Figure(0.123, 0.1, 0.2)), shown(Figure(-4.5, -5, -4))
@@ -52,11 +52,11 @@ def shown(figure: Figure) -> str:
     if figure.is_unknown:
         return "unknown"
     if not figure.is_bounded:
-        return f"{rounded(figure.value)} (too few prompts for an interval)"
-    return f"{rounded(figure.value)} [{rounded(figure.low)}, {rounded(figure.high)}]"
+        return f"{as_text(figure.value)} (too few prompts for an interval)"
+    return f"{as_text(figure.value)} [{as_text(figure.low)}, {as_text(figure.high)}]"
 
 
-def rounded(x: float) -> str:
+def as_text(x: float) -> str:
     """Round a number, as text: to two digits after the point, or fewer if it is large.
 
     Small numbers have one significant digit, so that they do not look like 0.

@@ -24,7 +24,7 @@ from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.functional.baselines import mean_of_others
 from vapo.prompts.procedural import OWN_CHECKS
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import sampled_text
 from vapo.system.distributed import gather_objects, sum_over_ranks, world_size
 from vapo.types import Prompt, Rollout, RolloutBatch
@@ -57,7 +57,7 @@ class ValueTruth:
 
 def measure_truth(
     batch: RolloutBatch,
-    continuer: Continuer,
+    continuation_sampler: ContinuationSampler,
     *,
     seed: int,
     note: Callable[[str], None],
@@ -74,15 +74,18 @@ def measure_truth(
             the mean reward of a prompt's other responses does not estimate its value, and points
             have no baseline.
     """
-    config = continuer.config
-    truth, max_response_tokens = config.value_truth, continuer.settings.max_response_tokens
+    config = continuation_sampler.config
+    truth, max_response_tokens = (
+        config.value_truth,
+        continuation_sampler.settings.max_response_tokens,
+    )
     for name in ("num_responses", "num_prefixes", "max_tokens"):  # the ranks share these numbers
         if (number := getattr(truth, name)) is not None:
             truth = replace(truth, **{name: -(-number // world_size())})
-    rollouts, tokenizer = batch.rollouts, continuer.player.tokenizer
+    rollouts, tokenizer = batch.rollouts, continuation_sampler.player.tokenizer
     choice = choose_places(rollouts, truth, tokenizer, seed=seed)
     note(choice.describe(rollouts, truth, max_response_tokens))
-    continuations = continuer.sample(
+    continuations = continuation_sampler.sample(
         rollouts, choice.places, num_continuations=truth.num_continuations, seed=seed
     )
     gamma = resolve(config).gamma
@@ -171,7 +174,7 @@ def possible_outcomes(config: FitConfig) -> Outcomes:
     return reward_range(config) if plain and not critic_is_punished(config) else None
 
 
-def beside_values(
+def compare_with_values(
     points: Sequence[TruthPoint],
     num_tokens: int,
     values: Float[Tensor, "B T"] | None,

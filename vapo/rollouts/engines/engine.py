@@ -124,7 +124,7 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-def sampled(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
+def generate_all(engine: Engine, requests: Sequence[Request]) -> list[Generated]:
     """Sample a response to each request, and return them in the requests' order.
 
     Raises: EngineError: a request failed; all are dropped.

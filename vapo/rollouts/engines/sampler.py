@@ -22,7 +22,7 @@ from vapo.rollouts.engines.contract import (
     draw_seed,
     turn_name,
 )
-from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, sampled
+from vapo.rollouts.engines.engine import Engine, EngineError, Generated, Request, generate_all
 
 # The trainer's log-probs, at temperature 1, of each (prompt, response) pair's response tokens.
 Score = Callable[[Sequence[tuple[tuple[int, ...], tuple[int, ...]]]], list[list[float]]]
@@ -218,7 +218,7 @@ class SyncCheck:
             EngineError: the engine does not have the weights.
             NonFiniteLogitsError: the trainer's own log-probs are not finite.
         """
-        continuations = sampled(engine, self._requests)
+        continuations = generate_all(engine, self._requests)
         scores = self._score(
             [(r.prompt_ids, g.ids) for r, g in zip(self._requests, continuations, strict=True)]
         )

@@ -21,7 +21,7 @@ from vapo.networks.actor_critic import members_of
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
 from vapo.networks.meta_device import empty_model
-from vapo.rollouts.stored_rollouts import StoredRollouts
+from vapo.rollouts.stored_rollouts import RolloutDataset
 from vapo.studies.short_trainer import train_briefly
 from vapo.system.progress import Progress
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
@@ -50,7 +50,7 @@ class CurvePoint:
 class StoredBatchSource:
     """A source of batches that reads all of them from a file and cannot sample others."""
 
-    stored: StoredRollouts
+    stored: RolloutDataset
 
     def next_batch(
         self, start: IterationStart, *, last: int
@@ -96,7 +96,7 @@ class CriticCurve(Callback):
     """
 
     def __init__(
-        self, stored: StoredRollouts, *, every_n: int, advance: Callable[[int], None]
+        self, stored: RolloutDataset, *, every_n: int, advance: Callable[[int], None]
     ) -> None:
         self.stored, self.every_n, self.advance = stored, every_n, advance
         self.points: list[CurvePoint] = []
@@ -126,7 +126,7 @@ class CriticCurve(Callback):
 
 def train_critic(
     config: FitConfig,
-    stored: StoredRollouts,
+    stored: RolloutDataset,
     *,
     tokenizer: PreTrainedTokenizerBase,
     every_n: int,
@@ -145,7 +145,7 @@ def train_critic(
 
 def train_with_callback(
     config: FitConfig,
-    stored: StoredRollouts,
+    stored: RolloutDataset,
     callback: Callback,
     *,
     tokenizer: PreTrainedTokenizerBase,

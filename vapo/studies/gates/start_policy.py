@@ -19,7 +19,7 @@ from vapo.errors import UserError
 from vapo.functional.metrics import first_token_reward_weight
 from vapo.rollouts.collection import sample_and_score
 from vapo.rollouts.engines.contract import SamplingSettings, sampled_text, sampling_settings
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.studies.gates.rules import Interval, clustered_interval
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
@@ -47,7 +47,7 @@ class StartPolicy:
 def sample_start(
     config: FitConfig,
     prompts: Sequence[Prompt],
-    player: Player,
+    player: RolloutRunner,
     progress: Progress,
     *,
     answer_ids: tuple[int, ...] | None,
@@ -112,7 +112,7 @@ def answer_at_middle(
     rollouts: Sequence[Rollout],
     answer_ids: tuple[int, ...],
     *,
-    player: Player,
+    player: RolloutRunner,
     settings: SamplingSettings,
     seed: int,
     advance: Callable[[int], None] = lambda n: None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import lightning as L
 from lightning.pytorch.callbacks import Callback
 
-from vapo.advantages.credit import value_places
+from vapo.advantages.credit import value_token_mask
 from vapo.config import FitConfig
 from vapo.diagnostics.oracle import explained_variance_of_values, state_values, token_returns
 from vapo.studies.gates.rules import Interval
@@ -80,7 +80,7 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
     The middle is counted in the places that have a value: sampled tokens or turns.
     """
     evaluated, explained = explained_now(module, batch)
-    places = value_places(batch, module.hyperparameters)
+    places = value_token_mask(batch, module.hyperparameters)
     is_middle = places & (places.cumsum(dim=1) - 1 == places.sum(dim=1, keepdim=True) // 2)
     return HeldOutValues(explained, float(evaluated.values[is_middle].double().mean()))
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vapo.diagnostics.value_page.measures import MEASURES, domain
 from vapo.diagnostics.value_page.row_choice import rows_to_show
-from vapo.diagnostics.value_page.template import packed, packed_ids, shortened
+from vapo.diagnostics.value_page.template import pack_ids, pack_numbers, shorten_text
 from vapo.diagnostics.value_page.visible_text import visible_text
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import (
@@ -249,12 +249,12 @@ def _card(
         "num_tokens": length,
         "num_turns": 1,
         "turns": None,
-        "ids": packed_ids(ids),
+        "ids": pack_ids(ids),
         "in_context": in_context,
         "text": ""
         if response.tokens or vocabulary.token_text
-        else shortened(response.response, 4000),
-        "columns": {name: packed(x.astype(np.float32)) for name, x in columns.items()},
+        else shorten_text(response.response, 4000),
+        "columns": {name: pack_numbers(x.astype(np.float32)) for name, x in columns.items()},
         "truth": truth,
     }
 
@@ -275,8 +275,8 @@ def _group_data(
         "num_responses": len(group),
         "num_correct": sum(map(bool, is_right)) if None not in is_right else None,
         "prompt_id": visible_text(name if step is None else f"{name}, step {step}"),
-        "prompt": shortened(group[0].prompt, _MAX_PROMPT_CHARS),
-        "answer": shortened(group[0].answer or "", 500),
+        "prompt": shorten_text(group[0].prompt, _MAX_PROMPT_CHARS),
+        "answer": shorten_text(group[0].answer or "", 500),
         "responses": cards,
     }
 

@@ -20,7 +20,7 @@ from vapo.studies.inspection.responses import BadRow, InspectedResponse
 _CHUNK_SIZE = 256  # responses that are written together
 
 
-def stored(
+def write_responses(
     responses: Iterable[InspectedResponse | BadRow],
     path: Path,
     *,

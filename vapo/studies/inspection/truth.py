@@ -28,10 +28,10 @@ from vapo.networks.end_tokens import folder_end_tokens
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.rewards.scorer import Scorer, VerifierScorer
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.rollouts.continuations import Continuer
+from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import has_ended, sampled_text, sampling_settings
 from vapo.rollouts.engines.selection import access_to, check_engine, make_sampler
-from vapo.rollouts.player import Player
+from vapo.rollouts.player import RolloutRunner
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import GroupKey
 from vapo.studies.inspection.responses import InspectedResponse
@@ -167,10 +167,10 @@ def _measure(
     )
     access = access_to(model, pick_device(config.trainer))
     with closing(make_sampler(config, access, tokenizer)) as sampler:
-        player = Player(config, sampler, scorer, tokenizer)
+        player = RolloutRunner(config, sampler, scorer, tokenizer)
         settings = sampling_settings(config.rollouts)
-        continuer = Continuer(config, settings, player, progress.stage)
-        return measure_truth(batch, continuer, seed=seed, note=progress.note)
+        continuation_sampler = ContinuationSampler(config, settings, player, progress.stage)
+        return measure_truth(batch, continuation_sampler, seed=seed, note=progress.note)
 
 
 def _can_continue(response: InspectedResponse) -> bool:

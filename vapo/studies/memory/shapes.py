@@ -10,12 +10,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from vapo.config.networks import LoraConfig
 from vapo.networks.actor_critic import Actor, Critic
-from vapo.networks.adapters import accept_adapters, of_the_adapters
+from vapo.networks.adapters import accept_adapters, adapters_network_config
 from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.model_configs import cut_layers
-from vapo.networks.value_head import head_in, write_head
+from vapo.networks.value_head import head_from_config, write_head
 
 
 @dataclass(frozen=True)
@@ -73,8 +73,8 @@ def make_network(shape: NetworkShape) -> tuple[Actor | Critic, PreTrainedModel]:
     if shape.base is not None:
         assert shape.lora is not None
         base = frozen_base(shape.base, dtype=shape.dtype, attn_implementation=attention)
-        model_config = of_the_adapters(shape.base, path, shape.lora)
-        write_head(model_config, head_in(shape.config))
+        model_config = adapters_network_config(shape.base, path, shape.lora)
+        write_head(model_config, head_from_config(shape.config))
     dtype = shape.dtype if base is None or shape.casts_adapters else "float32"
     model = model_of_config(
         shape.kind, model_config, path=path, dtype=dtype, attn_implementation=attention

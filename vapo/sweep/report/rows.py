@@ -1,8 +1,8 @@
 """Groups recorded runs into rows of the table, names the rows, and says what is left out.
 
 Runs of one name form one row if everything that decides their numbers is equal, except the seed
-(`facts_of`). Otherwise they form several rows, and the rows' names have the keys that differ. A
-row has one run for each seed.
+(`identity_facts`). Otherwise they form several rows, and the rows' names have the keys that
+differ. A row has one run for each seed.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class RecordedRun:
     """A run of the store that is not yet in a row of the table.
 
     `name` is the row's name that a sweep gave it, or the run's name without the seed. `facts` is
-    all that decides the run's numbers beside the seed (`facts_of`). `score` is avg@k of the last
-    evaluation, None if there was no evaluation.
+    all that decides the run's numbers beside the seed (`identity_facts`). `score` is avg@k of the
+    last evaluation, None if there was no evaluation.
     """
 
     mlflow_run: Any
@@ -72,7 +72,7 @@ def make_recorded_run(run: Any) -> RecordedRun:
     return RecordedRun(run, row, seed, by_present_name(run.data.metrics).get(SCORE))
 
 
-def facts_of(run: Any, resumed_with: str | None, pretraining: Any | None) -> dict[str, str]:
+def identity_facts(run: Any, resumed_with: str | None, pretraining: Any | None) -> dict[str, str]:
     """Return the facts that two runs must share, beside the seed, to be seeds of one row.
 
     They are the config without the places where the run lies and what it keeps, the digest of the

@@ -17,7 +17,7 @@ from vapo.sweep.grid import GridRow
 from vapo.sweep.report.rows import (
     CRITIC_INIT,
     RecordedRun,
-    facts_of,
+    identity_facts,
     make_recorded_run,
     prompt_digests,
     separate_rows,
@@ -175,7 +175,7 @@ class Reader:
         )
 
     def _facts(self, run: Any, pretrainings: dict[str, Any]) -> dict[str, str]:
-        """Return a run's facts (`facts_of`).
+        """Return a run's facts (`identity_facts`).
 
         `pretrainings` collects, by identity, the value pretrainings that were searched so far.
         """
@@ -187,7 +187,7 @@ class Reader:
         pretraining = None if identity is None else pretrainings[identity]
         name, run_id = "config_resumed.yaml", run.info.run_id
         is_there = name in {file.path for file in self.client.list_artifacts(run_id)}
-        return facts_of(run, self._artifact(run_id, name) if is_there else None, pretraining)
+        return identity_facts(run, self._artifact(run_id, name) if is_there else None, pretraining)
 
     def _evaluated(self, run_id: str | None) -> RecordedRun | None:
         """Return a run of the store; None where it is missing or has no evaluation."""

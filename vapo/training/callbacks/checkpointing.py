@@ -17,7 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
-from vapo.rollouts.kept_rollouts import KeptRollouts, most_bytes
+from vapo.rollouts.kept_rollouts import ResumeCache, max_cache_bytes
 from vapo.runs.checkpoint_saving import (
     BackgroundSaves,
     DiskUse,
@@ -81,7 +81,7 @@ class Checkpointing(Checkpoint):
     in_background: bool | None = False
     reason_not_to_save: Callable[[], str] = lambda: ""
     note: Callable[[str], None] = tell
-    rollout_cache: KeptRollouts | None = None
+    rollout_cache: ResumeCache | None = None
     add_seconds: Callable[[str, float], None] = lambda name, seconds: None
     best_score: float = field(default=-math.inf, init=False)
     best_name: str | None = field(default=None, init=False)
@@ -162,7 +162,7 @@ class Checkpointing(Checkpoint):
             num = every + config.training.max_staleness + bool(self.in_background)
             num *= module.hyperparameters.num_responses
             longest = config.rollouts.max_response_tokens
-            more = max(most_bytes(num, longest) - bytes_in(run / "rollouts"), 0)
+            more = max(max_cache_bytes(num, longest) - bytes_in(run / "rollouts"), 0)
             fix = "checkpoints.every_n_iterations=1, or " if every > 1 else ""
             fix += "checkpoints.keep_rollouts=false"
             uses.append(DiskUse(f"{num} rollouts of {longest} tokens", more, fix))

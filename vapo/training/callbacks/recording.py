@@ -264,14 +264,14 @@ class Watch(Callback):
         metrics = {**iteration.metrics, **mean_of_steps(pl_module.minibatch_metrics)}
         logged = self.faults.pop_metrics()
         stops: list[WatcherState] = []
-        for state, is_alarm in self.look(iteration.number, iteration.phase, metrics):
+        for state, is_alarm in self.check_metrics(iteration.number, iteration.phase, metrics):
             logged[f"watch/{state.name}"] = float(is_alarm)
             stops += [state] if is_alarm and state.watcher.action == "stop" else []
         self.logger.log_metrics(logged, step=trainer.global_step)
         if stops:
             raise StoppedRun("; ".join(f"{s.describe()}; {s.advise()}" for s in stops))
 
-    def look(
+    def check_metrics(
         self, iteration: int, phase: Phase, metrics: dict[str, float]
     ) -> list[tuple[WatcherState, bool]]:
         """Which watchers have a figure in this iteration, and whether each is in alarm."""
@@ -279,7 +279,7 @@ class Watch(Callback):
         for state in self.watchers:
             if state.sign.of_policy_phase and phase is Phase.VALUE_PRETRAINING:
                 continue
-            is_alarm = state.look(iteration, metrics | agreed(metrics, state))
+            is_alarm = state.check_metrics(iteration, metrics | agreed(metrics, state))
             if is_alarm:
                 self.warn(state)
             if is_alarm is not None:

@@ -15,15 +15,15 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
-from vapo.advantages.credit import achieved_returns, value_places
+from vapo.advantages.credit import achieved_returns, value_token_mask
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig, components
 from vapo.errors import UserError
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Critic, members_of
-from vapo.networks.export import folders_of, save_network
+from vapo.networks.export import network_folders, save_network
 from vapo.prompts.fingerprint import fingerprint
-from vapo.rollouts.stored_rollouts import KEY, StoredRollouts
+from vapo.rollouts.stored_rollouts import KEY, RolloutDataset
 from vapo.runs.checkpoint_saving import AFTER_A_SAVE, run_on_all_ranks
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
@@ -54,7 +54,7 @@ class ValuePretraining(Callback):
     num_iterations: int
     critic_dir: Path
     progress: Progress
-    stored: StoredRollouts | None = None
+    stored: RolloutDataset | None = None
 
     def __post_init__(self) -> None:
         self.best = BestCritic(self.settings)
@@ -128,7 +128,7 @@ class ValuePretraining(Callback):
 
         Raises: InterruptedRunError on all processes: it cannot be written.
         """
-        for folder, member in folders_of(critic, self.critic_dir).items():
+        for folder, member in network_folders(critic, self.critic_dir).items():
             write = partial(
                 save_network, member, config.actor.path, folder, lora=config.critic.lora
             )
@@ -189,7 +189,7 @@ def nothing_trained(config: FitConfig, finished: int) -> str:
     )
 
 
-def compute_states(module: VapoModule, stored: StoredRollouts) -> None:
+def compute_states(module: VapoModule, stored: RolloutDataset) -> None:
     """Give stored rollouts the states of the actor, if the critic reads any, at its start."""
     if not module.config.critic.reads_actor:
         return
@@ -214,7 +214,10 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
     evaluated = replace(evaluated, actor_states=None)  # no update follows, and they are large
     training = estimate_advantages(evaluated, Phase.VALUE_PRETRAINING, module.config)
     hp = module.hyperparameters
-    returns, places = achieved_returns(batch, training.value_rewards, hp), value_places(batch, hp)
+    returns, places = (
+        achieved_returns(batch, training.value_rewards, hp),
+        value_token_mask(batch, hp),
+    )
     return training, float(explained_variance(training.values, returns, places))
 
 
@@ -237,7 +240,7 @@ class BestCritic:
     ridge: dict[str, Any] = field(default_factory=dict)
     digest: str = ""
 
-    def begin(self, stored: StoredRollouts) -> None:
+    def begin(self, stored: RolloutDataset) -> None:
         """Remember the file from the run's first step on, so that every checkpoint names it.
 
         Raises: UserError where a resumed run reads another file than it began with.
@@ -249,12 +252,12 @@ class BestCritic:
             )
         self.digest = stored.digest
 
-    def due(self, stored: StoredRollouts, finished: int, *, is_last: bool) -> bool:
+    def due(self, stored: RolloutDataset, finished: int, *, is_last: bool) -> bool:
         """Whether a pass ends with the iteration, or the phase does."""
         return is_last or stored.passes(finished) > stored.passes(finished - 1)
 
     def measure(
-        self, module: VapoModule, optimizer: Optimizer, stored: StoredRollouts, finished: int
+        self, module: VapoModule, optimizer: Optimizer, stored: RolloutDataset, finished: int
     ) -> float | None:
         """The held-out explained variance, kept with the weights and moments where it is the best;
         None where nothing is held out."""
