@@ -43,25 +43,25 @@ class Figure(NamedTuple):
 UNKNOWN = Figure(math.nan, math.nan, math.nan)
 
 
-def show(figure: Figure) -> str:
+def quote(figure: Figure) -> str:
     """Return a figure with its interval as text.
 
-    >>> shown(Figure(0.123, 0.1, 0.2)), shown(Figure(-4.5, -5, -4))
+    >>> quote(Figure(0.123, 0.1, 0.2)), quote(Figure(-4.5, -5, -4))
     ('0.12 [0.10, 0.20]', '-4.50 [-5.00, -4.00]')
     """
     if figure.is_unknown:
         return "unknown"
     if not figure.is_bounded:
-        return f"{as_text(figure.value)} (too few prompts for an interval)"
-    return f"{as_text(figure.value)} [{as_text(figure.low)}, {as_text(figure.high)}]"
+        return f"{decimals(figure.value)} (too few prompts for an interval)"
+    return f"{decimals(figure.value)} [{decimals(figure.low)}, {decimals(figure.high)}]"
 
 
-def as_text(x: float) -> str:
-    """Round a number, as text: to two digits after the point, or fewer if it is large.
+def decimals(x: float) -> str:
+    """Return a number as rounded text: to two digits after the point, or fewer if it is large.
 
     Small numbers have one significant digit, so that they do not look like 0.
 
-    >>> rounded(0.125), rounded(-0.001), rounded(-0.0), rounded(1234.5), rounded(12.34)
+    >>> decimals(0.125), decimals(-0.001), decimals(-0.0), decimals(1234.5), decimals(12.34)
     ('0.12', '-0.001', '0.00', '1234', '12.3')
     """
     size = abs(x)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from vapo.diagnostics.value_truth.figure import SHIFTED_ABOVE, Figure, show
+from vapo.diagnostics.value_truth.figure import SHIFTED_ABOVE, Figure, quote
 from vapo.diagnostics.value_truth.figures import TruthFigures
 
 EXPLAINS_MUCH = 0.5  # share of the truth's variance above which the critic follows it
@@ -97,14 +97,14 @@ def _what_it_knows(figures: TruthFigures) -> Sentences:
     if flattening.is_unknown and within.is_unknown:
         yield from _of_all_prefixes(figures)
         return
-    critic, between = "The critic", f"explained between {show(figures.explained_between)}"
+    critic, between = "The critic", f"explained between {quote(figures.explained_between)}"
     if (prompts := _explains(figures.explained_between)) is not None:
         tells = "does not tell" if prompts == "little" else "tells"
         apart = "apart in part" if prompts == "in part" else "apart"
         critic += f" {tells} prompts {apart} ({between}) and"
     elif not figures.explained_between.is_unknown:
         yield f"whether the critic tells prompts apart ({between})"
-    numbers = f"flattening {show(flattening)}, explained within {show(within)}"
+    numbers = f"flattening {quote(flattening)}, explained within {quote(within)}"
     order, steps = figures.rank_agreement, _explains(within)
     is_extreme = flattening.low > EXTREME_ABOVE and not order.high < BARELY_IN_ORDER_BELOW
     if flattening.high < FLAT_BELOW or (steps == "little" and not is_extreme):
@@ -112,7 +112,7 @@ def _what_it_knows(figures: TruthFigures) -> Sentences:
     elif is_extreme:  # another figure decides whether the values move with the truth
         sees = within.low > 0 or order.low > IN_ORDER_ABOVE
         if not sees:
-            yield f"whether its values move with the truth (rank agreement {show(order)})"
+            yield f"whether its values move with the truth (rank agreement {quote(order)})"
         yield Sentence(
             f"{critic} {'sees what happens within a response but ' if sees else ''}is too extreme: "
             f"its values move {flattening.value:.1f} times as much as the truth ({numbers}).",
@@ -138,7 +138,7 @@ def _blind(figures: TruthFigures, critic: str, numbers: str) -> Sentence:
     if prompts == "little":
         return Sentence(
             "The critic knows nothing: it does not tell prompts apart (explained between "
-            f"{show(figures.explained_between)}) and does not see mistakes within a response "
+            f"{quote(figures.explained_between)}) and does not see mistakes within a response "
             f"({numbers}).",
             "truth-nothing",
         )
@@ -165,9 +165,9 @@ def _of_all_prefixes(figures: TruthFigures) -> Sentences:
     if figures.num_responses > 0:
         yield (
             "whether the critic sees mistakes: the truth within a response does not change beyond "
-            f"the continuations' noise (variance {show(figures.within_variance)})"
+            f"the continuations' noise (variance {quote(figures.within_variance)})"
         )
-    knows, numbers = _explains(figures.explained), f"explained {show(figures.explained)}"
+    knows, numbers = _explains(figures.explained), f"explained {quote(figures.explained)}"
     if knows is not None:
         text, anchor = {
             "much": ("follows the truth over all prefixes", "truth-follows"),
@@ -189,14 +189,14 @@ def _on_average(figures: TruthFigures) -> Sentences:
     if bias.low > margin or bias.high < -margin:
         side = "high" if bias.value > 0 else "low"
         yield Sentence(
-            f"Its values are too {side} on average, by {abs(bias.value):.2f} (bias {show(bias)}, "
+            f"Its values are too {side} on average, by {abs(bias.value):.2f} (bias {quote(bias)}, "
             "in units of the reward).",
             "truth-shifted",
         )
     elif -margin <= bias.low and bias.high <= margin:
-        yield Sentence(f"Its values are right on average (bias {show(bias)}).", "truth-centred")
+        yield Sentence(f"Its values are right on average (bias {quote(bias)}).", "truth-centred")
     else:
-        yield f"whether its values are too high or too low (bias {show(bias)})"
+        yield f"whether its values are too high or too low (bias {quote(bias)})"
 
 
 def _beside_the_baseline(figures: TruthFigures) -> Sentences:
@@ -204,7 +204,7 @@ def _beside_the_baseline(figures: TruthFigures) -> Sentences:
     mse, baseline = figures.mse, figures.baseline_mse
     if mse.is_unknown or baseline.is_unknown:
         return
-    numbers = f"mean squared error {show(mse)}, the mean's {show(baseline)}"
+    numbers = f"mean squared error {quote(mse)}, the mean's {quote(baseline)}"
     if mse.high < baseline.low:
         yield Sentence(
             "It is nearer to the truth than the mean reward of the other responses to the prompt "
@@ -227,8 +227,8 @@ def _on_mistakes(figures: TruthFigures) -> Sentences:
     if recall.is_unknown:
         return
     numbers = (
-        f"recall {show(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
-        f"an exact critic's {show(ceiling)}; precision {show(figures.mistake_precision)}"
+        f"recall {quote(recall)} of {figures.num_mistakes} mistakes ({figures.mistakes}), "
+        f"an exact critic's {quote(ceiling)}; precision {quote(figures.mistake_precision)}"
     )
     result = (
         f"{recall.value:.0%} of the responses that have one, its value falls most where the truth "

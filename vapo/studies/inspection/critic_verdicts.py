@@ -5,7 +5,7 @@ A remark is made only if the whole interval of its figure lies on one side of a 
 
 from __future__ import annotations
 
-from vapo.diagnostics.value_truth.figure import MIN_PROMPTS, SHIFTED_ABOVE, show
+from vapo.diagnostics.value_truth.figure import MIN_PROMPTS, SHIFTED_ABOVE, quote
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Remarks
@@ -36,7 +36,7 @@ def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
             "inspect-constant",
             "wrong",
             "The critic is a constant",
-            f"Its values hardly move: their standard deviation is {show(critic.spread)} of the "
+            f"Its values hardly move: their standard deviation is {quote(critic.spread)} of the "
             f"returns', around {critic.value_mean:.2f}.",
             "Lower the critic's learning rate and warm it up, train it longer on a fixed policy, "
             "and check that gradients reach it.",
@@ -58,7 +58,7 @@ def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
     else:
         yield (
             f"whether its values have to do with the returns (correlation "
-            f"{show(critic.correlation)}, explained variance {show(critic.explained)})"
+            f"{quote(critic.correlation)}, explained variance {quote(critic.explained)})"
         )
 
 
@@ -107,9 +107,9 @@ def _untrained_remark(critic: CriticFigures) -> Remark:
         "inspect-untrained",
         "wrong",
         "A value head that was never trained",
-        f"The values have nothing to do with the returns (correlation {show(critic.correlation)})"
+        f"The values have nothing to do with the returns (correlation {quote(critic.correlation)})"
         f", yet they vary {critic.spread.value:.1f} times as much{_offset(critic)}. So explained "
-        f"variance is {show(critic.explained)}, far below the 0 of a constant.",
+        f"variance is {quote(critic.explained)}, far below the 0 of a constant.",
         "Look in the log of loading for a value head that was newly initialized or a checkpoint "
         "whose head has another name; check that the critic's optimizer steps and its loss falls; "
         "then train the critic alone on a fixed policy first.",
@@ -125,11 +125,11 @@ def _length_remark(critic: CriticFigures) -> Remark:
         "inspect-length",
         "note" if is_right else "wrong",
         f"The critic reads length{', and the rewards depend on it' if is_right else ''}",
-        f"Token position and response length alone explain {show(critic.by_length)} of the "
-        f"values' variance and {show(return_share)} of the returns'. Beyond them the values "
-        f"explain {show(critic.explained_beyond_length)} of the returns. A response's mean value "
-        f"correlates with its length by {show(critic.length_correlation)}, its reward by "
-        f"{show(critic.reward_length_correlation)}.",
+        f"Token position and response length alone explain {quote(critic.by_length)} of the "
+        f"values' variance and {quote(return_share)} of the returns'. Beyond them the values "
+        f"explain {quote(critic.explained_beyond_length)} of the returns. A response's mean value "
+        f"correlates with its length by {quote(critic.length_correlation)}, its reward by "
+        f"{quote(critic.reward_length_correlation)}.",
         "Advantages of such a critic reward or punish length. Train it longer on a fixed policy, "
         "look for targets that depend on length (a length penalty, lambda below 1 for the critic), "
         "and until then use a policy's lambda so near 1 that the reward reaches every token.",
@@ -139,13 +139,13 @@ def _length_remark(critic: CriticFigures) -> Remark:
 def _prompt_mean_remark(critic: CriticFigures) -> Remark:
     between = ""
     if critic.explained_between.low > LITTLE_BELOW and critic.explained_between.is_bounded:
-        between = f" It tells prompts apart (explained between {show(critic.explained_between)})."
+        between = f" It tells prompts apart (explained between {quote(critic.explained_between)})."
     return Remark(
         "inspect-prompt-mean",
         "wrong",
         "The critic is the prompt's mean",
-        f"{show(critic.value_between)} of the values' variance lies between prompts, and within a "
-        f"prompt the values explain {show(critic.explained_within)} of the returns: they do not "
+        f"{quote(critic.value_between)} of the values' variance lies between prompts, and within a "
+        f"prompt the values explain {quote(critic.explained_within)} of the returns: they do not "
         f"react to the response.{between}",
         "The mean reward of the other responses does as well and needs no network. Train longer on "
         "a fixed policy, with Monte-Carlo targets (lambda 1 for the critic), or a larger critic; "
@@ -155,7 +155,7 @@ def _prompt_mean_remark(critic: CriticFigures) -> Remark:
 
 def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
     """The verdict on values that follow the returns: another scale, too extreme, flat, or good."""
-    slope, numbers = critic.slope, f"slope {show(critic.slope)}"
+    slope, numbers = critic.slope, f"slope {quote(critic.slope)}"
     is_biased = _is_shifted(critic)
     is_outside = critic.outside.low > OUTSIDE_ABOVE
     line = f"return = {critic.intercept.value:.2f} + {slope.value:.3g} x value"
@@ -164,13 +164,13 @@ def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
         low, high = findings.sums.low, findings.sums.high
         where = ""
         if is_outside:
-            where = f", and {show(critic.outside)} of the values are no possible return"
+            where = f", and {quote(critic.outside)} of the values are no possible return"
         yield Remark(
             "inspect-scale",
             "wrong",
             "Values and rewards are in different scales",
-            f"The values follow the returns (correlation {show(critic.correlation)}), but in "
-            f"another scale: {line} ({numbers}, 1 is right; bias {show(critic.bias)}){where}. "
+            f"The values follow the returns (correlation {quote(critic.correlation)}), but in "
+            f"another scale: {line} ({numbers}, 1 is right; bias {quote(critic.bias)}){where}. "
             f"Rewards go from {low:g} to {high:g}, values around {critic.value_mean:.2f} with a "
             f"standard deviation of {critic.value_std:.2f}.",
             "Check that the critic was trained on the rewards that are used now (0 and 1, or -1 "
@@ -182,8 +182,8 @@ def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
             "inspect-extreme",
             "wrong",
             "The values are too extreme",
-            f"Where the values differ by 1 the returns differ by {show(slope)}: explained "
-            f"variance is {show(critic.explained)}.",
+            f"Where the values differ by 1 the returns differ by {quote(slope)}: explained "
+            f"variance is {quote(critic.explained)}.",
             "The critic has memorized its rollouts: lower its learning rate or epochs, use more "
             "rollouts per iteration.",
         )
@@ -193,7 +193,7 @@ def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
             "wrong",
             "The values are flattened",
             f"The values move too little: where they differ by 1 the returns differ by "
-            f"{show(slope)}. They are right on average, so this is no shift.",
+            f"{quote(slope)}. They are right on average, so this is no shift.",
             "Train the critic longer, with Monte-Carlo targets (lambda 1 for the critic); "
             "advantages are too small by this factor.",
         )
@@ -206,24 +206,24 @@ def _wrong_sign_remark(critic: CriticFigures) -> Remark:
         "inspect-scale",
         "wrong",
         "The values have the wrong sign",
-        f"Where they are high the returns are low: correlation {show(critic.correlation)}, slope "
-        f"{show(critic.slope)}, explained variance {show(critic.explained)}.",
+        f"Where they are high the returns are low: correlation {quote(critic.correlation)}, slope "
+        f"{quote(critic.slope)}, explained variance {quote(critic.explained)}.",
         "Check whether the critic learned costs or penalties, and whether a sign is lost where "
         "rewards or values are written.",
     )
 
 
 def _good_remark(critic: CriticFigures) -> Remark:
-    parts = [f"explained variance {show(critic.explained)}"]
+    parts = [f"explained variance {quote(critic.explained)}"]
     if critic.explained_between.is_bounded:
-        parts.append(f"of what prompts are worth {show(critic.explained_between)}")
+        parts.append(f"of what prompts are worth {quote(critic.explained_between)}")
     if critic.explained_within.is_bounded:
-        parts.append(f"within a prompt {show(critic.explained_within)}")
+        parts.append(f"within a prompt {quote(critic.explained_within)}")
     return Remark(
         "inspect-follows",
         "good",
         "The critic follows the returns",
-        f"{', '.join(parts).capitalize()}; slope {show(critic.slope)}, where 1 is calibrated.",
+        f"{', '.join(parts).capitalize()}; slope {quote(critic.slope)}, where 1 is calibrated.",
     )
 
 
@@ -231,14 +231,14 @@ def _little_remark(critic: CriticFigures, findings: Findings) -> Remark:
     """A fault if the prompts decide much of the rewards, or if the noise matters; else a note."""
     share, could = findings.groups.prompt_share, ""
     if not share.is_unknown:
-        could = f" The prompt alone decides {show(share)} of the rewards' variance."
+        could = f" The prompt alone decides {quote(share)} of the rewards' variance."
     is_noise = critic.explained.high < -NOISE_ABOVE
     return Remark(
         "inspect-little",
         "wrong" if is_noise or share.low > 2 * LITTLE_BELOW else "note",
         f"The critic knows {'nothing' if _is_noise(critic) else 'little'} of the returns (yet)",
-        f"Explained variance is {show(critic.explained)}, where a constant has 0; correlation "
-        f"{show(critic.correlation)}. The values vary {show(critic.spread)} times as much as the "
+        f"Explained variance is {quote(critic.explained)}, where a constant has 0; correlation "
+        f"{quote(critic.correlation)}. The values vary {quote(critic.spread)} times as much as the "
         f"returns{_offset(critic)}.{could}",
         "A value head before its training is like this: check that the trained one was loaded, and "
         "that the critic's loss falls. If prompts decide much, it is undertrained: train it longer "
@@ -264,7 +264,7 @@ def shift_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Remark
             "inspect-shifted",
             "wrong",
             f"The values are too {side}",
-            f"By {abs(critic.bias.value):.2f} on average (bias {show(critic.bias)}, returns have "
+            f"By {abs(critic.bias.value):.2f} on average (bias {quote(critic.bias)}, returns have "
             f"a standard deviation of {critic.return_std:.2f}). Explained variance does not count "
             f"a shift; with it, it would be {critic.explained_unshifted.value:.2f}.",
             "The first tokens' advantages are wrong by the shift. The policy has moved on since "
@@ -281,8 +281,8 @@ def siblings_remark(critic: CriticFigures, diagnosis: list[Remark | str]) -> Rem
             "inspect-siblings",
             "note",
             "The mean of the other responses predicts better",
-            f"Over the same tokens it explains {show(critic.siblings_ahead)} of the returns more "
-            f"than the critic (explained variance {show(critic.explained)}).",
+            f"Over the same tokens it explains {quote(critic.siblings_ahead)} of the returns more "
+            f"than the critic (explained variance {quote(critic.explained)}).",
             "A method without a critic subtracts that mean. The critic is worth its cost only "
             "where it sees single steps: see explained variance within prompts.",
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_page.template import fill_page
 from vapo.diagnostics.value_page.visible_text import visible_text
-from vapo.diagnostics.value_truth.figure import Figure, as_text, show
+from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings
@@ -117,13 +117,13 @@ def _tiles(findings: Findings) -> Iterator[dict[str, str]]:
     sums, groups, critic = findings.sums, findings.groups, findings.critic
     prompts = f"{groups.num_groups:,} groups of {groups.size_mean:.3g}"
     yield _tile("responses", f"{sums.num:,}", prompts)
-    yield _tile("mean reward", as_text(sums.reward_mean), f"from {sums.low:g} to {sums.high:g}")
+    yield _tile("mean reward", decimals(sums.reward_mean), f"from {sums.low:g} to {sums.high:g}")
     if sums.num_with_length:
         yield _tile("response length", f"{sums.length_mean:.1f}", f"longest {sums.longest:,}")
     if sums.num_known_ends:
         yield _tile("truncated", f"{sums.truncated_share:.1%}", "cut at the budget")
     if critic is not None:
-        yield _tile("explained variance", as_text(sums.explained.value), _limits(critic.explained))
+        yield _tile("explained variance", decimals(sums.explained.value), _limits(critic.explained))
         yield _tile("within prompts", *_value_and_limits(critic.explained_within))
         yield _tile("bias", *_value_and_limits(critic.bias))
         yield _tile("slope", *_value_and_limits(critic.slope))
@@ -136,13 +136,13 @@ def _tile(label: str, value: str, detail: str) -> dict[str, str]:
 
 
 def _value_and_limits(figure: Figure) -> tuple[str, str]:
-    return ("\u2013", "") if figure.is_unknown else (as_text(figure.value), _limits(figure))
+    return ("\u2013", "") if figure.is_unknown else (decimals(figure.value), _limits(figure))
 
 
 def _limits(figure: Figure) -> str:
     if not figure.is_bounded:
         return "no interval: few prompts"
-    return f"[{as_text(figure.low)}, {as_text(figure.high)}]"
+    return f"[{decimals(figure.low)}, {decimals(figure.high)}]"
 
 
 def _tables(findings: Findings) -> Iterator[dict[str, Any]]:
@@ -171,7 +171,7 @@ def _tables(findings: Findings) -> Iterator[dict[str, Any]]:
 
 def _figure_rows(critic: CriticFigures) -> list[list[str]]:
     return [
-        [FIGURE_TEXTS[field.name], show(figure)]
+        [FIGURE_TEXTS[field.name], quote(figure)]
         for field in fields(critic)
         if isinstance(figure := getattr(critic, field.name), Figure)
     ]
@@ -182,7 +182,7 @@ def _shift_rows(findings: Findings) -> Iterator[list[str]]:
         name = (
             "correlation of values and returns at shifts -1, 0, +1; it cannot tell which is right"
         )
-        yield [name, ", ".join(map(as_text, correlations))]
+        yield [name, ", ".join(map(decimals, correlations))]
 
 
 def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
@@ -190,12 +190,12 @@ def _micro_batch_rows(findings: Findings) -> Iterator[list[str]]:
         if total := batches.num + batches.num_undefined:
             name = f"mean explained variance of micro-batches of {batches.num_rows} responses"
             undefined = f"{batches.num_undefined:,} of {total:,} have none"
-            mean = "unknown" if math.isnan(batches.mean) else as_text(batches.mean)
+            mean = "unknown" if math.isnan(batches.mean) else decimals(batches.mean)
             yield [name, f"{mean} ({undefined})"]
     targets = findings.sums.explained_of_targets
     if targets.num:
         name = "explained variance of the file's own value targets, which may hold values"
-        yield [name, as_text(targets.value)]
+        yield [name, decimals(targets.value)]
 
 
 def sample_note(findings: Findings) -> str:
@@ -213,12 +213,12 @@ def _part_row(part: PartFindings) -> list[str]:
     figures = ["", "", ""]
     if critic is not None:
         figures = [
-            show(critic.explained),
-            show(critic.bias),
-            show(critic.slope),
+            quote(critic.explained),
+            quote(critic.bias),
+            quote(critic.slope),
         ]
     numbers = (sums.reward_mean, sums.length_mean)
-    reward, length = ("\u2013" if math.isnan(x) else as_text(x) for x in numbers)
+    reward, length = ("\u2013" if math.isnan(x) else decimals(x) for x in numbers)
     truncated = "\u2013" if math.isnan(sums.truncated_share) else f"{sums.truncated_share:.1%}"
     equal = f"{part.groups.all_equal:.0%}" if part.groups.num_several else "\u2013"
     return [part.label, f"{sums.num:,}", reward, length, truncated, equal, *figures]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from vapo.diagnostics.value_truth.figure import Figure, as_text, show
+from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
 from vapo.errors import UserError
 from vapo.studies.inspection.findings import Findings, collect_findings
 from vapo.studies.inspection.remarks import Remark
@@ -129,7 +129,7 @@ class Inspection:
         findings, sums, groups = self.findings, self.findings.sums, self.findings.groups
         facts = {
             "responses": f"{sums.num:,} in {groups.num_groups:,} groups",
-            "rewards": f"mean {as_text(sums.reward_mean)}, from {sums.low:g} to {sums.high:g}",
+            "rewards": f"mean {decimals(sums.reward_mean)}, from {sums.low:g} to {sums.high:g}",
         }
         if findings.num_bad_rows:
             facts["rows that cannot be read"] = f"{findings.num_bad_rows:,}"
@@ -143,7 +143,7 @@ class Inspection:
                 if sums.num_with_values == sums.num
                 else (f", {sums.num_with_values:,} responses have values")
             )
-            facts["explained variance"] = f"{show(findings.critic.explained)}{with_values}"
+            facts["explained variance"] = f"{quote(findings.critic.explained)}{with_values}"
         if self.critic is not None:
             facts["critic"] = self.critic
         if self.policy is not None:

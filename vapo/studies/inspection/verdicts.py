@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vapo.diagnostics.value_truth.figure import Figure, as_text, show
+from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
 from vapo.studies.inspection.critic_verdicts import (
     main_diagnosis,
     shift_remark,
@@ -116,7 +116,7 @@ def _advantages_remark(findings: Findings) -> Remarks:
 def _correlations_text(findings: Findings) -> str:
     if (correlations := findings.return_correlations) is None:
         return ""
-    earlier, at_token, later = map(as_text, correlations)
+    earlier, at_token, later = map(decimals, correlations)
     return (
         f". Values and returns correlate by {earlier}, {at_token} and {later} at shifts -1, 0 and "
         "+1, which cannot decide it: a later value knows more of the return, wherever it stands"
@@ -161,9 +161,9 @@ def _could_know_remark(findings: Findings) -> Remarks:
         "inspect-could-know",
         "note",
         "There are no values; what a critic could know",
-        f"{show(groups.prompt_share)} of the rewards' variance lies between prompts: the most "
+        f"{quote(groups.prompt_share)} of the rewards' variance lies between prompts: the most "
         f"that a critic of the prompt alone could explain{below_zero}. The mean of a response's "
-        f"siblings explains {show(groups.left_out_mean)}. The rest is decided within responses, "
+        f"siblings explains {quote(groups.left_out_mean)}. The rest is decided within responses, "
         "where only a value per token can follow.",
         "A policy (--policy, --verifier, --value_truth) measures how early it is decided; `vapo "
         "critics` measures what critics learn of it, on what --output rollouts.parquet writes.",
@@ -235,12 +235,12 @@ def _change_remark(findings: Findings) -> Remarks:
     if abs(difference) < half or abs(difference) < CHANGED_ABOVE:
         return
     fell = difference < 0
-    limits = show(Figure(difference, difference - half, difference + half))
+    limits = quote(Figure(difference, difference - half, difference + half))
     yield Remark(
         "inspect-over-time",
         "good" if not fell else "wrong" if at_start > 0 and at_end < at_start / 2 else "note",
         f"Explained variance {'fell' if fell else 'rose'}",
-        f"From {as_text(at_start)} ({_span(start)}) to {as_text(at_end)} ({_span(end)}), by "
+        f"From {decimals(at_start)} ({_span(start)}) to {decimals(at_end)} ({_span(end)}), by "
         f"{limits} (99 % interval).",
         "Returns become more equal as a policy improves, so look at slope and bias, too: if they "
         "moved, the policy moves faster than the critic."
