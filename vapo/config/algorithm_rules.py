@@ -15,15 +15,15 @@ _BASELINE = "algorithm.baseline.kind"
 
 
 def estimator_has_its_groups(config: FitConfig) -> Problems:
-    """What compares the responses to one prompt, each with what else would mend it."""
+    """Check that options which compare the responses to one prompt have several of them."""
     algorithm, baseline = config.algorithm, config.algorithm.baseline
     if resolve(config).group_size > 1:
         return
-    one = "and there is one response per prompt"
+    alone = "and there is one response per prompt"
     if algorithm.compares_groups:
         estimator = algorithm.advantage_estimator
         also = "algorithm.estimator_compares_groups to false" if estimator == "function" else ""
-        yield _too_few(f"{_ESTIMATOR} {estimator} compares the responses of a group, {one}", also)
+        yield _too_few(f"{_ESTIMATOR} {estimator} compares the responses of a group, {alone}", also)
     if (attempts := algorithm.dynamic_sampling_attempts) > 0:
         yield _too_few(
             f"algorithm.dynamic_sampling_attempts {attempts} drops prompts whose responses are "
@@ -32,33 +32,33 @@ def estimator_has_its_groups(config: FitConfig) -> Problems:
     if config.critic.weights == "prompt_noise":
         yield _too_few(
             "critic.weights prompt_noise measures how the rewards of a prompt's responses "
-            f"scatter, {one}",
+            f"scatter, {alone}",
             "critic.weights=none",
         )
     if config.critic.target == "residual":
         yield _too_few(
             "critic.target residual is what is left of a return after the mean reward of the "
-            f"prompt's other responses, {one}",
+            f"prompt's other responses, {alone}",
             "critic.target=return",
         )
     if baseline.is_of_group and baseline.kind != "trusted":  # which takes the batch's others
         also = "algorithm.baseline.fallback=batch_mean" if baseline.kind == "evpo" else ""
         yield _too_few(
             f"{_BASELINE} {baseline.kind} has the mean reward of a prompt's responses as a "
-            f"baseline, {one}",
+            f"baseline, {alone}",
             also,
         )
 
 
-def _too_few(what: str, also: str = "") -> Problem:
+def _too_few(reason: str, also: str = "") -> Problem:
     return Problem(
-        f"{what}: set components.group_sampling.group_size to 2 or more and "
+        f"{reason}: set components.group_sampling.group_size to 2 or more and "
         f"components.group_sampling.enabled to true{', or ' if also else ''}{also}"
     )
 
 
 def surrogate_is_on_policy(config: FitConfig) -> Problems:
-    """Fine-tuning on correct responses needs no policy that they were sampled from."""
+    """Check that the plain policy gradient is taken on rollouts of the current policy."""
     algorithm, size = config.algorithm, config.training.minibatch_size
     if algorithm.surrogate != "logprob" or algorithm.advantage_estimator == "correct_only":
         return
@@ -78,7 +78,7 @@ def surrogate_is_on_policy(config: FitConfig) -> Problems:
 
 
 def objective_reads_its_options(config: FitConfig) -> Problems:
-    """What has no gradient, no older rollouts, no ratio or no sequence's loss to work on."""
+    """Check that the options of the objective have an effect on its gradient."""
     algorithm, kl = config.algorithm, config.algorithm.kl
     if kl.estimator == "k1" and kl.placement == "loss":
         # Whatever the coefficient: a run that sets it later must not find out by training.
@@ -111,13 +111,13 @@ def objective_reads_its_options(config: FitConfig) -> Problems:
 
 
 def _clip_options(config: FitConfig) -> dict[str, str]:
-    """The keys of PPO's clip that are on, beside `eps_low`, with the values that turn them off."""
-    found = {}
+    """Return the options of PPO's clip that are on, and the values that turn them off."""
+    options = {}
     if resolve(config).eps_high != config.algorithm.eps_low:
-        found["components.clip_higher.enabled"] = "false"
+        options["components.clip_higher.enabled"] = "false"
     if config.algorithm.dual_clip is not None:
-        found["algorithm.dual_clip"] = "null"
-    return found
+        options["algorithm.dual_clip"] = "null"
+    return options
 
 
 def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
@@ -193,7 +193,9 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
 
 
 def rewards_are_compared_apart(config: FitConfig) -> Problems:
-    """GDPO compares the rewards of several verifiers, and nothing that is added to their sum."""
+    """Check that GDPO has the rewards of several verifiers, and nothing that is added to their
+    sum.
+    """
     algorithm, estimator = config.algorithm, "group_relative_apart"
     if algorithm.advantage_estimator != estimator:
         return
@@ -252,7 +254,7 @@ def baseline_weighs_values(config: FitConfig) -> Problems:
 
 
 def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
-    """A step's advantage is a difference of mean rewards, however many tokens it has."""
+    """Check that continuations are sampled and judged as the rollouts are, without a discount."""
     algorithm = config.algorithm
     if not isinstance(algorithm, VineOptions):
         return

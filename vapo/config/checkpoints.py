@@ -57,13 +57,13 @@ FREE_KEYS = (
 def identity_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """A flattened config (`loading.flatten`) without `FREE_KEYS` and the folders of functions."""
     free = (*FREE_KEYS, "trainer.checkpoint_every_n_iterations")  # the last is of older runs
-    named = {"algorithm.value_clip": "critic.value_clip"}  # of older runs, too
+    new_names = {"algorithm.value_clip": "critic.value_clip"}  # of older runs, too
     decide = (key for key in values if not is_function_folder(key) and not is_under(key, free))
-    return {named.get(key, key): values[key] for key in decide}
+    return {new_names.get(key, key): values[key] for key in decide}
 
 
 def config_identity(values: Mapping[str, Any]) -> str:
-    """12 hex digits of a flattened config's `identity_values`: configs that can resume one run.
+    """Return 12 hex digits of `identity_values`: configs with the same ones can resume one run.
 
     A sweep's `task_identity` is stricter: there the code and the models must be the same too.
     """

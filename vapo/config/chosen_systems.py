@@ -20,7 +20,7 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 
 
 def two_systems(layers: Sequence[Layer]) -> str | None:
-    """Which two files choose different systems or estimators, and the mend; None where none do.
+    """Say which two files choose different systems or estimators, and the fix; None where none do.
 
     A file may change what it extends. Any file may replace the estimator of the base, which is
     the first file with what it extends.
@@ -28,13 +28,13 @@ def two_systems(layers: Sequence[Layer]) -> str | None:
     files = [layer for layer in layers if not layer.is_overrides]
     num_base = 1 + next((i for i, layer in enumerate(files) if not layer.is_extended), 0)
     for key, compared in ((_SYSTEM, files), (_ESTIMATOR, files[num_base:])):
-        chosen = [layer for layer in compared if layer.value(key) is not None]
-        for earlier, later in pairwise(chosen):
-            before, after = earlier.value(key), later.value(key)
-            if before != after and Path(earlier.name).resolve() not in later.builds_on:
+        choosing = [layer for layer in compared if layer.value(key) is not None]
+        for earlier, later in pairwise(choosing):
+            first, second = earlier.value(key), later.value(key)
+            if first != second and Path(earlier.name).resolve() not in later.builds_on:
                 return (
-                    f"{later.place(key)}: {key} is {show(after)}, and {earlier.place(key)} says "
-                    f"{show(before)}: a run has one system. Leave one of the two files out, or "
+                    f"{later.place(key)}: {key} is {show(second)}, and {earlier.place(key)} says "
+                    f"{show(first)}: a run has one system. Leave one of the two files out, or "
                     "write a file that extends one of them and says what is changed"
                 )
     return None

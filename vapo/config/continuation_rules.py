@@ -24,8 +24,7 @@ def truth_can_be_measured(config: FitConfig) -> Problems:
 
 
 def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True) -> Problems:
-    """What makes a continuation's verdict another thing than the response's reward; `key` names
-    what asks for continuations."""
+    """Find options by which a continuation's verdict is not comparable with a response's reward."""
     kl = config.algorithm.kl
     if kl.coef > 0 and kl.placement == "reward":
         yield Problem(
@@ -42,7 +41,7 @@ def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True
 
 
 def bad_segments(block: str, segments: SegmentsConfig) -> Problems:
-    """What is wrong with the regular expression that ends a step, if one does.
+    """Check the regular expression that ends a step, where steps are ended by one.
 
     `block` is the dotted key of `segments`.
     """
@@ -51,7 +50,7 @@ def bad_segments(block: str, segments: SegmentsConfig) -> Problems:
 
         why = "matches an empty text: every place would be one"
         pattern = f"{block}.pattern", segments.pattern
-        yield from bad_pattern(*pattern, lambda found: found.match("") is None, why, regex)
+        yield from bad_pattern(*pattern, lambda compiled: compiled.match("") is None, why, regex)
 
 
 class MostContinuations(NamedTuple):
@@ -64,7 +63,7 @@ class MostContinuations(NamedTuple):
 
 
 def most_continuations(config: FitConfig) -> MostContinuations | None:
-    """Where responses and continuations are as long as they may be; None without vine.
+    """Return the largest numbers of continuations that an iteration can have; None without vine.
 
     Steps are as many as they may be, and evenly spread. Prompts are continued once for a group,
     and no two responses begin alike.
@@ -75,9 +74,9 @@ def most_continuations(config: FitConfig) -> MostContinuations | None:
     segments, length = options.vine_segments, config.rollouts.max_response_tokens
     starts = range(0, length, segments.num_tokens if isinstance(segments, TokenSegments) else 1)
     num_steps = min(len(starts), segments.max_segments)
-    left = [length - starts[i * len(starts) // num_steps] for i in range(1, num_steps)]
+    tokens_left = [length - starts[i * len(starts) // num_steps] for i in range(1, num_steps)]
     groups, responses = numbers.num_prompts, numbers.num_prompts * numbers.group_size
-    prefixes = groups + responses * len(left)
-    tokens = groups * length + responses * sum(left)
+    prefixes = groups + responses * len(tokens_left)
+    tokens = groups * length + responses * sum(tokens_left)
     times = options.vine_continuations
     return MostContinuations(num_steps, prefixes, prefixes * times, tokens * times)

@@ -39,12 +39,12 @@ def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
     end = _end_of_user_part(rest, is_database=scheme.partition("+")[0] in _DATABASES)
     part, rest = rest[:end], rest[end:]
     user, colon, password = part.removesuffix("@").partition(":")
-    kept = ""
+    shown_part = ""
     if reference and part and re.fullmatch(f"(?:{reference})+", password if colon else user):
-        part, kept = "", part
+        part, shown_part = "", part
     rest, dropped = _without_secret_parameters(rest, reference)
     return SplitUri(
-        f"{scheme}://{kept}{rest}",
+        f"{scheme}://{shown_part}{rest}",
         unquote(user) if part else None,
         unquote(password) if part and colon else None,
         dropped,
@@ -52,7 +52,7 @@ def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
 
 
 def without_credentials(text: str, *, reference: str | None = None) -> str:
-    """`split_uri(text).bare`."""
+    """Return a URI without its credentials, and any other text as it is."""
     return split_uri(text, reference=reference).bare
 
 
@@ -78,13 +78,15 @@ def _without_secret_parameters(rest: str, reference: str | None) -> tuple[str, b
         return rest, False
     query, hash_, fragment = query.partition("#")
     pieces = re.split("([&;])", query)  # parameters at even places, separators between them
-    kept: list[str] = []
+    public_pieces: list[str] = []
     for index in range(0, len(pieces), 2):
         name, _, value = pieces[index].partition("=")
         if is_secret_parameter(name) and not (
             reference and re.fullmatch(f"(?:{reference})+", value)
         ):
             continue
-        kept.append((pieces[index - 1] if kept else "") + pieces[index])
-    shown = "".join(kept)
-    return f"{base}{'?' if shown else ''}{shown}{hash_}{fragment}", len(shown) < len(query)
+        public_pieces.append((pieces[index - 1] if public_pieces else "") + pieces[index])
+    public_query = "".join(public_pieces)
+    return f"{base}{'?' if public_query else ''}{public_query}{hash_}{fragment}", len(
+        public_query
+    ) < len(query)

@@ -30,40 +30,40 @@ def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[La
 
 
 def _with_extended(path: Path, laid: set[Path], above: Mapping[Path, Path]) -> list[Layer]:
-    """The layers of what `path` extends, and last its own.
+    """Return the layers of the files that `path` extends, and its own layer last.
 
     Args:
         laid: the files that are already there, resolved; those of the result are added.
         above: the files that lead here, as resolved and as they are named.
     """
-    whole, found = read_file(path), list[Layer]()
+    whole, layers = read_file(path), list[Layer]()
     own_file = path.resolve()
     chain, builds_on = {**above, own_file: path}, set[Path]()
     for place, other in _extended(whole, path):
         if reason := _why_no_file(other, path.parent):
             raise UserError(f"{place}: {EXTENDS}: {reason}")
         if (target := other.resolve()) in chain:
-            told = " extends ".join(map(str, [*chain.values(), other]))
-            raise UserError(f"{place}: {EXTENDS}: a file cannot build on itself: {told}")
+            cycle = " extends ".join(map(str, [*chain.values(), other]))
+            raise UserError(f"{place}: {EXTENDS}: a file cannot build on itself: {cycle}")
         if len(chain) >= limits.MAX_EXTENDING:
             raise UserError(
                 f"{place}: {EXTENDS}: more than {limits.MAX_EXTENDING} files extend one another, "
                 f"from {next(iter(chain.values()))} on: join some of them"
             )
         if target not in laid:
-            found += _with_extended(other, laid, chain)
-            builds_on |= found[-1].builds_on
+            layers += _with_extended(other, laid, chain)
+            builds_on |= layers[-1].builds_on
         builds_on.add(target)
     laid.add(own_file)
-    own = {name: value for name, value in whole.tree.items() if name != EXTENDS}
+    tree = {name: value for name, value in whole.tree.items() if name != EXTENDS}
     return [
-        *found,
-        replace(whole, tree=own, is_extended=bool(above), builds_on=frozenset(builds_on)),
+        *layers,
+        replace(whole, tree=tree, is_extended=bool(above), builds_on=frozenset(builds_on)),
     ]
 
 
 def _why_no_file(path: Path, folder: Path) -> str | None:
-    """Why a path that a file in `folder` names cannot be read as a config; None: it is a file."""
+    """Say why a path that a file in `folder` names cannot be read as a config; None if it can."""
     if "\0" in str(path):
         return "a path cannot have a NUL character in it"
     try:
@@ -79,7 +79,7 @@ def _why_no_file(path: Path, folder: Path) -> str | None:
 
 
 def _extended(layer: Layer, path: Path) -> Iterator[tuple[str, Path]]:
-    """Where each extended file is named (`file:line`), and its path."""
+    """Yield the place (`file:line`) that names each extended file, and the file's path."""
     value: Any = layer.tree.get(EXTENDS, [])
     for name in value if isinstance(value, list) else [value]:
         place = layer.place(EXTENDS)

@@ -131,8 +131,8 @@ _NOTES = {
 }
 
 
-def meant_key(key: str, known: Mapping[str, Entry]) -> str | None:
-    """The known key that an unknown one means: another library's name for it, or a slip.
+def meant_key(key: str, entries: Mapping[str, Entry]) -> str | None:
+    """Return the key that an unknown one means: another library's name for it, or a slip.
 
     Of two keys of one meaning the one in the same block is taken: critic.optimizer.lr.
     """
@@ -140,9 +140,9 @@ def meant_key(key: str, known: Mapping[str, Entry]) -> str | None:
     endings = (".".join(names[start:]) for start in range(len(names)))
     target = next((FOREIGN_NAMES[end] for end in endings if end in FOREIGN_NAMES), None)
     if target is None:
-        return nearest_key(key, known)
-    found = next((k for k in _candidates(key, target) if k in known), None)
-    return nearest_key(key, known) if found is None else found
+        return nearest_key(key, entries)
+    nearest = next((k for k in _candidates(key, target) if k in entries), None)
+    return nearest_key(key, entries) if nearest is None else nearest
 
 
 def _candidates(key: str, target: str) -> Iterable[str]:
@@ -154,9 +154,11 @@ def _candidates(key: str, target: str) -> Iterable[str]:
     yield rest  # `vapo sft` has one optimizer, at the top
 
 
-def did_you_mean_key(key: str, known: Mapping[str, Entry]) -> str:
-    """`; did you mean '...'?`, with the unit where other libraries have another; or nothing."""
-    if (meant := meant_key(key, known)) is None:
+def did_you_mean_key(key: str, entries: Mapping[str, Entry]) -> str:
+    """Return `; did you mean '...'?`, with the unit where other libraries have another, or no
+    text.
+    """
+    if (meant := meant_key(key, entries)) is None:
         return ""
     is_foreign = key.rpartition(".")[2] in FOREIGN_NAMES
     note = f" ({_NOTES[meant]})" if is_foreign and meant in _NOTES else ""

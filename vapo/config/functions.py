@@ -22,7 +22,7 @@ from vapo.config.written import flatten
 
 
 def functions_are_import_paths(config: Any) -> Problems:
-    """Rule: the form of each; nothing is imported."""
+    """Check the form of each path of a function; nothing is imported."""
     values = flatten(config)
     for key, path in values.items():
         is_function = key.endswith("function") and f"{key}_folder" in values
@@ -34,7 +34,8 @@ def functions_are_import_paths(config: Any) -> Problems:
 
 
 def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> None:
-    """Set each `K_folder` that is null, or older than K; a relative one is the file's own.
+    """Set each `K_folder` that is null, or older than K, to the folder of the file where K is
+    written.
 
     Without a function there is no folder, whether K was written or not.
     """
@@ -49,19 +50,20 @@ def fill_function_folders(tree: Tree, entries: Entries, origins: Origins) -> Non
         elif key in origins.layers:
             order, layer = origins.layers[key]
             order_of_folder, its_layer = origins.layers.get(folder_key, (-1, layer))
-            written, folder = block.get(name), layer.folder
-            if written is not None and order_of_folder >= order:
-                if is_interpolation(written):
+            folder_as_written, folder = block.get(name), layer.folder
+            if folder_as_written is not None and order_of_folder >= order:
+                if is_interpolation(folder_as_written):
                     continue
-                folder = written
+                folder = folder_as_written
                 if its_layer.folder is not None:
-                    folder = os.path.join(its_layer.folder, os.path.expanduser(written))
+                    folder = os.path.join(its_layer.folder, os.path.expanduser(folder_as_written))
             block[name] = None if folder is None else escape(folder)
 
 
 def names_a_notebooks_function(config: Any) -> bool:
-    """Whether a key names what the notebook or script that runs has in hand: `__main__:name`,
-    `__handed__:name`."""
+    """Whether a key names a function of the running notebook or script (`__main__:name`,
+    `__handed__:name`).
+    """
     in_hand = ("__main__:", "__handed__:")
     return any(
         key.endswith("function") and isinstance(value, str) and value.startswith(in_hand)

@@ -68,7 +68,7 @@ class BoundedLoader(yaml.SafeLoader):
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         event = self.peek_event()
-        before = self._num_nodes
+        num_nodes_outside = self._num_nodes
         self._depth += 1
         if self._depth > MAX_CONFIG_DEPTH:
             self._stop(f"nested deeper than {MAX_CONFIG_DEPTH} levels", event)
@@ -80,7 +80,7 @@ class BoundedLoader(yaml.SafeLoader):
             self._num_nodes += self._sizes[id(node)]
         else:
             self._num_nodes += 1
-            self._sizes[id(node)] = self._num_nodes - before
+            self._sizes[id(node)] = self._num_nodes - num_nodes_outside
         if self._num_nodes > MAX_NODES:
             at = f"'*{event.anchor}': " if isinstance(event, yaml.AliasEvent) else ""
             self._stop(f"{at}more than {MAX_NODES} keys and values, aliases expanded", event)
@@ -101,7 +101,7 @@ def composed_node(text: str) -> yaml.Node | None:
 
 
 def scalar_excess(node: yaml.ScalarNode) -> str | None:
-    """Why a value is refused before it is read, or None."""
+    """Say why a value is refused before it is read, or return None."""
     is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
     if not is_number or len(node.value) <= MAX_NUMBER_CHARS:
         return interpolation_excess(node.value)
@@ -112,7 +112,7 @@ def scalar_excess(node: yaml.ScalarNode) -> str | None:
 
 
 def integer_excess(value: Any) -> str | None:
-    """Why an integer, or one in a list or mapping, is refused, or None."""
+    """Say why an integer, or one in a list or mapping, is refused, or return None."""
     if isinstance(value, (Mapping, list)):
         items = value.values() if isinstance(value, Mapping) else value
         return next(filter(None, map(integer_excess, items)), None)
@@ -122,17 +122,17 @@ def integer_excess(value: Any) -> str | None:
 
 
 def interpolation_excess(text: str) -> str | None:
-    """Why a text with interpolations is refused before it is parsed, or None."""
-    found = len(_pieces(text))
-    if not found:
+    """Say why a text with interpolations is refused before it is parsed, or return None."""
+    num_pieces = len(_pieces(text))
+    if not num_pieces:
         return None
     if len(text) > MAX_INTERPOLATED_CHARS:
         return (
             f"a text of {len(text)} characters with interpolations, where "
             f"{MAX_INTERPOLATED_CHARS} are allowed"
         )
-    if found > MAX_INTERPOLATIONS:
-        return f"{found} interpolations in one text, where {MAX_INTERPOLATIONS} are allowed"
+    if num_pieces > MAX_INTERPOLATIONS:
+        return f"{num_pieces} interpolations in one text, where {MAX_INTERPOLATIONS} are allowed"
     if _nesting(text) > MAX_NESTED_INTERPOLATIONS:
         return f"interpolations nested deeper than {MAX_NESTED_INTERPOLATIONS} levels"
     return None
@@ -153,7 +153,7 @@ Path = tuple[str, ...]
 
 
 def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
-    """The key whose interpolations come to too much, and why; None where none does.
+    """Find a key whose interpolations expand too far, and say why; None where none does.
 
     Nothing is resolved: the interpolations are followed as a graph, each text once. A reference is
     unknown when its key has an interpolation inside, or is not in the tree. It is taken to follow
@@ -161,24 +161,24 @@ def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
     itself is an error of its own.
     """
     texts = {path: _DECODED_ENVIRONMENT.sub(r"\1", text) for path, text in _texts(tree, ())}
-    pieces = {path: found for path, text in texts.items() if (found := _pieces(text))}
+    pieces = {path: parts for path, text in texts.items() if (parts := _pieces(text))}
     below: dict[Path, list[Path]] = {}
     for path in texts:
         for length in range(1, len(path) + 1):
             below.setdefault(path[:length], []).append(path)
     most_followed = math.prod(map(len, pieces.values()))
-    most = (most_followed, most_followed * max(map(len, texts.values()), default=0))
+    largest = (most_followed, most_followed * max(map(len, texts.values()), default=0))
     sizes: dict[Path, tuple[int, int]] = {}
 
     def size(path: Path) -> tuple[int, int]:
-        """Interpolations followed, and characters, of one text."""
+        """Return how many interpolations one text follows, and how many characters it comes to."""
         if path not in sizes:
             sizes[path] = (0, 0)  # should it come to itself
-            found = [(0, len(texts[path]))]
+            sizes_below = [(0, len(texts[path]))]
             for piece in pieces.get(path, ()):
                 targets = _targets(piece, path, below, texts)
-                found += [(1, 0), *([most] if targets is None else map(size, targets))]
-            followed, chars = zip(*found, strict=True)
+                sizes_below += [(1, 0), *([largest] if targets is None else map(size, targets))]
+            followed, chars = zip(*sizes_below, strict=True)
             sizes[path] = (sum(followed), sum(chars))
         return sizes[path]
 
@@ -195,7 +195,7 @@ def expansion_excess(tree: Mapping[Any, Any]) -> tuple[str, str] | None:
 
 
 def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
-    """Every value's path and text; a number's is short."""
+    """Yield the path and the text of every value; a number counts as a short text."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
     for name, value in items:
         if isinstance(value, (Mapping, list)):
@@ -205,7 +205,7 @@ def _texts(tree: Any, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """What follows each interpolation's beginning."""
+    """Return the text that follows the beginning of each interpolation."""
     if _READING.search(text):
         return text.split("${")[1:]
     return _INTERPOLATION.split(text)[1:]
@@ -214,7 +214,7 @@ def _pieces(text: str) -> list[str]:
 def _targets(
     piece: str, path: Path, below: Mapping[Path, list[Path]], texts: Mapping[Path, str]
 ) -> list[Path] | None:
-    """What the interpolation that begins the piece names; all below it for a block."""
+    """Return the paths that an interpolation names: all paths below it where it is a block."""
     inside, closing, _ = piece.partition("}")
     if _ENVIRONMENT.match(inside):
         return []
@@ -225,8 +225,8 @@ def _targets(
     num_dots = len(name) - len(name.lstrip("."))
     base = path[: max(len(path) - num_dots, 0)] if num_dots else ()
     target = (*base, *re.split(r"[.\[\]]+", name.strip(".]")))
-    known = (target[:length] for length in range(len(target), 0, -1))
-    nearest = next((place for place in known if place in below), None)
+    known_prefixes = (target[:length] for length in range(len(target), 0, -1))
+    nearest = next((place for place in known_prefixes if place in below), None)
     # below a block that is an interpolation itself lies what that one points to
     is_found = nearest is not None and (nearest == target or nearest in texts)
     return below[nearest] if nearest is not None and is_found else None

@@ -17,19 +17,19 @@ def nearest_path(path: Path) -> str:
     Where nothing beside the last part is like it, the folders beside it are looked into.
     """
     parts = path.parts[1:] if path.anchor else path.parts
-    found = Path(path.anchor)
+    existing = Path(path.anchor)
     near: str | Path | None
     for index, part in enumerate(parts):
-        if os.path.exists(found / part):  # False, too, where a name is too long
-            found /= part
+        if os.path.exists(existing / part):  # False, too, where a name is too long
+            existing /= part
             continue
-        near = _most_alike(part, _names(found), cutoff=0.7)
+        near = _most_alike(part, _names(existing), cutoff=0.7)
         if near is None and index == len(parts) - 1:
-            near = _most_alike_below(part, found)
+            near = _most_alike_below(part, existing)
         if near is None:
             return ""
-        found /= near
-    return "" if found == path else f"; did you mean {found}?"
+        existing /= near
+    return "" if existing == path else f"; did you mean {existing}?"
 
 
 def _names(folder: Path) -> list[str]:
@@ -44,7 +44,9 @@ def _most_alike(name: str, names: list[str], *, cutoff: float) -> str | None:
 
 
 def _most_alike_below(name: str, folder: Path) -> Path | None:
-    """The nearest name in the folders of a folder; that far off it has to be more alike."""
+    """Return the nearest name in the folders of a folder, which has to be more alike than a
+    neighbour.
+    """
     below = (
         (beside, inner)
         for beside in sorted(_names(folder))

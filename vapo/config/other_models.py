@@ -18,15 +18,16 @@ _PAPER = {"actor": "1e-6", "critic": "2e-6"}
 
 
 def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
-    """Each network's learning rate, if a layer gives one, with the model of that time."""
+    """Yield the learning rate of each network that a layer gives, with the model of that layer."""
     for network in ("actor", "critic"):
         key = f"{network}.optimizer.lr"
         giving = [index for index, layer in enumerate(layers) if layer.value(key) is not None]
         if not giving:
             continue
-        layer, before = layers[giving[-1]], layers[giving[-1] :: -1]
+        layer, layers_until = layers[giving[-1]], layers[giving[-1] :: -1]
         of_models = [
-            [value for one in before if (value := one.value(k)) is not None] for k in _KEYS
+            [value for earlier in layers_until if (value := earlier.value(k)) is not None]
+            for k in _KEYS
         ]
         model = _model(network, *(next(iter(values), None) for values in of_models))
         if model is not None:
@@ -34,7 +35,7 @@ def written_rates(layers: Sequence[Layer]) -> Iterator[WrittenRate]:
 
 
 def check_learning_rates(config: Any) -> None:
-    """Every written learning rate of a FitConfig is for its model, or for one of that size.
+    """Check that every written learning rate was given for its model, or for one of that size.
 
     A file that names a model and a rate says that they belong together. Where a later file, or
     the command line, replaces the model and not the rate, the rate is one for another model.
@@ -50,11 +51,11 @@ def check_learning_rates(config: Any) -> None:
             continue
         if rate.network == "critic" and (not config.algorithm.has_critic or critic.reads_actor):
             continue  # a probe does not read it
-        before, size = _weight_bytes(rate.model), _weight_bytes(now)
-        if not before or 0 < size <= MOST_TIMES_LARGER * before:
+        size_then, size = _weight_bytes(rate.model), _weight_bytes(now)
+        if not size_then or 0 < size <= MOST_TIMES_LARGER * size_then:
             continue
         key = f"{rate.network}.optimizer.lr"
-        how = f"{size / before:,.0f} times as large" if size else "whose size is not known"
+        how = f"{size / size_then:,.0f} times as large" if size else "whose size is not known"
         raise UserError(
             f"{rate.place}: {key} {rate.value} was given for {rate.model}, and "
             f"the {rate.network} is now {now}, {how}: a rate for a small model destroys a large "
@@ -64,7 +65,7 @@ def check_learning_rates(config: Any) -> None:
 
 
 def _model(network: str, actor: Any, init: Any, reward_model: Any) -> str | None:
-    """The folder or hub id that the network starts from; None: not known from these keys."""
+    """Return the folder or hub id that the network starts from; None if it is not known."""
     model = actor
     if network == "critic" and init != "policy":
         model = reward_model if init in (None, "reward_model") else init
@@ -72,10 +73,10 @@ def _model(network: str, actor: Any, init: Any, reward_model: Any) -> str | None
 
 
 def _weight_bytes(model: str) -> int:
-    """Of a folder's weights; 0 for a model that is not here."""
+    """Return the bytes of a folder's weights; 0 for a model that is not here."""
     return sum(file.stat().st_size for file in _folder(model).glob("*.safetensors"))
 
 
 def _folder(model: str) -> Path:
-    """Where the loaders look for the model first; two spellings of a folder are the same."""
+    """Return the folder where loaders look for the model first."""
     return Path(os.path.expanduser(model))

@@ -20,7 +20,7 @@ from vapo.errors import UserError
 
 
 def override_of(key: str, value: Any) -> str:
-    """The override that gives a key this value: a text is quoted where it would not stay itself."""
+    """Return the override that gives a key this value; a text is quoted where it needs to be."""
     is_text = isinstance(value, str | list | Mapping)
     return f"{key}={flow_text(value) if is_text else json.dumps(value)}"
 
@@ -28,7 +28,7 @@ def override_of(key: str, value: Any) -> str:
 def read_overrides(
     texts: Sequence[str], entries: Mapping[str, Entry], *, folder: Path | None = None
 ) -> Layer:
-    """One layer from all of `dotted.key=value`, so that their order says only which wins.
+    """Make one layer from all `dotted.key=value` texts, of which the last one for a key wins.
 
     `folder` is that of the file in which they are written; None: they are typed.
     """
@@ -72,7 +72,7 @@ def _value_of(
 def _text_of(
     text: str, key: str, entry: Entry | None, place: str, sources: dict[str, str]
 ) -> str | None:
-    """The text behind `=`: nothing is stripped but quotes around all of it."""
+    """Read the text behind `=`, without the quotes around all of it and otherwise unchanged."""
     inside = unquoted(text)
     if inside is None:
         if is_null(text) and (text or (isinstance(entry, Option) and entry.nullable)):

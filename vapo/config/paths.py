@@ -34,12 +34,12 @@ def place_paths(tree: Tree, origins: Origins) -> None:
             continue
         if value in _NO_PATHS.get(key, ()) or os.path.isabs(os.path.expanduser(value)):
             continue
-        if (found := _beside(layer, value)) is not None:
-            around[name] = escape(found)
+        if (place := _beside(layer, value)) is not None:
+            around[name] = escape(place)
 
 
 def _beside(layer: Layer, path: str) -> str | None:
     if layer.folder is None or is_run_folder(layer.folder):
         return None
-    here, found = os.path.abspath(path), os.path.abspath(os.path.join(layer.folder, path))
-    return os.path.relpath(found) if found != here and os.path.exists(found) else None
+    here, beside = os.path.abspath(path), os.path.abspath(os.path.join(layer.folder, path))
+    return os.path.relpath(beside) if beside != here and os.path.exists(beside) else None

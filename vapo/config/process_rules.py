@@ -104,7 +104,7 @@ def one_model_is_evaluated(config: SftConfig) -> Problems:
 
 
 def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
-    """A thread samples: what it uses is not the trainer's, and none of it is a collective."""
+    """Check that a thread that samples beside the training uses nothing of the trainer's."""
     if config.training.max_staleness == 0:
         return
     above = "training.max_staleness above 0"
@@ -131,7 +131,7 @@ def sampling_beside_training_has_an_engine(config: FitConfig) -> Problems:
 
 
 def engines_can_be_used(config: Any) -> Problems:
-    """The parts of one exchange activations in every layer: not over a network of hosts."""
+    """Check the addresses, devices and temperatures of a vLLM engine."""
     rollouts, key = config.rollouts, "rollouts.servers.urls"
     urls = rollouts.servers.urls.split(",") if isinstance(rollouts, VllmServerEngine) else []
     if any("@" in url for url in urls):  # which is not quoted

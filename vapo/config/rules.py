@@ -34,7 +34,7 @@ Rule = Callable[[Any], Problems]
 
 
 def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
-    """Those of the keys that are not at their defaults: key, value, the default as written."""
+    """Yield the keys that are not at their defaults, with value and default as written."""
     plain = type(config)()
     for key in keys:
         if (value := value_at(config, key)) != (default := value_at(plain, key)):
@@ -42,25 +42,25 @@ def changed(config: Any, keys: Iterable[str]) -> Iterator[tuple[str, Any, str]]:
 
 
 def without_effect(config: Any, keys: Iterable[str], why: str) -> Problems:
-    """Those of the keys that nothing reads, and that are not at their defaults."""
+    """Report those of the keys that are not at their defaults, although nothing reads them."""
     for key, _, default in changed(config, keys):
         yield Problem(f"{key} has no effect: {why}; set {key}={default}")
 
 
 def value_at(config: Any, key: str) -> Any:
-    """The value of a config at a dotted key."""
+    """Return the value of a config at a dotted key."""
     return reduce(getattr, key.split("."), config)
 
 
 def written(value: Any) -> str:
-    """A value as an override has it."""
+    """Return a value as an override has it."""
     return "null" if value is None else str(value).lower() if value in (True, False) else str(value)
 
 
 def bad_pattern(
     key: str, text: str, is_good: Callable[[Any], bool], why: str, package: Any = re
 ) -> Problems:
-    """A regular expression that cannot be compiled, or, compiled, is not good.
+    """Report a regular expression that cannot be compiled, or that is not good when it is.
 
     Args:
         why: it is not, as the message says it after key and pattern.
@@ -73,5 +73,5 @@ def bad_pattern(
     except RecursionError:
         reason = "is not a regular expression: its groups are nested too deeply"
     if reason:
-        shown = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
-        yield Problem(f"{key} {shown} {reason}", (key,))
+        quoted = repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
+        yield Problem(f"{key} {quoted} {reason}", (key,))

@@ -10,11 +10,11 @@ RECORD_NAME = "run.json"
 
 
 def is_run_folder(folder: str | Path) -> bool:
-    """Whether a run has its record here."""
+    """Whether a folder has the record of a run."""
     return os.path.exists(os.path.join(folder, RECORD_NAME))
 
 
 def holds_a_run(folder: str | Path) -> bool:
-    """Whether a folder has anything of a run's, also where its record was left out of a copy."""
+    """Whether a folder has any file of a run, also where a copy left its record out."""
     names = (RECORD_NAME, "checkpoints", "tracking", "summary.json")
     return any(os.path.lexists(os.path.join(folder, name)) for name in names)

@@ -36,16 +36,16 @@ def is_like_null(text: str) -> bool:
 
 
 def other_number(source: str) -> str | None:
-    """What YAML takes an unquoted number for, where a reader most likely takes it for another.
+    """Say what YAML takes an unquoted number for, where a reader most likely sees another.
 
     >>> other_number("010"), other_number("1:30"), other_number("1_000"), other_number("10")
     ('an octal number', 'a number of base 60', 'a number with underscores', None)
     """
-    return next((what for form, what in _OTHER_NUMBERS.items() if form.fullmatch(source)), None)
+    return next((kind for form, kind in _OTHER_NUMBERS.items() if form.fullmatch(source)), None)
 
 
 def unquoted(text: str) -> str | None:
-    r"""What stands in the quotes of a text that is quoted as a whole; None: it is not.
+    r"""Return the text inside the quotes of a text that is quoted as a whole, or None.
 
     Between single quotes `''` is a quote; between double ones a backslash escapes, as in YAML.
     Line ends in the quotes are kept.
@@ -65,12 +65,12 @@ def unquoted(text: str) -> str | None:
 
 
 def _printable(piece: str) -> str:
-    """A character as YAML reads it on one line; an escape, which has two, stays."""
+    """Return a character as YAML reads it on one line; an escape of two characters stays."""
     return piece if len(piece) == 2 or piece.isprintable() else f"\\U{ord(piece):08x}"
 
 
 def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[str, str]) -> Any:
-    """The value that a node of YAML was read as, with the names of its keys as they are written.
+    """Return the value of a YAML node, with the names of its keys as they are written.
 
     Args:
         prefix: the node's dotted key.
@@ -86,8 +86,8 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
     elif isinstance(node, yaml.SequenceNode) and isinstance(value, list):
         items = zip(node.value, value, strict=True)
         return [
-            as_in_source(item, own, _joined(prefix, index), sources)
-            for index, (item, own) in enumerate(items)
+            as_in_source(item, read_as, _joined(prefix, index), sources)
+            for index, (item, read_as) in enumerate(items)
         ]
     elif isinstance(node, yaml.MappingNode) and isinstance(value, Mapping):
         # `<<` becomes the keys that it stands for
@@ -102,7 +102,7 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
 
 
 def _key_in(block: Mapping[Any, Any], name: str) -> Any:
-    """The key of a block that was read where a name is written. Raises: ValueError"""
+    """Return the key of a block that YAML read where a name is written."""
     if name in block:
         return name
     with suppress(ValueError):  # OmegaConf's floats are more than YAML's
@@ -118,7 +118,7 @@ def _joined(prefix: str, name: str | int) -> str:
 
 
 def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
-    """Nested values, each of which is changed by a function of it and its dotted key."""
+    """Change each of nested values by a function of it and its dotted key."""
     if isinstance(value, Mapping):
         return {name: _each(item, change, _joined(key, name)) for name, item in value.items()}
     if isinstance(value, list):
@@ -127,8 +127,8 @@ def _each(value: Any, change: Callable[[Any, str], Any], key: str = "") -> Any:
 
 
 def with_sources(value: Any, sources: Mapping[str, str]) -> Any:
-    """The value with these sources at their dotted keys."""
-    return _each(value, lambda own, key: sources.get(key, own))
+    """Return the value with these sources at their dotted keys."""
+    return _each(value, lambda item, key: sources.get(key, item))
 
 
 def is_missing(value: Any) -> bool:
@@ -137,17 +137,17 @@ def is_missing(value: Any) -> bool:
 
 
 def escape_missing(value: Any) -> Any:
-    r"""The value as a config's files have it, where `???` would stand for one that must be set.
+    r"""Escape texts that look like `???`, which would stand for a value that must be set.
 
     >>> escape_missing(["???", "a???"])
     ['\\???', 'a???']
     """
-    return _each(value, lambda own, _: f"\\{own}" if _is_like_missing(own) else own)
+    return _each(value, lambda item, _: f"\\{item}" if _is_like_missing(item) else item)
 
 
 def unescape_missing(value: Any) -> Any:
-    """The value that `escape_missing` was given."""
-    return _each(value, lambda own, _: own.removeprefix("\\") if _is_like_missing(own) else own)
+    """Undo `escape_missing`."""
+    return _each(value, lambda item, _: item.removeprefix("\\") if _is_like_missing(item) else item)
 
 
 def _is_like_missing(value: Any) -> bool:

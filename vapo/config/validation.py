@@ -60,6 +60,6 @@ RULES: dict[type, tuple[Rule, ...]] = {
 
 
 def first_problem(config: Any) -> Problem | None:
-    """The first thing that a rule of the config's schema has against it."""
+    """Return the first problem that a rule of the config's schema reports, or None."""
     rules = RULES.get(type(config), ())
     return next((problem for rule in rules for problem in rule(config)), None)

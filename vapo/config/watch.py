@@ -127,6 +127,6 @@ class WatchConfig:
     )
 
     def watchers(self) -> dict[str, Watcher]:
-        """By name, those that are not ignored."""
-        found = {name: value for name, value in vars(self).items() if isinstance(value, Watcher)}
-        return {name: watcher for name, watcher in found.items() if watcher.action != "ignore"}
+        """Return the watchers that are not ignored, by name."""
+        by_name = {name: value for name, value in vars(self).items() if isinstance(value, Watcher)}
+        return {name: watcher for name, watcher in by_name.items() if watcher.action != "ignore"}

@@ -34,12 +34,12 @@ _URI_INSIDE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"{}]+")
 
 
 def written_tree(config: Any) -> dict[str, Any]:
-    """The values of a config as they may be written or shown."""
-    return _view(config, lambda found: found.text, without_credentials)
+    """Return the values of a config as they may be written or shown."""
+    return _view(config, lambda v: v.text, without_credentials)
 
 
 def deciding_tree(config: Any) -> dict[str, Any]:
-    """What an identity or a hash is made of: resolved values, without the credentials.
+    """Return the resolved values without credentials, of which an identity or a hash is made.
 
     What a variable gives counts, as a seed or a folder does, unless the variable's name says
     that it is a secret. Where a user's function is looked for does not: the run stays the same
@@ -47,7 +47,7 @@ def deciding_tree(config: Any) -> dict[str, Any]:
     """
     tree = _view(
         config,
-        lambda found: found.text if found.is_secret else _map(found.value, without_credentials),
+        lambda v: v.text if v.is_secret else _map(v.value, without_credentials),
         without_credentials,
     )
     return _without_folders(tree)
@@ -67,14 +67,14 @@ def is_from_environment(config: Any, key: str) -> bool:
 
 
 def _view(
-    config: Any, chosen: Callable[[EnvironmentValue], Any], literal: Callable[[str], str]
+    config: Any, shown_for: Callable[[EnvironmentValue], Any], literal: Callable[[str], str]
 ) -> dict[str, Any]:
-    known = getattr(config, FIELD, FromEnvironment()).values
+    variables = getattr(config, FIELD, FromEnvironment()).values
 
     def walk(value: Any, path: Place) -> Any:
-        found = known.get(path)
-        if found is not None and found.value == value:
-            return chosen(found)
+        variable = variables.get(path)
+        if variable is not None and variable.value == value:
+            return shown_for(variable)
         if isinstance(value, Mapping):
             return {key: walk(item, (*path, key)) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
@@ -93,12 +93,12 @@ def _map(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def written_source(tree: Any) -> Any:
-    """A tree with all its interpolations, as the user wrote it, without the credentials of URIs."""
+    """Return a tree with interpolations as the user wrote them, and URIs without credentials."""
     return _map(tree, _source_without_credentials)
 
 
 def _source_without_credentials(text: str) -> str:
-    """An interpolation stays where it stands, in a user part too: it shows nothing."""
+    """Remove the credentials of URIs, in which an interpolation stays because it shows nothing."""
     hidden: list[str] = []
 
     def hide(match: re.Match[str]) -> str:
@@ -108,9 +108,9 @@ def _source_without_credentials(text: str) -> str:
         hidden.append(bare)
         return MARK.format(len(hidden) - 1)
 
-    marked, found = text, 1
-    while found:  # the innermost first
-        marked, found = re.subn(r"\$\{[^${}]*\}", hide, marked)
+    marked, num_replaced = text, 1
+    while num_replaced:  # the innermost first
+        marked, num_replaced = re.subn(r"\$\{[^${}]*\}", hide, marked)
     marked = without_credentials(marked, reference=REFERENCE)
     while MARKED.search(marked):
         marked = MARKED.sub(lambda match: hidden[int(match[1])], marked)
@@ -118,7 +118,7 @@ def _source_without_credentials(text: str) -> str:
 
 
 def to_yaml(config: Any) -> str:
-    """YAML that loads back to the same config: of a dataclass, or of `Composed.tree` as written.
+    """Return YAML that loads back to the same config, or to the same `Composed.tree`.
 
     `${oc.env:NAME}` stays unresolved, and URIs lose their credentials.
     """
@@ -135,7 +135,7 @@ def _literal(text: str) -> str:
 
 
 def flatten(config: Any) -> dict[str, Scalar]:
-    """Dotted key -> scalar, of a config or a block of one; lists become JSON text.
+    """Return scalars by dotted key, from a config or a block of one; lists become JSON text.
 
     For use: what is written or shown comes from `flatten_written`.
     """
@@ -143,17 +143,17 @@ def flatten(config: Any) -> dict[str, Scalar]:
 
 
 def flatten_written(config: Any) -> dict[str, Scalar]:
-    """As `flatten`, as it may be written: `${oc.env:NAME}` unresolved, URIs bare."""
+    """Return scalars as `flatten` does, with `${oc.env:NAME}` unresolved and URIs bare."""
     return flatten_tree(written_tree(config))
 
 
 def flatten_deciding(config: Any) -> dict[str, Scalar]:
-    """As `flatten`, of what decides a run and not of the credentials that it uses."""
+    """Return scalars as `flatten` does, from what decides a run and without its credentials."""
     return flatten_tree(deciding_tree(config))
 
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
-    """As `flatten`, of nested mappings."""
+    """Return scalars as `flatten` does, from nested mappings."""
     return {
         key: json.dumps(value) if isinstance(value, (Mapping, list, tuple)) else value
         for key, value in leaves(tree)
@@ -161,7 +161,7 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, Scalar]:
 
 
 def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted key -> value; an empty mapping counts as a value."""
+    """Yield dotted keys and values; an empty mapping counts as a value."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{name}.")
@@ -170,7 +170,7 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted key -> text, of nested values; the name of a key is a text, too."""
+    """Yield dotted keys and texts of nested values; the names of keys are texts, too."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield key, str(name)
@@ -183,5 +183,5 @@ def texts_of(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def config_hash(config: Any) -> str:
-    """12 hex digits that are equal exactly when the resolved values are, credentials aside."""
+    """Return 12 hex digits, equal exactly when the resolved values are, credentials aside."""
     return values_hash(deciding_tree(config))

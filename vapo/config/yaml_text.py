@@ -19,7 +19,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    """Quoted where a reader, of YAML or not, could take it for something else."""
+    """Quote a text where a reader, of YAML or not, could take it for something else."""
     style = None
     if not text.isprintable():
         style = '"'
@@ -33,7 +33,7 @@ _Dumper.add_multi_representer(str, _represent_text)
 
 
 def yaml_text(tree: Any, *, is_flow: bool = False) -> str:
-    """The tree block by block, or in braces, in its own order; no text is folded."""
+    """Write the tree block by block, or in braces, in its own order; no text is folded."""
     text: str = yaml.dump(
         tree,
         Dumper=_Dumper,
@@ -46,7 +46,7 @@ def yaml_text(tree: Any, *, is_flow: bool = False) -> str:
 
 
 def flow_text(value: Any) -> str:
-    r"""A text, a list or a mapping as YAML of one line.
+    r"""Write a text, a list or a mapping as YAML of one line.
 
     >>> flow_text("it's"), flow_text(" a"), flow_text("a\n"), flow_text(["null", None])
     ("it's", "' a'", '"a\\n"', "['null', null]")
