@@ -27,8 +27,8 @@ from transformers import AutoModelForCausalLM
 from vapo.config import FitConfig
 from vapo.config.environments import EnvironmentConfig
 from vapo.config.kinds import make
-from vapo.environments.contract import Environments
-from vapo.environments.processes import data_row, make_environments
+from vapo.environments.contract import Environments, Reply
+from vapo.environments.processes import make_environments
 from vapo.networks.saved_tokenizers import read_tokenizer
 from vapo.rewards.scorer import make_scorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
@@ -87,7 +87,7 @@ def in_rounds(
         keys = [(i, 0) for i in range(len(prompts))]
         ids = {key: list(prompts[key[0]].prompt_ids) for key in keys}
         for key in keys:
-            environments.begin(key, data_row(prompts[key[0]]))
+            environments.reset(key, prompts[key[0]])
         live, turn = answered(environments, keys), 0
         while live:
             for key in live:
@@ -105,7 +105,7 @@ def in_rounds(
 
 def answered(environments: Environments, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Wait for all; the episodes that go on."""
-    replies = []
+    replies: list[Reply] = []
     while len(replies) < len(keys):
         replies += environments.poll(1.0)
     assert all(reply.failure is None for reply in replies)

@@ -11,6 +11,8 @@ float64.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
@@ -114,7 +116,7 @@ def compare(
 
 def measure(options: argparse.Namespace) -> Report:
     start(options)
-    shapes = [tuple(options.shape)] if options.shape else SHAPES
+    shapes: Sequence[tuple[Any, ...]] = [tuple(options.shape)] if options.shape else SHAPES
     settings = ["one lambda", "one lambda, gaps", CLAIMED_SETTING, f"{CLAIMED_SETTING}, gaps"]
     if options.claims:
         shapes, settings = CLAIMED, settings[2:]

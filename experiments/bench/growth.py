@@ -60,7 +60,7 @@ def make_networks(device: torch.device, *, attends: bool) -> tuple[Actor, Critic
         pad_token_id=0,
     )
     config.num_labels = 1
-    models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
+    models: list[Any] = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
     for model in models:
         model.to(device).train()
         if attends:
@@ -144,7 +144,8 @@ def grow(
 
 def measure(options: argparse.Namespace) -> Report:
     device = start(options)
-    counts, lengths = COUNTS, LENGTHS
+    counts: tuple[int, ...] = COUNTS
+    lengths: tuple[int, ...] = LENGTHS
     if options.toy:
         counts, lengths = (1, 2), (16, 32)
     kinds = {

@@ -109,8 +109,8 @@ def model_folders(case: Case) -> tuple[Path, Path]:
         pad_token_id=0,
         eos_token_id=1,
         bos_token_id=None,
-        num_labels=1,
     )
+    config.num_labels = 1
     parts = {"policy": Qwen2ForCausalLM, "reward_model": Qwen2ForSequenceClassification}
     for name, kind in parts.items():
         if not (folder / name / "config.json").exists():
@@ -197,11 +197,11 @@ def compare(system: str, case: Case, options: argparse.Namespace) -> tuple[list[
     }
     rows = []
     for name in reports:
-        side = "ours" if name == "ours" else f"TRL {TRL[system]}, {name}"
+        label = "ours" if name == "ours" else f"TRL {TRL[system]}, {name}"
         numbers = [f"{median(name, key):,.2f}" for key in ("cpu_s", "wall_s")]
         tokens = f"{median(name, 'tokens'):,.0f}"
         rows.append(
-            f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} | {side} "
+            f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} | {label} "
             f"| {tokens} | {' | '.join(numbers)} | {speeds[name]:,.0f} "
             f"| {speeds['ours'] / speeds[name]:.2f}x |"
         )

@@ -25,7 +25,7 @@ from vapo.config import FitConfig
 from vapo.config.kinds import make
 from vapo.config.schema import RewardConfig
 from vapo.networks.loading import load_causal_lm, load_tokenizer
-from vapo.rewards.scorer import make_scorer
+from vapo.rewards.scorer import VerifierScorer
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings
 from vapo.rollouts.engines.transformers.sampler import TransformersSampler
 from vapo.rollouts.player import RolloutRunner
@@ -86,7 +86,7 @@ def main() -> None:
         )
     )
     ratios = []
-    with make_scorer(config) as scorer:
+    with VerifierScorer(config) as scorer:
         player = RolloutRunner(config, sampler, scorer, tokenizer)
         for seed in range(options.repeats):
             times = [time.perf_counter()]

@@ -124,7 +124,7 @@ def compare(
 
 def measure(options: argparse.Namespace) -> Report:
     device = start(options)
-    cases = CPU_CASES if device.type == "cpu" else GPU_CASES
+    cases: tuple[tuple[int, int], ...] = CPU_CASES if device.type == "cpu" else GPU_CASES
     if options.tokens:
         cases = ((options.tokens, cases[0][1]),)
     if options.claims:

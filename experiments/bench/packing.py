@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from typing import Any
 
 import torch
 from measuring import Claim, Report, alternate, arguments, setting, start  # beside this file
@@ -66,18 +67,18 @@ def make_networks(hidden: int, layers: int, heads: int, device: torch.device) ->
         num_attention_heads=heads,
         num_key_value_heads=heads,
         max_position_embeddings=32_768,
-        num_labels=1,
         pad_token_id=0,
         dtype="float32" if device.type == "cpu" else "bfloat16",
     )
-    models = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
+    config.num_labels = 1
+    models: list[Any] = [Qwen2ForCausalLM(config), Qwen2ForSequenceClassification(config)]
     for model in models:
         model.to(device, getattr(torch, str(config.dtype).removeprefix("torch."))).train()
     assert choose_layout("packed", models) == "packed"
     return [Actor(models[0]), Critic(models[1])]
 
 
-def update(networks: list[nn.Module], chunks: list[TokenInputs], device: torch.device) -> float:
+def update(networks: list[Any], chunks: list[TokenInputs], device: torch.device) -> float:
     """One minibatch; the norm of both gradients together."""
     squares = 0.0
     for network in networks:
@@ -99,7 +100,7 @@ def compare(
     case: tuple[int, ...], device: torch.device, repeats: int
 ) -> tuple[list[str], list[Claim]]:
     hidden, layers, heads, num, median, longest, budget = case
-    networks = make_networks(hidden, layers, heads, device)
+    networks: list[Any] = make_networks(hidden, layers, heads, device)
     for network in networks:
         # so small a step that every repetition sees the same weights
         network.optimizer = torch.optim.AdamW(network.parameters(), lr=1e-12, weight_decay=0.0)

@@ -42,7 +42,7 @@ def functions_of(source: str, names: tuple[str, ...], scope: dict[str, Any]) -> 
     ]
     for node in functions:
         node.decorator_list = []
-    exec(compile(ast.Module(functions, []), "peer", "exec"), scope)
+    exec(compile(ast.Module([*functions], []), "peer", "exec"), scope)
     return {name: scope[name] for name in names}
 
 

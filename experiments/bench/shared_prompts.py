@@ -14,6 +14,7 @@ import argparse
 import random
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from measuring import Report, alternate, arguments, setting, start  # beside this file
@@ -62,7 +63,9 @@ def update(actor: Actor, chunks: list[TokenInputs], precision: str) -> float:
             output = actor(inputs, temperature=1.0)
             loss = (output.logprobs - 0.01 * output.entropy).sum()
         loss.backward()
-    norm = float(torch.nn.utils.get_total_norm([p.grad for p in actor.parameters()]))
+    norm = float(
+        torch.nn.utils.get_total_norm([p.grad for p in actor.parameters() if p.grad is not None])
+    )
     actor.zero_grad(set_to_none=True)
     return norm
 
@@ -73,7 +76,7 @@ def make_actor(options: argparse.Namespace, device: torch.device) -> Actor:
         actor = make_networks(*sizes, device)[0]
         assert isinstance(actor, Actor)
     else:
-        model = load_causal_lm(options.model, dtype="float32", attn_implementation="auto")
+        model: Any = load_causal_lm(options.model, dtype="float32", attn_implementation="auto")
         actor = Actor(model.to(device).train())
     assert choose_layout("shared_prompts", [actor.model]) == "shared_prompts"
     return actor
@@ -138,7 +141,8 @@ def options(arguments_: list[str] | None = None) -> argparse.Namespace:
 def once(parsed: argparse.Namespace) -> None:
     device = start(parsed)
     actor = make_actor(parsed, device)
-    sequences = make_sequences(*(parsed.case or CASES[0]), actor.model.config.vocab_size)
+    case: tuple[int, int] = parsed.case or CASES[0]
+    sequences = make_sequences(*case, actor.model.config.vocab_size)
     update(actor, cut(sequences, parsed.layout), parsed.precision[0])
 
 

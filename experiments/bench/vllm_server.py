@@ -164,7 +164,7 @@ def measure(options: argparse.Namespace) -> Report:
         with closing(colocated), closing(served):
             sides = {"in process": Side(colocated, []), "over HTTP": Side(served, pids)}
             for side in sides.values():
-                side.sampler.end_ids = frozenset()  # type: ignore[attr-defined]
+                side.sampler.end_ids = frozenset()  # type: ignore[misc]
             for seed in range(options.repeats + 1):
                 prompts = make_prompts(num_prompts, vocab_size, seed)
                 rounds_by_name = {

@@ -106,13 +106,13 @@ def spoiled_values(kind: str, seed: int) -> Iterator[None]:
     generator = torch.Generator().manual_seed(derive_seed(seed, "spoiled values"))
 
     def with_spoiled(
-        batch: EvaluatedBatch, phase: Phase, config: FitConfig, *more: Any
+        batch: EvaluatedBatch, phase: Phase, config: FitConfig, *more: Any, **named: Any
     ) -> TrainingBatch:
         if phase is Phase.POLICY_OPTIMIZATION and batch.old_values is not None:
             mask = batch.response_mask
             spoiled = spoil(batch.values, batch, generator)
             batch = replace(batch, old_values=torch.where(mask, spoiled, batch.values))
-        return sound(batch, phase, config, *more)
+        return sound(batch, phase, config, *more, **named)
 
     iteration.estimate_advantages = with_spoiled
     try:

@@ -105,7 +105,9 @@ def of_sweep(folder: Path, uri: str, experiment: str, output: Path) -> list[Meth
             for r in json.loads((folder / "sweep.json").read_text())["rows"]}  # fmt: skip
     at_end, by_method = scores(uri, experiment), defaultdict(list)
     for pretraining in sorted(folder.glob("runs/value-pretraining-of-*")):
-        name, seed = re.fullmatch(r"value-pretraining-of-(.*)-(\d+)_\w+", pretraining.name).groups()
+        match = re.fullmatch(r"value-pretraining-of-(.*)-(\d+)_\w+", pretraining.name)
+        assert match is not None, pretraining
+        name, seed = match.groups()
         row = rows[name]
         (run,) = folder.glob(f"runs/{name}-{seed}_*")
         by_method[row].append((at_end[row, seed], measured(run, output / f"{name}-{seed}.txt")))
@@ -146,7 +148,9 @@ def distinct(methods: Sequence[Method]) -> list[Method]:
     ]
 
 
-def correlations_of_ranks(scores: np.ndarray, figure: Sequence[float], axis: int) -> np.ndarray:
+def correlations_of_ranks(
+    scores: np.ndarray, figure: Sequence[float] | np.ndarray, axis: int
+) -> np.ndarray:
     """Spearman's: Pearson's of the ranks, for many orders of the scores at once."""
     x, y = rankdata(scores, axis=axis), rankdata(figure)
     x, y = x - x.mean(axis=axis, keepdims=True), y - y.mean()
@@ -222,8 +226,8 @@ def table(methods: Sequence[Method]) -> str:
         "|---|" + "---:|" * (1 + len(FIGURES)),
     ]
     for method in sorted(pairs, key=lambda method: -method.score):
-        cells = (f"{method.figures[key]:.2f}" for key in FIGURES)
-        lines.append(f"| {method.name} | {method.score:.1f} | {' | '.join(cells)} |")
+        figures = (f"{method.figures[key]:.2f}" for key in FIGURES)
+        lines.append(f"| {method.name} | {method.score:.1f} | {' | '.join(figures)} |")
     return "\n".join(lines) + "\n"
 
 

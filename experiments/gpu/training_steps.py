@@ -223,10 +223,12 @@ def compiled_graphs() -> int:
 def count_flops(module: VapoModule, trainer: L.Trainer) -> dict[str, float]:
     """Operations of each stage by the product's own count, and the tokens of the batch."""
     iteration = iteration_of(trainer)
-    networks = [module.actor, *([module.critic] if module.critic is not None else [])]
+    networks: list[Any] = [module.actor, *([module.critic] if module.critic is not None else [])]
     rows = range(len(iteration.batch))
     inputs = rollout_inputs(iteration.batch, rows, pad_id=module.pad_id, layout=module.layout)
-    stage_flops = {"logprobs_values": sum(n.forward_flops.count(inputs) for n in networks)}
+    stage_flops: dict[str, float] = {
+        "logprobs_values": sum(n.forward_flops.count(inputs) for n in networks)
+    }
     for name, network in (("actor", module.actor), ("critic", module.critic)):
         if network is not None:
             parts = (m for minibatch in iteration.minibatches for m in minibatch.of(name))

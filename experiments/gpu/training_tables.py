@@ -136,7 +136,10 @@ def stage_table(stages: Mapping[str, Mapping[str, Any]]) -> str:
 
 def operation_tables(operations: Mapping[str, Mapping[str, Any]]) -> str:
     """What was called in each stage, and its operations with most device or host time."""
-    columns = ("stage", "host ms", "device ms", "torch calls", "launches", "waits", "host reads")
+    columns: tuple[str, ...] = (
+        *("stage", "host ms", "device ms"),
+        *("torch calls", "launches", "waits", "host reads"),
+    )
     keys = ("torch_calls", "kernel_launches", "waits_for_the_device", "host_reads")
     counts = [
         [

@@ -70,7 +70,7 @@ def main() -> None:
 
             truth = TruthRequest(args.policy, 16, args.verifier, num_responses=24)
         inspection = inspect_responses(
-            rows(page, file), name=page.title, truth=truth, policy=truth and args.policy
+            rows(page, file), name=page.title, truth=truth, policy=args.policy if truth else None
         )
         text = inspection.page(num_groups=3, max_responses=4, max_tokens=3000)
         (args.output / f"{name}.html").write_text(text, encoding="utf-8")

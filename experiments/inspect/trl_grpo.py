@@ -41,14 +41,20 @@ def train(
     from trl import GRPOConfig, GRPOTrainer
 
     from vapo.config import FitConfig
+    from vapo.config.data import FileSource, GeneratedSource
     from vapo.config.loading import load_config
+    from vapo.config.rewards import RegexVerifier
     from vapo.prompts.sources import read_rows
 
     config = load_config(FitConfig, [CONFIG], [])
+    source = config.data.train
+    assert isinstance(source, (FileSource, GeneratedSource))
+    assert isinstance(config.rewards, RegexVerifier)
+    pattern = config.rewards.pattern
     tokenizer: Any = AutoTokenizer.from_pretrained(policy, trust_remote_code=False)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
-    rows = read_rows(config.data.train, key="data.train")[: num_prompts * max(num_steps, 1)]
+    rows = read_rows(source, key="data.train")[: num_prompts * max(num_steps, 1)]
     prompts: list[Any] = [row.problem for row in rows]
     if conversation:
         tokenizer.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -63,7 +69,7 @@ def train(
             completion if isinstance(completion, str) else completion[0]["content"]
             for completion in completions
         ]
-        matches = [re.search(str(config.rewards.pattern), text) for text in texts]  # type: ignore[union-attr]
+        matches = [re.search(pattern, text) for text in texts]
         right = [m is not None and m[1] == a for m, a in zip(matches, answer, strict=True)]
         return [
             config.rewards.correct if is_right else config.rewards.incorrect for is_right in right
@@ -102,7 +108,7 @@ def train(
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", default="models/checked_steps/policy")
     parser.add_argument("--output", type=Path, required=True)
     for name, number in (("num_steps", 20), ("num_prompts", 8), ("group_size", 8),

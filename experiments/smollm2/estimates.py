@@ -106,8 +106,8 @@ def candidates(name: str, responses: Responses) -> Iterator[tuple[dict[str, Any]
                 by=kernel,
                 groups=responses.groups if in_group else None,
             )
-            for temperature, values in by_temperature.items():
-                yield {**about, "temperature": temperature}, [v.numpy() for v in values]
+            for temperature, tensors in by_temperature.items():
+                yield {**about, "temperature": temperature}, [v.numpy() for v in tensors]
 
 
 def explained(values: Values, rewards: np.ndarray) -> float:

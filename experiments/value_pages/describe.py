@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def column(response: dict[str, Any], name: str) -> np.ndarray:
     return np.frombuffer(base64.b64decode(packed), "<f4")
 
 
-def token_texts(data: dict[str, Any], response: dict[str, Any]) -> list[str]:
+def token_texts(data: Mapping[str, Any], response: dict[str, Any]) -> list[str]:
     return [data["tokens"][str(i)] for i in np.frombuffer(base64.b64decode(response["ids"]), "<i4")]
 
 

@@ -22,7 +22,7 @@ def _panel(
     axes: Axes, title: str, numbers: np.ndarray, texts: list[list[str]], clear: np.ndarray
 ) -> None:
     """A cell for each number of steps (longest on top) and group size; clear ones have a frame."""
-    colours = {"cmap": "RdBu", "vmin": -MOST, "vmax": MOST}
+    colours: dict[str, Any] = {"cmap": "RdBu", "vmin": -MOST, "vmax": MOST}
     axes.imshow(np.nan_to_num(numbers), origin="lower", aspect="auto", **colours)
     for row, column in np.ndindex(numbers.shape):
         is_dark = abs(np.nan_to_num(numbers[row, column])) > 0.65 * MOST

@@ -75,7 +75,8 @@ def simulate(
     share = rng.random((*prompts, 1))
     hard = np.repeat(rng.random((*prompts, steps)) < share, group_size, axis=2)
     kinds = np.repeat(rng.integers(KINDS, size=(*prompts, steps)), group_size, axis=2)
-    hard, kinds = (a.reshape(batches, responses, steps) for a in (hard, kinds))
+    shape = (batches, responses, steps)
+    hard, kinds = hard.reshape(shape), kinds.reshape(shape)
     slipped = hard & (rng.random(hard.shape) < slip_rate)
     off = np.maximum.accumulate(slipped, axis=2)
     rewards = np.where(off[:, :, -1], -1.0, 1.0)
@@ -223,8 +224,8 @@ def main() -> None:
             num_responses = responses_needed(
                 critic, slip_rate=slip_rate, alpha=options.alpha, **cell
             )
-            cell |= {"share_of_slip_rate": share, "responses_needed": num_responses}
-            rows.append(cell | {"samples": beside(num_responses)})
+            needs = {"share_of_slip_rate": share, "responses_needed": num_responses}
+            rows.append({**cell, **needs, "samples": beside(num_responses)})
             print(rows[-1], flush=True)
     (FOLDER / "surrogate.json").write_text(json.dumps(rows, indent=1) + "\n")
 

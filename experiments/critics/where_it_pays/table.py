@@ -106,7 +106,7 @@ def interval(
     of_prompts = 0.0
     if prompts is not None:
         per_prompt = np.mean(prompts, axis=0)
-        of_prompts = np.var(per_prompt, ddof=1) / len(per_prompt)
+        of_prompts = float(np.var(per_prompt, ddof=1) / len(per_prompt))
     error = float(np.sqrt(pooled / len(values) + of_prompts))
     limits = []
     for level in (0.05, 0.05 / comparisons):
