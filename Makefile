@@ -98,8 +98,15 @@ format: install ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: install ## mypy over package and tests
+# Scripts import the files beside them by bare names, so mypy looks for modules in their folders.
+# Two files with one name need two calls: gpu/ has an all.py and an iterations.py, as bench/ has.
+GPU_SCRIPTS = $(wildcard experiments/gpu/*.py)
+SCRIPTS = $(filter-out $(GPU_SCRIPTS), $(wildcard experiments/*/*.py experiments/*/*/*.py))
+SCRIPT_FOLDERS = $(sort $(patsubst %/, %, $(dir $(SCRIPTS))))
+types: install ## mypy over package, tests and experiments
 	$(BIN)/mypy
+	@MYPYPATH=$$(echo $(SCRIPT_FOLDERS) | tr ' ' :) $(BIN)/mypy $(SCRIPTS)
+	@MYPYPATH=experiments/gpu $(BIN)/mypy $(GPU_SCRIPTS)
 
 # The variable turns off a notice about a later major version, which pyproject.toml leaves out.
 docs: install ## build the documentation as a site, into build/site

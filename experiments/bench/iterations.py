@@ -201,8 +201,8 @@ def compare(system: str, case: Case, options: argparse.Namespace) -> tuple[list[
         numbers = [f"{median(name, key):,.2f}" for key in ("cpu_s", "wall_s")]
         tokens = f"{median(name, 'tokens'):,.0f}"
         rows.append(
-            f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} | {label} "
-            f"| {tokens} | {' | '.join(numbers)} | {speeds[name]:,.0f} "
+            f"| {system} | {case.name} | {case.num_responses} x <= {case.response_tokens} "
+            f"| {label} | {tokens} | {' | '.join(numbers)} | {speeds[name]:,.0f} "
             f"| {speeds['ours'] / speeds[name]:.2f}x |"
         )
     peers = {name: speed for name, speed in speeds.items() if name != "ours"}
