@@ -79,5 +79,6 @@ def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
                     f"{folder / JOURNAL_NAME} has a line longer than {MAX_LINE_BYTES} bytes, "
                     "which no run writes: remove the line"
                 )
-            if line.endswith(b"\n"):
-                yield line
+            if not line.endswith(b"\n"):
+                return  # its writer may finish it now: the rest would be read as a line
+            yield line
