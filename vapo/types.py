@@ -280,7 +280,7 @@ class RolloutBatch:
 
     @property
     def counted_mask(self) -> Bool[Tensor, "B T"]:
-        """The sampled tokens that means and variances over a batch count: fillers are left out."""
+        """A mask of the tokens in a batch's means and variances: sampled, not of filler rows."""
         return self.response_mask & ~self.is_filler[:, None]
 
     @property

@@ -93,7 +93,10 @@ class CriticBaseline:
         rewards: Float[Tensor, " B"],
         config: Tether,
     ) -> Float[Tensor, "B T"]:
-        """Mix by the weight from earlier rollouts, then fit it on this batch for later ones."""
+        """Mix the critic's advantages with a baseline's by a weight from earlier rollouts (TETHER).
+
+        Then the weight is fitted on this batch for later ones.
+        """
         others_mean = mean_of_others(rewards, group_size=batch.group_size)
         columns = (batch.values, others_mean[:, None], advantages)
         earlier_rho, mixed = (

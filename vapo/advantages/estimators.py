@@ -119,7 +119,10 @@ def optimal_token_baseline(
     *,
     alone: Literal["others_mean", "zero"] = "others_mean",
 ) -> Estimate:
-    """Estimate by OTB. `alone` is the baseline where no other response is as long."""
+    """Estimate by the optimal token baseline (OTB, `optimal_token_advantages`).
+
+    `alone` is the baseline of a token where no other response of the group is as long.
+    """
     assert batch.old_logprobs is not None
     assert batch.old_collisions is not None
     columns = (token_rewards, batch.old_logprobs, batch.old_collisions, batch.response_mask)

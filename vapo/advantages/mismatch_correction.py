@@ -119,9 +119,9 @@ def gap_metrics(
 
 
 def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict[str, float]:
-    """What the correction did: of the loss-carrying responses and tokens of all ranks.
+    """Return metrics of how much loss the correction masks and weighs, over all ranks.
 
-    How much of the sample is left is said without a correction too.
+    The effective share of the sampled tokens is among them without a correction, too.
     """
     if batch.old_logprobs is None:
         return {}
@@ -152,10 +152,12 @@ def effective_sample_share(
     *,
     level: Literal["token", "sequence"],
 ) -> float:
-    """(sum w)^2 / (n sum w^2) over the sampled tokens of all ranks, w not truncated.
+    """Return the effective share of the n sampled tokens of all ranks: (sum w)^2 / (n sum w^2).
 
-    w is at the level at which the correction weighs: each token's own ratio, or the product of
-    its response's. Source: Kish 1965, the effective sample size.
+    w are the importance weights, not truncated, at the level at which the correction weighs: each
+    token's own ratio, or the product of its response's.
+
+    Source: Kish 1965, the effective sample size.
     """
     weights = truncated_importance_weights(
         rollout_logprobs, logprobs, mask, cap=math.inf, level=level

@@ -229,7 +229,9 @@ def whiten(
 def discounted_suffix_sums(
     x: Float[Tensor, "B T"], decay: Float[Tensor, "B 1"]
 ) -> Float[Tensor, "B T"]:
-    """Solve y_t = x_t + decay * y_{t+1}, y after the last column 0, without a loop over T.
+    """Return the sums y_t = x_t + decay * y_{t+1} along each row, without a loop over T.
+
+    y after the last column is 0.
 
     Recursive doubling: y^(k) adds up the first 2^k terms, so that ceil(log2 T) passes do.
 

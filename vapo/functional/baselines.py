@@ -100,7 +100,7 @@ def whitened_group_mean_advantages(
     counted: Bool[Tensor, " B"] | None = None,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Center in the group, then scale to variance 1 over the whole batch (REINFORCE++-baseline).
+    """Center rewards in their group, then scale to variance 1 in the batch (REINFORCE++-baseline).
 
         a_i = r_i - mean(r)                            mean over the group
         A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)       j over the N counted responses, all ranks
@@ -129,7 +129,7 @@ def group_relative_apart_advantages(
     counted: Bool[Tensor, " B"] | None = None,
     reduce: Reduce = identity,
 ) -> Float[Tensor, " B"]:
-    """Score a response by each of its rewards in its group apart, then sum and scale (GDPO).
+    """Normalize each verifier's rewards in their group, then sum over verifiers and scale (GDPO).
 
         a_i = sum_k w_k (r_ik - mean(r_k)) / (std(r_k) + 1e-6)      std unbiased, over the group
         A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)                    j over the N counted responses
@@ -158,7 +158,7 @@ def group_relative_apart_advantages(
 def _scaled_to_one(
     centered: Float[Tensor, " B"], counted: Bool[Tensor, " B"] | None, reduce: Reduce
 ) -> Float[Tensor, " B"]:
-    """Divide by the root of the mean square of the counted numbers of all ranks."""
+    """Divide centered numbers by the root mean square of the counted ones of all ranks."""
     squares = centered.double().square()
     weights = torch.ones_like(squares) if counted is None else counted.to(squares.dtype)
     total, count = reduce(torch.stack([(weights * squares).sum(), weights.sum()]))

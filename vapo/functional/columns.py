@@ -49,7 +49,7 @@ def float_columns(batch: RolloutBatch) -> dict[str, Tensor]:
 def bad_inputs(
     batch: RolloutBatch, *, reads_entropies: bool = False
 ) -> dict[str, Bool[Tensor, " B"]]:
-    """Find for each column that is trained on the rows with a number that is not finite.
+    """Mark for each float column that training reads the rows with a number that is not finite.
 
     Args:
         reads_entropies: whether the estimator reads entropies. If not, they are only for a value

@@ -112,7 +112,9 @@ def lagged_rho(rho: float, fitted_rho: float, *, decay: float | int) -> float:
 def gate_explained_variance(
     values: Float[Tensor, " B"], rewards: Float[Tensor, " B"], *, reduce: Reduce = identity
 ) -> Float[Tensor, ""]:
-    """Compute what decides between the critic's advantages and those against the mean reward.
+    """Return the explained variance that decides whether a batch uses the critic's advantages.
+
+    Otherwise it uses those against the mean reward.
 
         EV = 1 - Var(R - V) / Var(R);    critic where EV > 0 (a threshold of the config)
 

@@ -210,6 +210,6 @@ def kl_penalty(
 
 
 def _divide(total: Tensor, denominator: float | int | Tensor) -> Tensor:
-    """total / denominator, where 0 things counted leave the total (which is then 0)."""
+    """Return total / denominator; where the denominator is 0, the total, which is then 0, too."""
     count = torch.as_tensor(denominator, dtype=total.dtype, device=total.device)
     return total / torch.where(count > 0, count, 1.0)

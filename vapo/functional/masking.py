@@ -19,7 +19,7 @@ Reduce = Callable[[Tensor], Tensor]
 
 
 def identity(sums: Tensor) -> Tensor:
-    """Return the sums of one rank as they are."""
+    """Return the sums unchanged: the `reduce` of a run with a single rank."""
     return sums
 
 
@@ -47,7 +47,9 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def loss_denominator(mask: Bool[Tensor, "B T"], *, reduction: LossReduction) -> Int[Tensor, ""]:
-    """Count the denominator of `losses.aggregate`: tokens, or responses that have a token.
+    """Return the denominator of `losses.aggregate`.
+
+    It is the number of tokens for `token_mean`, else the number of responses that have a token.
 
     A row without a single True token (overlong filtering, a filler row) is not counted, just
     as its tokens are not. Add these counts up over micro-batches and ranks to get the

@@ -90,7 +90,7 @@ def truncated_importance_weights(
     cap: float | int,
     level: Literal["token", "sequence"] = "token",
 ) -> Float[Tensor, "B T"]:
-    """Weigh each token's policy loss by how much likelier the trainer finds it, up to `cap`.
+    """Return weights of the tokens' policy losses: pi_old / pi_rollout, at most `cap`.
 
         token:     w_t = min(exp(d_t), cap)
         sequence:  w_t = min(exp(sum_s d_s), cap), one number a response
@@ -121,7 +121,7 @@ def icepop_weights(
     low: float | int,
     high: float | int,
 ) -> Float[Tensor, "B T"]:
-    """Weigh each token's policy loss by its ratio, and drop the tokens that are far out.
+    """Return weights of the tokens' policy losses: pi_old / pi_rollout, or 0 outside a range.
 
         w_t = exp(d_t) if low <= exp(d_t) <= high, else 0
 

@@ -165,7 +165,7 @@ def logprob_surrogate(
 def _finite_inputs(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return a mask of where all three are finite, and each in at least float32, 0 elsewhere."""
+    """Mark the tokens whose three inputs are finite; return the inputs, too, with 0 elsewhere."""
     inputs = (logprobs, rollout_logprobs.detach(), advantages.detach())
     is_valid = torch.stack([torch.isfinite(x) for x in inputs]).all(dim=0)
     dtype = torch.promote_types(logprobs.dtype, torch.float32)

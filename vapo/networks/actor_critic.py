@@ -80,12 +80,12 @@ class ForwardFlops:
         )
 
     def count_update(self, inputs: TokenInputs) -> float:
-        """Count a forward and its backward. The backward computes no gradient of frozen weights."""
+        """Count a forward's and its backward's operations, without frozen weights' gradients."""
         frozen_flops = self.frozen_per_token * inputs.num_tokens
         return 3 * self.count(inputs) - frozen_flops - self.frozen_per_state * len(inputs.targets)
 
     def count(self, inputs: TokenInputs) -> float:
-        """Count one forward pass over all sequences; padding is not counted."""
+        """Count the operations of one forward pass over all sequences, without padding."""
         return float(
             self.per_token * inputs.num_tokens
             + self.per_state * len(inputs.targets)
@@ -93,8 +93,8 @@ class ForwardFlops:
         )
 
     def attention(self, length: float, before: float = 0) -> float:
-        """Count the attention of `length` tokens, each to itself, to earlier ones of them, and to
-        `before` tokens in front of them all."""
+        """Count the operations of attention of `length` tokens, each to itself, to earlier ones of
+        them, and to `before` tokens in front of them all."""
         squares = length * (length + 2 * before)
         if self.window is None:
             return self.per_squared_length * squares
@@ -106,7 +106,7 @@ class ForwardFlops:
 
 
 def num_parameters(parameters: Iterable[nn.Parameter]) -> int:
-    """Count the numbers in all of the parameters."""
+    """Return how many numbers the parameters have together."""
     return sum(p.numel() for p in parameters)
 
 

@@ -74,14 +74,17 @@ def name_end_tokens(
     ends: EndTokens,
     generation: bytes | None,
 ) -> bytes | None:
-    """Name all end tokens in the model's generation config, the tokenizer's own first.
+    """Give the model a new generation config that holds only the end tokens.
+
+    The tokenizer's own end token is the first.
 
     Programs that load the model then end a response where this policy does.
 
     Args:
         generation: the source's generation_config.json, if it has one.
 
-    Returns: that file's content with the end tokens, or unchanged if it names all of them.
+    Returns: `generation` with these end tokens. It is unchanged if the model's end tokens were
+        exactly these already, and None if it is None.
     """
     named_ids = end_token_ids(model.generation_config, tokenizer)
     first = int(tokenizer.eos_token_id)

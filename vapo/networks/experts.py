@@ -26,7 +26,7 @@ _NUMS_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 
 def num_active(model: PreTrainedModel, part: nn.Module | None = None) -> dict[int, int]:
-    """Count for each parameter of a model, or of a part of it, the numbers that compute a token.
+    """Count for each parameter of a model, or of its `part`, how many of its numbers a token uses.
 
     A token goes through some of the experts, and through all other weights.
 

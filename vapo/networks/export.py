@@ -74,7 +74,7 @@ def check_saving(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, p
 
 
 def _has_two_matrices(model: PreTrainedModel, state: dict[str, Tensor]) -> bool:
-    """Whether the output layer's weights differ from those of the embedding."""
+    """Whether a state dict has an output layer's weights that differ from the embedding's."""
     layers = (model.get_input_embeddings(), model.get_output_embeddings())
     names = [f"{name}.weight" for name, module in model.named_modules() if module in layers]
     weights = [state[name] for name in names if name in state]

@@ -249,7 +249,10 @@ def _padded_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut into the fewest chunks that suffice when the longest rows go to the emptiest chunks."""
+    """Cut rows into chunks of at most `max_tokens`, about equally large; longer rows are alone.
+
+    The longest rows come first, and each goes to the emptiest chunk.
+    """
     longest_first = sorted(rows, key=lambda row: lengths[row], reverse=True)
     num_chunks = max(1, -(-sum(lengths[row] for row in rows) // max_tokens))
     while True:
@@ -265,7 +268,7 @@ def _packed_chunks(lengths: Sequence[int], rows: Sequence[int], max_tokens: int)
 
 
 def _grouped_chunks(load: _Load, rows: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Cut into the fewest chunks, of loads as even as possible, with rows of a prompt side by side.
+    """Cut rows into few chunks of even loads, with the rows of a prompt side by side.
 
     A prompt whose rows lie in two chunks is computed in both. So a prompt is split only if it is
     above the budget, or if there would be more chunks otherwise.
@@ -291,7 +294,7 @@ def _grouped_chunks(load: _Load, rows: Sequence[int], max_tokens: int) -> list[l
 
 
 def _join_parts(load: _Load, parts: Sequence[list[int]], limit: int) -> list[list[int]]:
-    """Join parts into chunks in their order, each chunk within the limit where possible."""
+    """Join lists of rows into chunks, in order, each within `limit` tokens where possible."""
     chunks: list[list[int]] = []
     total = 0
     for part in parts:

@@ -95,6 +95,6 @@ def why_not_shared(model: PreTrainedModel) -> str | None:
 
 
 def enable_packing(model: PreTrainedModel) -> None:
-    """Let a network take packed rows; its forward pass of padded rows is unchanged."""
+    """Let a network that supports it take packed rows; its pass of padded rows is unchanged."""
     if attention_implementation(model) == "sdpa":
         model.set_attn_implementation(PACKED_SDPA)

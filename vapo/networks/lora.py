@@ -192,7 +192,10 @@ def plain_copy(model: PreTrainedModel, options: LoraConfig | None) -> PreTrained
 
 
 def changing_names(model: PreTrainedModel) -> set[str]:
-    """Return the names, in the plain model, of the weights that training changes."""
+    """Return the names, in the plain model, of the weights that training changes.
+
+    With adapters these are the weights of the modules that have one.
+    """
     names = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     adapted = {f"{name.removesuffix(_B)}.weight" for name in names if name.endswith(_B)}
     return adapted or names

@@ -29,7 +29,9 @@ def put_own_head(model: PreTrainedModel, config: FitConfig) -> None:
 
 
 def check_own_head(config: FitConfig) -> None:
-    """Make the head once, from config.json alone, before a model is loaded.
+    """Check the user's value head, if the config names one, by making it once.
+
+    No model is loaded: its width is read from config.json.
 
     Raises: UserError: it cannot be imported or made, or breaks its contract.
     """

@@ -72,7 +72,7 @@ class ProbeFeatures(nn.Module):
 
 
 class ProbeForSequenceClassification(PreTrainedModel):
-    """A head `score` on an actor's states."""
+    """A probe: a value head `score` on states that an actor has computed."""
 
     config_class = ProbeModelConfig
     base_model_prefix = "model"

@@ -124,7 +124,7 @@ def _has_kind(config: PreTrainedConfig, kind: str) -> bool:
 
 
 def unbound_time_steps(model: nn.Module) -> None:
-    """Let the time steps of Mamba layers be as small as they are.
+    """Remove the lower bound that some Mamba layers put on their time steps.
 
     Some architectures (Nemotron-H, Zamba2) bound them below when a whole sequence is computed, but
     not when a token follows a cache. vLLM never bounds them. So log-probs of trainer and engine

@@ -54,7 +54,7 @@ _ONE_TOKENIZER = (
 
 
 def check_same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> None:
-    """Check that ids mean the same to two networks; padding is masked and may differ.
+    """Check that token ids mean the same to two tokenizers; padding is masked and may differ.
 
     Raises:
         UserError: the vocabularies, or the begin or end token, differ.

@@ -76,7 +76,7 @@ class Lineage:
 
 
 def _random_name() -> str:
-    """Return a name that no other weights have."""
+    """Return a new random name for weights, of 32 hex digits."""
     return secrets.token_hex(16)
 
 

@@ -90,7 +90,7 @@ class Entry(_Block):
 
     @abstractmethod
     def entry_rows(self) -> Iterable[GridRow]:
-        """Return the rows of the entry, from the keys of its kind alone."""
+        """Return the entry's rows, from the keys of its kind alone; `rows` adds the other keys."""
 
 
 class NamedRow(Entry):
@@ -117,7 +117,7 @@ class WithoutComponents(Entry):
 
 
 class _Combinations(Entry):
-    """A row for each mapping of keys to values."""
+    """An entry that makes a row of each mapping of config keys to values."""
 
     paper_scores: list[float | None] | None = None
 

@@ -60,7 +60,7 @@ class ParentRun:
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
-        """Return the address of the run's charts on a server, or the command that serves them."""
+        """Return the address of the parent run's charts, or the command that serves them."""
         return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
 
     def curves_page(self) -> str | None:
@@ -196,7 +196,7 @@ class ParentRun:
 
     @contextlib.contextmanager
     def _store_may_fail(self) -> Iterator[None]:
-        """Turn the store's errors in this block into one note, until it has taken all again."""
+        """Turn MLflow's errors in this block into one note, until the store has taken all again."""
         from mlflow.exceptions import MlflowException
         from requests import RequestException
         from sqlalchemy.exc import SQLAlchemyError
@@ -248,10 +248,11 @@ class ParentRun:
 
 
 def metric_keys(rows: Sequence[str]) -> dict[str, str]:
-    """Return each row's metric: `sweep/` and the row's name, `_` for characters MLflow forbids.
+    """Return the metric name of each row: `sweep/` and the row's name.
 
-    Where another row would have the same metric, or it would be `sweep/best_score`, the row's
-    number in the grid follows: `sweep/a_b/2`.
+    Every character but letters, digits, `_`, `.`, `:`, space and `-` becomes `_`, and so does a
+    name that is empty or only dots. If two rows would share a metric name, or the name would be
+    `sweep/best_score`, the row's number in the grid follows: `sweep/a_b/2`.
     """
     safe = [re.sub(r"[^\w. :-]|^\.*$", "_", row) for row in rows]  # dots alone are no name
     return {

@@ -64,7 +64,7 @@ class SweepSignals:
             self._raise()
 
     def stop(self, runs: Sequence[Stoppable]) -> None:
-        """Ask all runs to stop and wait; after `STOP_S`, or at a second signal, kill the rest."""
+        """Ask all runs to stop, and wait; after `STOP_S` or a second signal kill the rest."""
         self._is_deferred = True
         for run in runs:
             run.interrupt()

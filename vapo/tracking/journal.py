@@ -237,7 +237,7 @@ class Journal:
             self._lock.close()
 
     def _open(self) -> None:
-        """Read the lines that were not sent, and open the file for appending."""
+        """Open the journal to append, cut off an unfinished last line, and read the unsent lines."""
         self._file = open_inside(self._path(), JOURNAL_NAME, "ab", buffering=0)
         self._end = sum(map(len, lines_in(self._path())))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
@@ -256,7 +256,11 @@ class Journal:
         self._path(ASIDE_NAME).replace(self._path(SENT_NAME))
 
     def _write(self, record: Record) -> bytes:
-        """Write an artifact's content, then the line. After an error neither of them remains."""
+        """Append a record to the journal as one line, and return the line.
+
+        An artifact's content is written first, to a file of its own. After an OSError neither the
+        line nor the content remains.
+        """
         if self.is_gone:
             raise FileNotFoundError(self.folder)
         is_file = record.kind == "file"

@@ -70,7 +70,7 @@ def cannot_write_journal(folder: Path | None, error: OSError) -> UserError:
 
 
 def lines_in(folder: Path, start: int = 0) -> Iterator[bytes]:
-    """Yield the complete lines of a journal after byte `start`, without an unfinished last one."""
+    """Yield the lines of a journal from byte `start` on, up to the first unfinished one."""
     with open_inside(folder, JOURNAL_NAME, "rb") as file:
         file.seek(start)
         while line := file.readline(MAX_LINE_BYTES):

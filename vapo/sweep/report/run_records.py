@@ -49,9 +49,10 @@ class RunRecord:
     scores: PromptHistory = field(default_factory=PromptHistory)
 
     def score(self, within: int | None = None, key: str = SCORE) -> float | None:
-        """Return a score at its last evaluation, or at the last one `within` so many policy steps.
+        """Return the run's score `key` at its last evaluation.
 
-        Returns None where there is no such evaluation.
+        With `within` it is the last evaluation after at most that many policy steps. Returns None
+        where there is no such evaluation.
         """
         steps = self.history.get("progress/policy_steps", {})
         scores = self.history.get(key, {})
@@ -61,7 +62,7 @@ class RunRecord:
         return scores[max(steps_with_score)] if steps_with_score else None
 
     def prompt_means(self, key: str, within: int | None = None) -> Mapping[str, float]:
-        """Return the share of correct responses to each prompt of which a score is the mean.
+        """Return, by prompt, the shares of correct responses whose mean is the score `key`.
 
         The result is empty where the run did not record it, or where its mean is not the score.
         """

@@ -38,8 +38,8 @@ class Collection:
     """The runs of one report, at most one for each row and seed.
 
     `notes` are sentences on how the rows were separated, and on runs that were left out, failed or
-    are missing from the store. The table uses the last evaluation `within` so many optimizer steps
-    of the policy; None means the run's last evaluation.
+    are missing from the store. The table uses a run's last evaluation after at most `within`
+    optimizer steps of the policy; None means the run's last evaluation.
 
     Raises: UserError if the full system is not one of the rows.
     """
@@ -262,6 +262,6 @@ def _row(name: str, runs: Sequence[RecordedRun]) -> GridRow:
 
 
 def _tag(runs: Sequence[RecordedRun], key: str) -> str | None:
-    """Return the tag of the latest run that has it: the grid may have changed between runs."""
+    """Return the tag `key` of the latest run that has it; None if no run has it."""
     tags = (run.mlflow_run.data.tags.get(key) for run in reversed(runs))
     return next((tag for tag in tags if tag), None)

@@ -153,7 +153,7 @@ def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) ->
 
 
 def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
-    """Return the sentences below the table."""
+    """Return the sentences that stand below the report's table."""
     lines = _signs(collection, [row for row in table if row.sign])
     how = {row.how for row in table if row.how}
     steps = collection.within
@@ -188,7 +188,7 @@ def conclusion(collection: Collection, table: Sequence[RowResult]) -> list[str]:
 
 
 def _describe_intervals(table: Sequence[RowResult]) -> str:
-    """Say what the intervals are over, and name the rows where that differs between rows."""
+    """Say whether the intervals are over seeds, prompts or both; name the rows if they differ."""
     rows: dict[str, dict[str, None]] = {}
     for row in table:
         for value in (row.score, row.difference):
@@ -227,7 +227,7 @@ def shown_scores(table: Sequence[RowResult]) -> list[str]:
 
 
 def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
-    """Say how many rows have the paper's sign, and in how many of them the intervals show it."""
+    """Say for how many rows the sign of the difference is the paper's, also beyond the interval."""
     if not judged:
         return []
     clear = [row.sign for row in judged if row.is_shown]
