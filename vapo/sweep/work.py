@@ -126,7 +126,7 @@ class TaskRunner:
         self.on_end(task, outcome)
 
     def _counts(self) -> str:
-        """Say how many tasks are in which state: `3 of 14 finished, 1 failed, 2 running, 8 to come`."""
+        """Count the tasks by state: `3 of 14 finished, 1 failed, 2 running, 8 to come`."""
         states = [outcome.state for outcome in self.outcomes.values()]
         numbers = {
             "failed": states.count("failed"),

@@ -237,7 +237,7 @@ class Journal:
             self._lock.close()
 
     def _open(self) -> None:
-        """Open the journal to append, cut off an unfinished last line, and read the unsent lines."""
+        """Open the journal to append, cut off an unfinished last line, and read unsent lines."""
         self._file = open_inside(self._path(), JOURNAL_NAME, "ab", buffering=0)
         self._end = sum(map(len, lines_in(self._path())))
         os.ftruncate(self._file.fileno(), self._end)  # half a line, where a process was killed
