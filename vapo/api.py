@@ -84,7 +84,10 @@ class Run:
         return recorded_metrics(locate_store(self._tracking_uri), self.summary["mlflow_run_id"])
 
     def value_pages(self) -> list[Path]:
-        """The value pages of a run that is recorded in a local folder, oldest first."""
+        """Return the paths of the run's value pages (HTML files), in the order of their names.
+
+        The list is empty if the run's store has no local folder for them.
+        """
         from vapo.tracking.stores import locate_store
 
         store = locate_store(self._tracking_uri)

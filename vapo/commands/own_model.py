@@ -70,7 +70,9 @@ def own_model(
     gpu_gib: float | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> OwnModel:
-    """Choose the base config, and read the data's columns.
+    """Choose a config for training this model on this data with this reward, to suit this machine.
+
+    The data's columns are read for it, and torch is loaded to look at the model.
 
     Args:
         model: a Hugging Face folder or hub id.

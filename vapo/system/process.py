@@ -23,10 +23,11 @@ _POLL_S = 0.5
 
 
 def stop_with_starter() -> None:
-    """From now on, send this process SIGTERM once the process that started it has ended.
+    """If the variable `STARTER` names this process's starter, send this process SIGTERM once that
+    has ended, since a starter that was killed could not stop it.
 
-    A starter that was killed could not stop it. Processes that this one starts do not do the same,
-    because this one stops them.
+    Without the variable nothing happens. The variable is removed from the environment, so the
+    processes that this one starts are not concerned: this one stops them.
     """
     starter = os.environ.pop(STARTER, None)
     if starter is not None:

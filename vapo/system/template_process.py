@@ -134,7 +134,12 @@ class Renderer:
 
 
 def answer_frames() -> None:
-    """Answer the frames of stdin on stdout until the other side ends."""
+    """Serve as the process that renders chat templates: read requests from stdin and write the
+    answers to stdout, until stdin ends.
+
+    The memory of this process is limited first. A request that only brings a template gets no
+    answer.
+    """
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
     limit_memory(MEMORY_BYTES)
     renderer = Renderer()

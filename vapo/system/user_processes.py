@@ -74,12 +74,14 @@ class _Process:
 
 
 class UserProcesses:
-    """Processes by key, which answer their questions in order. One thread at a time may use this.
+    """Runs a user's code in processes, one for each key; the trainer puts questions to them.
+
+    Each process answers its questions in their order. Only one thread at a time may use this.
 
     Args:
         timeout_s: the time limit of one answer, in seconds.
-        num_hosts: with 1 all processes share a host. With more each key has its own, and keys are
-            numbers below this.
+        num_hosts: how many host processes import the code. With 1 all keys share one; with more
+            each key has its own, and keys are numbers below this.
         output: the file descriptor to which the processes print; if None, what they print is
             discarded.
         may_close: whether open processes get `CLOSE_TIMEOUT_S` to close when all are ended.
@@ -249,7 +251,9 @@ class UserProcesses:
 
 
 def _hang_up(process: _Process) -> None:
-    """Close a process's channel, and all copies of it, so that the process ends."""
+    """Shut a process's connection down, also for all who hold a copy of its socket, and close the
+    trainer's end, so that the process ends.
+    """
     with suppress(OSError), socket.socket(fileno=os.dup(process.channel.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)
     process.channel.close()
