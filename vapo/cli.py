@@ -145,13 +145,13 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
 
 
 def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) -> list[str]:
-    """Replace `--model`, `--data` and `--reward` by the config and overrides that they stand for.
+    """Replace the options `--model`, `--data` and `--reward` by the config that they stand for.
 
     The config's files become the option `config`. Without any of the three nothing changes.
 
     Returns: all overrides.
 
-    Raises: UserError: one of the three is missing, or --config is given as well.
+    Raises: UserError: one of the three is missing, or --config or --model_config is given as well.
     """
     values = {flag: options.pop(flag) for flag in ("model", "data", "reward")}
     set_flags = [flag for flag, value in values.items() if value is not None]
@@ -182,10 +182,11 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
 def _run_configured(
     name: str, command: Command, schema: Any, options: dict[str, Any], overrides: list[str]
 ) -> None:
-    """Compose the config, check what the command will read and write, then run the command.
+    """Compose a command's config, check what the command will read and write, then run it.
 
-    The checks come before torch is loaded. A command for a grid of configs gets the files and
-    overrides instead of a config.
+    With `--print_config` the config is printed instead. The checks come before
+    torch is loaded. A command for a grid of configs gets the files and overrides instead of a
+    config.
     """
     from vapo.commands.early_checks import check_early, checked_command
     from vapo.config.chosen_systems import check_one_system
@@ -218,7 +219,9 @@ def _run_configured(
 def _load_command(
     name: str, command: Command, about: str = "", *, quiet: bool = False
 ) -> Callable[..., object]:
-    """Load a command's function. Libraries that take seconds are announced on stderr.
+    """Import a command's module and return its `run`.
+
+    Libraries that take seconds are announced on stderr.
 
     Args:
         about: what the command is about to do, for the first line.

@@ -49,7 +49,7 @@ from vapo.tracking.logger import RunLogger
 
 @dataclass(frozen=True)
 class Cell:
-    """One critic with one seed. Its identity decides the name of its result file (`path`)."""
+    """A training of one critic with one seed. Its identity decides its result file's name."""
 
     critic: str
     config: FitConfig
@@ -124,7 +124,7 @@ def run(
 
 
 def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:
-    """Make the cell, whose identity has the digest of its data (in `more`), but not their path."""
+    """Make the cell of a critic. Its identity has its data's digest (in `more`), not their path."""
     pretraining = replace(config.components.value_pretraining, data=None)
     plain = replace(config, components=replace(config.components, value_pretraining=pretraining))
     text = json.dumps([task_identity(plain), *more])
@@ -133,7 +133,7 @@ def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Ce
 
 
 def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
-    """How many trainings there are, how many are already done, and how many rollouts are left."""
+    """Say how many trainings the cells are, how many are done, and what the others will take."""
     missing_cells = [cell for cell in cells if cell.result() is None]
     mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
     names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
@@ -189,7 +189,7 @@ def train_cells(
 
 
 def write_comparison(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:
-    """Write table and figure into the folder and to MLflow. Return the table as Markdown."""
+    """Write the curves' table and figure into the folder and to MLflow. Return the table's text."""
     reference = grid.full_system or grid.rows[0].name
     table = summarize(curves, reference=reference)
     texts = {

@@ -85,7 +85,7 @@ def installed(name: str) -> str | None:
 
 
 def _with_fix(action: Callable[[], T]) -> T:
-    """Return the action's result.
+    """Call `action`, which tries a library, and return its result.
 
     Raises: UserError: the action fails. The error has the cause, and what often helps.
     """

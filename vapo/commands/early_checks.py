@@ -48,7 +48,7 @@ Options = Mapping[str, Any]
 
 @contextmanager
 def checked_command(command: str, config: Any, options: Options) -> Iterator[None]:
-    """Check a command with a config, from the shell or from Python, then let it run.
+    """Check a command's config and options, then let the block run the command.
 
     The values of secret variables are redacted in the errors of the checks and of the command.
 

@@ -44,7 +44,7 @@ def run(
     simulate_ranks: int | None = None,
     interconnect_gb_s: float | None = None,
 ) -> MemoryEstimate:
-    """Print the memory that each stage needs.
+    """Print the memory of a GPU that each stage of a config's training needs.
 
     With `gpu_memory_gib`, also print whether it fits. With `sustained_tflops`,
     `sampled_tokens_per_s` and `mean_response_tokens`, print the hours of a run. With
@@ -87,7 +87,7 @@ def run(
 def estimate_config(
     config: FitConfig, path: str | None = None, *, tell: Callable[[str], None] = say
 ) -> tuple[FitConfig, MemoryEstimate, PreTrainedConfig, PreTrainedConfig | None]:
-    """Estimate the memory of a config.
+    """Estimate the memory that training with a config needs.
 
     Returns: the config with its precision settled, the estimate, and the model configs of actor and
         critic (None without a critic).
@@ -137,7 +137,7 @@ def _say_simulation(
 def _hardware(
     rates: list[float | None], mean_prompt_tokens: float | None, config: FitConfig
 ) -> Hardware | None:
-    """What the hours are computed from. None if none of the rates and means is given.
+    """Return the rates and means for computing a run's hours; None if none of them is given.
 
     Raises: UserError: a rate is missing, a number is not finite or not above 0, or a mean is above
         its maximum.

@@ -16,7 +16,7 @@ from vapo.errors import UserError
 def simulated_config(
     config: FitConfig, num_ranks: int | None, tflops: float | None, gb_s: float | None
 ) -> FitConfig:
-    """The config on `num_ranks` processes, for --simulate_ranks. If None, it is unchanged.
+    """Return the config on `num_ranks` processes (--simulate_ranks); unchanged if that is None.
 
     Raises: UserError: the config cannot be simulated or does not divide among the ranks, or a rate
         is out of range or has no effect.
@@ -54,7 +54,7 @@ def simulated_config(
 
 
 def check_gpu_memory(config: FitConfig, gpu_memory_gib: float | None) -> None:
-    """Check --gpu_memory_gib.
+    """Check the value of the option --gpu_memory_gib of `vapo estimate`.
 
     Raises: UserError: it is not a finite number above 0, or the config is for a CPU.
     """
@@ -79,7 +79,7 @@ def model_config_folder(model_config: Path) -> str:
 
 @contextmanager
 def only_config_needed() -> Iterator[None]:
-    """Add to a model's error that `vapo estimate` needs its config.json alone."""
+    """Add to a `UserError` of the block that `vapo estimate` needs only a model's config.json."""
     try:
         yield
     except UserError as error:

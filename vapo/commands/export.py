@@ -21,7 +21,7 @@ from vapo.system.shown_text import say
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:
-    """Write the network as a folder that `from_pretrained` loads.
+    """Write a network of a checkpoint as a folder that `from_pretrained` loads.
 
     Several critics get a folder each below it. A warning is printed if the policy's held-out score
     does not exceed that at the start of its run.
@@ -58,7 +58,7 @@ def _write(
     network: Literal["actor", "critic"],
     output_dir: Path,
 ) -> None:
-    """Write the network, or one folder for each of several critics."""
+    """Write a checkpoint's network as a folder, or a folder for each of several critics."""
     count = config.critic.count if network == "critic" else 1
     for member in range(count):
         state, generation = network_state(contents, network, member=member), None

@@ -32,7 +32,7 @@ Config = FitConfig | SftConfig | RewardModelConfig
 
 
 def check_run(config: FitConfig) -> None:
-    """What every training run reads and writes: `vapo fit`, and each row of a sweep."""
+    """Check what a training run reads and writes: `vapo fit`, or a row of a sweep."""
     check_sampling(config)
     check_critic_folders(config)
     stored = config.components.value_pretraining.data
@@ -45,7 +45,7 @@ def check_run(config: FitConfig) -> None:
 
 
 def check_sampling(config: FitConfig) -> None:
-    """What sampling a policy and judging its responses needs."""
+    """Check the files and functions for sampling a policy and judging its responses."""
     with about("actor.path"):
         check_model_folder(config.actor.path, has_tokenizer=True)
     check_sources(config)
@@ -94,7 +94,7 @@ def check_functions(config: Config) -> None:
 
 
 def check_store(config: Config) -> None:
-    """Check that the store can be written.
+    """Check that the tracking store of a config can be written.
 
     A config from a run's folder may not choose alone where records and credentials are sent,
     because the folder may come from somebody else.

@@ -34,7 +34,10 @@ from vapo.types import Prompt, Rollout
 
 
 def run(config: FitConfig, *, num_responses: int = 8, output: str | None = None) -> Path:
-    """Sample and judge responses unless the file exists; report its pass rates. Return the file."""
+    """Write the training prompts' pass rates, unless the file exists, and report them.
+
+    Responses are sampled and judged for it. Returns: the file.
+    """
     tokenizer, prompts = read_inputs(config)
     settings = settings_of(config, prompts.train, num_responses)
     path = default_path(config, settings) if output is None else Path(output)
@@ -76,7 +79,9 @@ def sample_pass_rates(
     settings: Mapping[str, Any],
     progress: Progress,
 ) -> int:
-    """Write the file of all prompts. Return how many tokens were sampled.
+    """Sample and judge responses to all training prompts, and write the file of their pass rates.
+
+    Returns: how many tokens this call sampled.
 
     What is sampled for a chunk of prompts depends on the seed and the chunk's place alone.
     """

@@ -39,7 +39,10 @@ def run(
     num_iterations: int = 30,
     output_dir: Path | None = None,
 ) -> Path:
-    """Measure and judge, and write `gates.md`, `gates.json` and the figure. Return their folder."""
+    """Measure a setting and judge which effects it can show; return the folder of the results.
+
+    The folder has `gates.md`, `gates.json` and the figure.
+    """
     started = time.monotonic()
     inputs = checked_inputs(config)
     check_head_is_kept(config)

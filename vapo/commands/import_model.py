@@ -19,7 +19,7 @@ from vapo.system.shown_text import say
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:
-    """Read the model, write and check a temporary folder, and then move that to its place."""
+    """Read a model, write it to a temporary folder, check that, and move it to `output_dir`."""
     quiet_libraries()
     place = find_source(source)
     check_new_folder(output_dir, sources=[place.path] if place.gguf_file is None else [])

@@ -27,7 +27,9 @@ shows its prompts, responses and verdicts. `runs/` and `mlruns/` appear with the
 
 
 def run(folder: Path) -> None:
-    """Write the files. A file that exists already stays if it is the same.
+    """Write the files of `vapo init` into a folder.
+
+    A file that exists already stays if it is the same.
 
     Raises: UserError, before anything is written, when a file is there with other contents, when
         a link or a file stands where a folder must be, or the folder cannot be written.

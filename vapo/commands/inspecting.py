@@ -42,7 +42,7 @@ def run(
     sampling: Sequence[str] = (),
     output: Sequence[Path] = (),
 ) -> Inspection:
-    """Read, inspect, print, and write what `--output` names."""
+    """Read rollouts, inspect them, print the figures, and write the files that `--output` names."""
     find_files(rollouts)
     for path in output:
         _check_output(path)
@@ -103,7 +103,7 @@ def inspect_rollouts(
     output: Sequence[Path] = (),
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> Inspection:
-    """Inspect files or data. `vapo.inspect` describes the arguments.
+    """Inspect rollouts from files or data. `vapo.inspect` describes the arguments.
 
     The Parquet files among `output` are written here, because the responses are read only once.
 
@@ -161,9 +161,9 @@ def _template_variables(text: str | None) -> dict[str, Any]:
 
 
 def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> None:
-    """Check the template variables.
+    """Check that the policy's chat template reads each of these variables.
 
-    Raises: UserError: there is no chat template, or it does not read one of them.
+    Raises: UserError: there is no policy, is no chat template, or it does not read one of them.
     """
     if tokenizer is None:
         raise UserError(f"{_TEMPLATE_KEY}: give --policy, whose chat template has them")

@@ -98,7 +98,7 @@ def own_model(
 def _from_files(
     model: str, data: Any, reward: str | Callable[..., Any], heldout: Any, overrides: list[str]
 ) -> tuple[dict[str, Any], str]:
-    """Choose and check all values that need no torch. Return them and a line on the data."""
+    """Choose and check the config's values that need no torch. Return them, and a line on data."""
     with about("the model"):
         check_model_folder(model, has_tokenizer=True)
     values: dict[str, Any] = {
@@ -121,7 +121,7 @@ def _from_files(
 
 
 def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
-    """The config on the first base that accepts these keys.
+    """Return the config of these values on the first base config that accepts their keys.
 
     Which base is right, and whether there is a chat template, is only known once torch and the
     tokenizer are loaded.
@@ -193,7 +193,7 @@ def _reward(reward: str | Callable[..., Any]) -> dict[str, Any]:
 def _put_source(
     values: dict[str, Any], name: str, data: Any, overrides: Sequence[str], rows_dir: Path
 ) -> tuple[str, int]:
-    """Put a source into the config's values. Return a line on it, and its number of rows.
+    """Put data into the config's values as a source. Return a line on it, and its number of rows.
 
     Raises: UserError: there are no rows, or no column has a known name and the overrides name none.
     """

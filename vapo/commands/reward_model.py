@@ -46,7 +46,7 @@ NUM_HELDOUT_BATCHES = 4
 
 @dataclass(frozen=True)
 class ScoredInputs:
-    """Inputs that read one state per row, that after its last token, and the rows' rewards."""
+    """A reward model's inputs, a state for each row (after its last token), and the rewards."""
 
     inputs: TokenInputs
     rewards: Float[Tensor, " b"]
@@ -164,7 +164,7 @@ def collate_scored(examples: Sequence[Rollout], pad_id: int) -> ScoredInputs:
 
 
 def cut_scored(examples: Sequence[Rollout], pad_id: int, *, max_tokens: int) -> SupervisedBatch:
-    """The micro-batches of one optimizer step. The denominator counts responses."""
+    """Cut responses into an optimizer step's micro-batches. The denominator counts responses."""
     lengths = [len(r.prompt.prompt_ids) + len(r.response_ids) for r in examples]
     chunks = cut_by_tokens(lengths, range(len(examples)), max_tokens=max_tokens)
     return SupervisedBatch(

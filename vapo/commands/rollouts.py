@@ -136,7 +136,7 @@ def sample_file(
     progress: Progress,
     measuring: Measuring | None,
 ) -> dict[str, float]:
-    """Write the file, one chunk of groups after the other. Return metrics of its rollouts.
+    """Sample and score a file's rollouts chunk by chunk, and write it. Return their metrics.
 
     What is sampled for a chunk depends on the seed and the chunk's number alone.
     """
@@ -262,8 +262,9 @@ def measure_step_starts(
     seed: int,
     note: Callable[[str], None],
 ) -> tuple[list[list[MeasuredState]], int]:
-    """Continue the responses of the measured groups from the start of each step.
+    """Measure what responses are worth at the start of each step, by continuations from there.
 
+    This is done for the groups that `measuring` chooses; for none if it is None.
     `note` gets the expected cost before. Returns each response's measured states, and the number of
     sampled tokens.
     """

@@ -127,7 +127,7 @@ def examples_of(
     tokenizer: PreTrainedTokenizerBase,
     ends: EndTokens,
 ) -> list[Example]:
-    """The examples of all prompts. With an environment, it plays each demonstration as an episode.
+    """Make the training examples of all prompts; an environment plays demonstrations as episodes.
 
     Raises: UserError: a demonstration does not fit the environment.
     """

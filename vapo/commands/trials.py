@@ -95,13 +95,13 @@ def is_unanswered(rewards: RewardConfig, response: str, prompt: str = "") -> boo
 
 
 def _readers_of_thoughts(rewards: RewardConfig) -> list[str]:
-    """The names of the verifiers that judge whole responses nevertheless."""
+    """Return the names of the verifiers that judge whole responses, whatever the others judge."""
     several = rewards.verifiers if isinstance(rewards, SeveralVerifiers) else {}
     return [name for name, block in several.items() if block.reads_thoughts]
 
 
 def inline(text: str, max_chars: int = 200) -> str:
-    """A short text on one line."""
+    """Return a text on one line, escaped, with at most `max_chars` of its characters."""
     cut = text if len(text) <= max_chars else f"{text[:max_chars]}..."
     return visible(cut, keep="")
 
@@ -120,7 +120,7 @@ def _marked(text: str) -> str:
 
 
 def trial_text(trial: Trial, number: int, total: int) -> str:
-    """Everything about one response."""
+    """Return a trial as text: prompt, reference answer, response, verdict and what was printed."""
     tokens, length = "", f"{len(trial.response)} characters"
     if trial.finish_reason is not None:
         tokens = f", {trial.num_prompt_tokens} tokens"

@@ -53,7 +53,10 @@ NamedRow = tuple[str, SourceRow]
 
 @dataclass(frozen=True)
 class GivenResponse:
-    """A response in the file. It is judged against its `answer`, else against a row of the data."""
+    """A response from the file of `--responses`.
+
+    It is judged against its `answer`, else against a row of the data.
+    """
 
     place: str
     number: int
@@ -215,7 +218,10 @@ def judge_given_responses(
 def _submit(
     response: str, row: SourceRow, judge: TextJudge, on_reply: OnReply
 ) -> Callable[[], object]:
-    """Submit the judged part of a response to the verifier. Calling the result withdraws it."""
+    """Submit the judged part of a response to the verifier. Calling the result withdraws it.
+
+    A response without such a part is incorrect and is not submitted.
+    """
     part = judged_part(judge.config, response)
     if part is None:
         on_reply({"is_correct": False})
@@ -257,7 +263,7 @@ def rows_judged_against(
 
 
 def _rows(config: FitConfig, name: str) -> list[NamedRow]:
-    """All rows of a set, in their order. A curriculum has those of its first stage."""
+    """Return all rows of `train` or `heldout`; of a curriculum those of its first stage."""
     named_rows: list[NamedRow] = []
     for key, source in sources_of(config.data, name).items():
         if isinstance(source, GeneratedSource) and source.curriculum:

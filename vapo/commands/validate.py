@@ -51,7 +51,7 @@ def run(
     value_page: str | None = None,
     value_truth: int | None = None,
 ) -> dict[str, float]:
-    """Evaluate, and print every metric on its own line, then the value page's path if there is one.
+    """Evaluate a policy; print each metric on its own line, then the value page's path if any.
 
     Returns: the metrics.
     """

@@ -207,7 +207,7 @@ def texts_of_environment(environ: Mapping[str, str] = os.environ) -> dict[str, s
 
 
 def without_hidden(text: str) -> str:
-    """Remove the hidden texts from a text of vapo's or a model's. Nothing else is changed."""
+    """Return a text of vapo's or a model's without the texts that `hide` hides, else unchanged."""
     return _line_redactor(text)
 
 

@@ -35,7 +35,7 @@ class LostCharacters:
 def lost_characters(
     prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase
 ) -> LostCharacters | None:
-    """Find the characters that the tokenizer drops; None if it keeps all.
+    """Find the characters of the prompts that the tokenizer drops; None if it keeps all.
 
     A normalized character is not dropped, as an ellipsis that becomes three dots. Spaces may be
     dropped. A special token that a chat template writes is one token, whatever its characters.

@@ -65,7 +65,7 @@ def checked_steps(
     missed_check_probability: float = 0.0,
     early_stop_probability: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Press keys one by one, and check each step.
+    """Generate problems in which keys are pressed one by one, and each step is checked.
 
     `3aCbF=` means: start in position 3, press C, then F. A step of the response repeats the label
     and the key, and gives the new position and its check: `aC5+bF2+;2` ends with the answer.

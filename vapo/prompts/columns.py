@@ -40,7 +40,7 @@ def take(record: Mapping[str, Any], column: str, *, place: str, key: str) -> Any
 
 
 def has_column(record: Mapping[str, Any], column: str) -> bool:
-    """Whether `take` finds the column."""
+    """Whether a row has the column, which may be nested, so that `take` finds it."""
     try:
         take(record, column, place="", key="")
     except UserError:

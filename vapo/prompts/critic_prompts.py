@@ -140,8 +140,9 @@ def _check_answer(template: str, prompt: Prompt) -> None:
 def _check_lengths(
     prompts: list[Prompt], max_response_tokens: int, positions: int | None, key: str
 ) -> None:
-    """Check that the prompts fit the network's positions. They are never truncated, because the
-    answer is at their end.
+    """Check that each of the critic's prompts fits the network's positions with a full response.
+
+    Prompts are never truncated, because the answer is at their end.
 
     Raises: UserError: one does not fit.
     """

@@ -73,14 +73,14 @@ def reasoning_gym_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
 def _row(
     place: str, problem: str, answer: str, metadata: dict[str, Any], **demonstration: Demonstration
 ) -> SourceRow:
-    """Make a row with the record that a file of these rows would have, in the default columns."""
+    """Make the row of a generated problem, with the record that a file would have for it."""
     in_a_file = {n: list(v) if isinstance(v, tuple) else v for n, v in demonstration.items()}
     record = {"prompt": problem, "answer": answer, **in_a_file, **metadata}
     return SourceRow(place, problem, answer, metadata=metadata, record=record, **demonstration)
 
 
 def verifiers_rows(source: GeneratedSource, key: str) -> list[SourceRow]:
-    """Return the environment's tasks, shuffled with the source's seed.
+    """Return the tasks of an environment of the package verifiers, shuffled with the source's seed.
 
     If the tasks are endless, the first ones are taken. A task's tools are described in the system
     message.
@@ -165,7 +165,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
 
 
 def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
-    """Apply one stage of its curriculum to a source; the stage's settings take precedence.
+    """Return the source as it is in a stage of its curriculum; the stage's settings come first.
 
     Raises: UserError: the dataset's curriculum does not have the level.
     """

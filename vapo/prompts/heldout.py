@@ -16,7 +16,7 @@ from vapo.types import Prompt
 def without(
     source: TrainingSource, texts: Set[str], *, is_split_off: bool = False
 ) -> TrainingSource:
-    """Remove the prompts that have one of these texts from a source.
+    """Return a training source without the prompts that have one of these texts.
 
     Args:
         is_split_off: whether the held-out prompts were split off the training sources.
@@ -57,7 +57,10 @@ def interleaved(sets: Sequence[Sequence[Prompt]]) -> list[Prompt]:
 def split_off(
     sources: Sequence[TrainingSource], data: DataConfig
 ) -> tuple[list[TrainingSource], list[Prompt]]:
-    """Split held-out prompts off the sources, at least one of each source."""
+    """Split held-out prompts off the training sources, in shares by weight, at least one of each.
+
+    Returns: the sources with the remaining prompts, and the held-out prompts.
+    """
     turns = TrainingSet(tuple(sources)).turns
     settings = sources_of(data, "train").values()
     training_sources, heldout_sets = [], []

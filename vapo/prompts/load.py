@@ -97,7 +97,9 @@ class _Reading:
 
 
 def load_prompts(data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSplit:
-    """Load both sets. Training prompts whose texts are held out are left out and counted.
+    """Load the training and the held-out prompts.
+
+    Training prompts whose texts are held out are left out and counted.
 
     If `data.heldout` is null, `heldout_size` prompts are drawn from the training source with
     the seed `data.train.seed`, so every run on this data holds out the same ones. In a mixture they
@@ -228,7 +230,7 @@ def _beyond(source: PromptSource, left_out: LeftOut) -> str:
 
 
 def _render(row: SourceRow, template: str, reading: _Reading) -> str:
-    """Make the policy's input text. The `template` is for plain text, not for messages.
+    """Make the policy's input text from a row. The `template` is for plain text, not for messages.
 
     In a chat template, special tokens' texts in the row are marked. They are not marked in plain
     text, which may have been rendered before with special tokens of its own. Messages without a

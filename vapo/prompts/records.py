@@ -124,14 +124,14 @@ def _array_records(file: Path) -> Records:
 
 
 def _reason(error: Exception) -> str:
-    """Return the parser's reason without its line number, which is not that of the file."""
+    """Say why JSON cannot be parsed, without the parser's line number: it is not the file's."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg}, character {error.colno}"
     return str(error)
 
 
 def _hint(line: bytes) -> str:
-    """Guess what kind of file it is from its first bytes or a line's end."""
+    """Guess from a line that is not JSON what is wrong with its file; empty without a guess."""
     if line[:2] == b"\0\0":
         return "; it begins with NUL bytes, as a file that was not written whole: copy it again"
     if line.startswith((b"\xff\xfe", b"\xfe\xff")) or b"\0" in line[:2]:

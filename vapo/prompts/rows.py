@@ -17,7 +17,10 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True)
 class SourceRow:
-    """A problem before the template. `place` names it in errors and is the prompt's id."""
+    """A row of a source: a problem, to which no template has been applied yet, and its answer.
+
+    `place` names the row in errors and is the prompt's id.
+    """
 
     place: str
     problem: str | list[Message]
@@ -28,7 +31,10 @@ class SourceRow:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """See `Prompt.columns`."""
+        """The row's values by column: the problem as `prompt`, then the record, then the metadata.
+
+        Of values with the same name the last one counts.
+        """
         problem = {"prompt": self.problem} if self.problem else {}
         return {**problem, **self.record, **self.metadata}
 
@@ -56,7 +62,7 @@ def passing(
 
 
 def first_of_each(rows: Iterable[SourceRow], left_out: LeftOut) -> Iterator[SourceRow]:
-    """Keep the first row of each problem (messages included); `left_out` counts the rest."""
+    """Yield the first row of each problem, a text or messages; `left_out` counts the others."""
     answers: dict[str, str] = {}
     for row in rows:
         problem = row.problem if isinstance(row.problem, str) else json.dumps(row.problem)

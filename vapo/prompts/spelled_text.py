@@ -124,7 +124,7 @@ def _tokens(text: str, tokenizer: PreTrainedTokenizerBase, **options: bool) -> l
 def _turn_markers(
     tokenizer: PreTrainedTokenizerBase, arguments: Mapping[str, Any]
 ) -> frozenset[int]:
-    """Return the added tokens in brackets that the chat template writes around messages.
+    """Return the ids of added tokens in brackets that the chat template writes around messages.
 
     Added tokens without brackets may be ordinary text, as Gemma's runs of line ends. A template may
     refuse the conversations that are tried here; if it refuses the prompts, their rendering fails.
@@ -153,7 +153,7 @@ class SpecialTexts:
     texts: dict[str, None] = field(default_factory=dict)
 
     def look_at(self, row: SourceRow, pattern: re.Pattern[str]) -> None:
-        """Count the row if it has such a text."""
+        """Count the row if its problem has a special token's text, which `pattern` matches."""
         messages = [row.problem] if isinstance(row.problem, str) else row.problem
         special_texts = [text for message in messages for text in _texts_in(message, pattern)]
         if special_texts:
@@ -162,7 +162,7 @@ class SpecialTexts:
             self.texts.update(dict.fromkeys(special_texts))
 
     def describe(self) -> str:
-        """Describe the counts in one sentence; empty if there is no such row."""
+        """Say how many rows have special tokens' texts; empty if there is no such row."""
         if not self.num_rows:
             return ""
         names = ", ".join(map(repr, self.texts))

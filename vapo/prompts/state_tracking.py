@@ -29,7 +29,7 @@ def state_tracking(
     terse_probability: float = 0.0,
     terse_wrong_step_probability: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Follow one ball through swaps of positions, one labelled swap at a time.
+    """Generate problems in which one ball is followed through swaps of positions, swap by swap.
 
     `3a12b45c31=` means: the ball starts in position 3; a swaps 1 and 2, b swaps 4 and 5, c
     swaps 3 and 1. The response `a3b3c1;1` repeats each label with the position after that

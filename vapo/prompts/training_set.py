@@ -58,11 +58,14 @@ class TrainingSet:
 
     @cached_property
     def _permutation(self) -> Callable[[int, int, int], tuple[int, ...]]:
-        """`_permutation` with a cache of two per source, as an iteration may need both."""
+        """The function `_permutation` with a cache of two results for each source.
+
+        An iteration may need two of a source's permutations.
+        """
         return lru_cache(maxsize=2 * len(self.sources))(_permutation)
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """Return the prompt at a position of the sequence; iteration i begins at i * num_prompts.
+        """Return the prompt at a position of training; iteration i begins at i * num_prompts.
 
         A source goes through seeded permutations of its stage, one after the other, from the
         position where the stage begins. So no prompt is repeated before all were used.
@@ -79,7 +82,7 @@ class TrainingSet:
 
 
 class Turns:
-    """The source at each position: an endless sequence with the period sum(weights).
+    """Whose turn it is among a mixture's sources: an endless sequence with the period sum(weights).
 
     Among the first p places source s has n_s(p) turns with
         |n_s(p) - p * w_s / sum(w)| < 1

@@ -70,7 +70,7 @@ class Tug:
 def tug_of_war(
     num_examples: int, *, seed: int, num_turns: int = 20, habit_probability: float = 0.0
 ) -> list[EpisodeRow]:
-    """Pull a rope beyond the middle of its places, A to Y, in a number of turns.
+    """Generate games in which a rope is to be pulled beyond the middle of its places, A to Y.
 
     `018273:qM` means: game 018273, the sign is q, and the rope is at M, the middle. Of four keys, 1
     to 4, one is right for each sign, always the same, which is known from demonstrations alone. The

@@ -31,7 +31,7 @@ def worked_sums(
     max_total: int = 99,
     slip_rate: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Add and subtract numbers from left to right, and write every partial sum.
+    """Generate sums of numbers that are added from left to right, with every partial sum written.
 
     `47+8-3=` has the response `47+8=55;55-3=52. Answer: 52`. The first number is drawn from 1 to
     `max_total`, the other terms from 1 to `max_term`, and no partial sum is below 0 or above
@@ -96,7 +96,11 @@ def _sums(first: int, terms: Sequence[str]) -> list[int]:
 def _slipped_sums(
     first: int, terms: Sequence[str], max_total: int, rng: Random, rate: float
 ) -> list[int]:
-    """Return partial sums, each of which is wrong by 1 to 9 with probability `rate` at most."""
+    """Return the partial sums of a demonstration, in which a step slips with probability `rate`.
+
+    Its sum is then wrong by 1 to 9, and the next step goes on from that. A slip is left out if it
+    would take a later sum out of the range from 0 to `max_total`.
+    """
     sums = [first]
     for index, term in enumerate(terms):
         total = sums[-1] + int(term)

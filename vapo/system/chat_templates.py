@@ -108,7 +108,10 @@ def _template_file(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 class TemplateProcess:
-    """The template process. It starts with the first conversation, and again if it was killed."""
+    """Sends requests to the process that renders chat templates, and starts it for the first one.
+
+    A process that was killed is replaced at the next request.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -155,7 +158,10 @@ class TemplateProcess:
         return process
 
     def _stop(self) -> int | None:
-        """End the process; return its exit status if it had already ended."""
+        """End the process, if there is one, and return its exit status.
+
+        A process that had not ended by itself has the status of SIGKILL.
+        """
         process, self._process = self._process, None
         self._finalizer()
         return None if process is None else process.returncode

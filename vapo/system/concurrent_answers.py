@@ -90,7 +90,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _run_on(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop on when a coroutine exits, interrupts or stops it: the others are not to blame."""
+    """Run an event loop in this thread until it is closed.
+
+    It runs on when a coroutine exits, interrupts or stops it: the others are not to blame.
+    """
     while not loop.is_closed():
         with suppress(BaseException):  # its own caller hears of it, too
             loop.run_forever()

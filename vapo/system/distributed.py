@@ -98,21 +98,21 @@ def max_over_ranks(tensor: Tensor) -> Tensor:
 
 
 def all_ranks(is_true: bool) -> bool:
-    """Whether it is true on every rank."""
+    """Whether `is_true` is true on every rank. Every rank must call this."""
     return int(max_over_ranks(torch.tensor(int(not is_true)))) == 0
 
 
 def leave_together(group: dist.ProcessGroup | None = None) -> None:
-    """Wait before a process ends, until the first rank needs nothing more from the others.
+    """Wait at a process's end until rank 0 comes here too and needs nothing more from the others.
 
-    What an ended process has sent and no other has read yet would be lost.
+    What a process has sent and no other has read yet would be lost with the end of the process.
     """
     if world_size() > 1:
         dist.broadcast(torch.zeros(1, device=_device(group)), src=0, group=group)
 
 
 def gather_over_ranks(tensor: Tensor) -> Tensor:
-    """Concatenate the rows of all ranks. Ranks may have different numbers of rows."""
+    """Concatenate the rows of a tensor over all ranks, which may have different numbers of rows."""
     if world_size() == 1:
         return tensor
     return torch.cat(gather_objects(tensor.cpu())).to(tensor.device)
@@ -133,8 +133,9 @@ def shard(
     *,
     in_float32: Iterable[nn.Module] = (),
 ) -> None:
-    """Shard each decoder layer, then the rest of the network. Reductions stay in float32.
+    """Shard a network over the ranks of `mesh`: each decoder layer, then the rest of the network.
 
+    Reductions stay in float32.
     The layers `in_float32` are gathered in float32 in any precision. The network's inputs keep
     their dtype, since sums of log-probs would be wrong if these were rounded first.
     """
@@ -186,7 +187,7 @@ def move_buffers(module: nn.Module, device: torch.device | str) -> None:
 
 
 def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
-    """Turn the reduction of gradients over ranks on or off.
+    """Turn the reduction of a sharded network's gradients over ranks on or off.
 
     Only the backward pass of a minibatch's last micro-batch needs it.
     """
@@ -196,7 +197,10 @@ def set_gradient_sync(network: nn.Module, enabled: bool) -> None:
 
 @contextmanager
 def gathered(network: nn.Module) -> Iterator[None]:
-    """Hold the full weights on every rank, so that ranks may decode different lengths."""
+    """Hold a network's full weights on every rank in the block.
+
+    Ranks may then decode different lengths. A network that is not sharded has them anyway.
+    """
     if not isinstance(network, FSDPModule):
         yield
         return
@@ -214,7 +218,7 @@ def gathered(network: nn.Module) -> Iterator[None]:
 
 
 def reshard(network: nn.Module) -> None:
-    """Shard the root's own parameters again.
+    """Shard the parameters of a sharded network's root module again.
 
     After a forward pass without a backward pass they would stay gathered.
     """

@@ -31,7 +31,11 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file beside `path`, then rename it to `path`."""
+    """Write a file so that `path` is always complete: `write` makes it beside `path`, and then it
+    is renamed.
+
+    The new file is on the disk when this returns.
+    """
     aside = path.with_name(f".{path.name}.new")
     if aside.is_symlink():  # it would be written where the link leads
         aside.unlink()
@@ -216,7 +220,7 @@ def _open_folder(folder: Path, name: str) -> int:
 
 @contextmanager
 def folder_locked(folder: Path, wait_s: float = 30.0) -> Iterator[None]:
-    """Let only one process at a time run such a block for this folder. The work must be short.
+    """Lock a folder in the block, so that one process at a time works there. It must be short work.
 
     A network disk may lock files but no folders: there a file `.lock` in the folder is locked.
 

@@ -21,7 +21,7 @@ _OPEN = ("__getattr__", "globals", "setattr", "exec")
 
 
 def check_function(path: str, *, key: str, folder: str | None = None) -> None:
-    """Check that the function which the config's `key` names is there.
+    """Check that the function which the config's `key` names exists, by the text of its file.
 
     Args:
         path: `package.module:function` or `folder/file.py:function`.
@@ -86,9 +86,9 @@ def _module_file(module: str, folders: list[str], label: str) -> Path | None:
 
 
 def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
-    """Refuse a submodule that has no file.
+    """Raise an error for a submodule that has no file, unless its parent may make it by itself.
 
-    It is accepted if the parent's own code may make a module of that name, as `os` does.
+    A parent may do so whose own code makes modules, as `os` does, or which is built into Python.
 
     Raises: UserError: there is no such submodule.
     """
@@ -104,7 +104,10 @@ def _check_no_submodule(parent: ModuleSpec, name: str, label: str) -> None:
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:
-    """Yield names that a block binds, with the blocks inside it: rather too many than too few."""
+    """Yield the names that a program may bind at its top level.
+
+    These are rather too many than too few: the names in inner blocks are among them.
+    """
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name

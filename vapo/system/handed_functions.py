@@ -55,7 +55,10 @@ def _importable_path(function: Callable[..., Any]) -> str | None:
 
 
 def _name_in_hand(function: Callable[..., Any], key: str) -> str:
-    """Keep a function under a name of its own. Functions with the same code and values share it."""
+    """Keep a function in `handed`, and return its name there.
+
+    Functions with the same code and values share a name.
+    """
     description = re.sub(r"[^\w.()=,+-]", "_", _described(function))[:_MAX_NAME]
     pickled = _bytes(function, description, key)
     names = (description if n == 1 else f"{description}_{n}" for n in count(1))
@@ -65,8 +68,8 @@ def _name_in_hand(function: Callable[..., Any], key: str) -> str:
 
 
 def _described(function: Any) -> str:
-    """Describe a function: `score(threshold=0.5)` is a partial, `Judge.score` a method, `Judge` an
-    object."""
+    """Describe a function in a name: `score(threshold=0.5)` for a partial, `Judge.score` for a
+    method, `Judge` for an object."""
     if isinstance(function, functools.partial):
         keyword_texts = (f"{name}={_shown(value)}" for name, value in function.keywords.items())
         arguments = ",".join([*map(_shown, function.args), *keyword_texts])
@@ -88,7 +91,7 @@ def _shown(value: Any) -> str:
 def bytes_of(path: str | None, *, key: str) -> bytes | None:
     """Serialize the function at `__main__:name` or `__handed__:name` for a child process.
 
-    It is None for other paths, which the child can import.
+    Other paths, which the child can import, give None.
 
     Raises:
         UserError: there is no such function, or it uses something that cannot leave this process,

@@ -51,8 +51,9 @@ SEARCH_EVERY_S = 0.2
 
 
 class Host:
-    """Starts and ends the processes, each with everything that it has started.
+    """Starts and ends the processes that run a user's code, as the trainer orders.
 
+    A process is ended with everything that it has started.
     Each process leads a process group, so that one signal reaches all of it that has not left the
     group. On Linux, orphans of what it started become its own children, or the host's once it has
     ended. So a child of the host that is not an open process is left over from an ended one, and is
@@ -181,7 +182,7 @@ def _kill_group(pid: int) -> None:
 
 
 def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
-    """Answer each `(ticket, question)` until the trainer closes the channel.
+    """Answer each `(ticket, question)` of a channel by a user's code until the trainer closes it.
 
     This is what a process does after the host has forked it.
     """
@@ -213,7 +214,7 @@ def answer(answering: Answering, channel: Connection, code: UserCode) -> None:
 
 
 def serve(channel: socket.socket, ticket: str, code: UserCode) -> None:
-    """Import the code, report success or failure to the trainer, and run the host."""
+    """Import a user's code and tell the trainer whether that succeeded; if so, run the host."""
     hide(code.hidden)
     try:
         make = code.imported()

@@ -31,10 +31,10 @@ _PING_TIMEOUT_S = 5.0
 
 
 class HostProcess:
-    """A host, which is started again when something has killed or frozen it.
+    """Starts a host, sends it orders, and replaces it when something has killed or frozen it.
 
-    It gets no environment variables with credentials except `code.passed`, and no accelerator. The
-    constructor does not wait for it to start; `open` waits until it is ready.
+    The host gets no environment variables with credentials except `code.passed`, and no
+    accelerator. The constructor does not wait for it to start; `open` waits until it is ready.
 
     Args:
         output: the file descriptor to which the host and its processes print; if None, what they
@@ -53,9 +53,9 @@ class HostProcess:
         self._start()
 
     def open(self, number: int, channel: socket.socket) -> None:
-        """Start a process, which gets its end of the channel.
+        """Let the host start a process for the user's code, which gets the socket `channel`.
 
-        Raises: UserError: as `wait_until_ready`.
+        Raises: UserError: as `wait_until_ready`, or the process cannot be started.
         """
         self.wait_until_ready()
         message = MESSAGE.pack(Order.OPEN, number)
@@ -126,7 +126,7 @@ class HostProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Kill the process and whatever it started, once; return its exit status."""
+        """Kill the host and whatever it has started, if it is not done; return the exit status."""
         if self._status is not None:
             return self._status
         self._channel.close()
@@ -191,8 +191,8 @@ class HostProcess:
     def _read_reply(self, ticket: str, timeout_s: float) -> dict[str, Any] | None:
         """Wait for the host's reply with this ticket: empty, or a `failure`.
 
-        It is None if none comes in time. Replies with other tickets, to earlier questions, are
-        ignored.
+        The result is None if no such reply comes in time. Replies with other tickets, to earlier
+        questions, are ignored.
 
         Raises: OSError: the host has ended.
         """

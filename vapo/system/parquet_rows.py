@@ -34,7 +34,7 @@ _VALUE_BYTES, _ITEM_BYTES = 32, 8  # of a column's value and of a list's item, w
 
 
 def parquet_rows(path: Path, *, own_digits: bool = True) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file as Python's values.
+    """Yield the rows of a Parquet file as Python's values.
 
     Args:
         own_digits: whether numbers of float16 and float32 get the fewest digits that stand for
@@ -58,7 +58,7 @@ def plain_rows(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def read_whole(path: Path) -> pa.Table:
-    """Read all rows as a table.
+    """Read all rows of a Parquet file as a table.
 
     Raises: UserError: as `parquet_rows`.
     """
@@ -70,7 +70,7 @@ def read_whole(path: Path) -> pa.Table:
 
 
 def column_names(path: Path) -> list[str]:
-    """Return the names of the file's columns, without reading rows.
+    """Return the names of a Parquet file's columns, without reading rows.
 
     Raises: UserError: the file cannot be read.
     """
@@ -80,7 +80,7 @@ def column_names(path: Path) -> list[str]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[parquet.ParquetFile]:
-    """Open a file for `checked_batches`.
+    """Open a Parquet file in the block, for `checked_batches`.
 
     Raises: UserError: it cannot be read, or has columns that rows of Python cannot have.
     """
@@ -101,7 +101,7 @@ def opened(path: Path) -> Iterator[parquet.ParquetFile]:
 
 
 def _texts(file: parquet.ParquetFile) -> list[str]:
-    """The columns that can be read as indices into a dictionary of texts."""
+    """Return the paths of the columns that can be read as indices into a dictionary of texts."""
     schema, columns = file.schema, list(_column_chunks(file))
     others = {x.path_in_schema for x in columns if any("DELTA" in name for name in x.encodings)}
     leaves = map(schema.column, range(len(schema)))
@@ -112,7 +112,7 @@ def _texts(file: parquet.ParquetFile) -> list[str]:
 
 
 def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
-    """The text columns that can be read directly, which takes a fraction of the time.
+    """Return those of the columns `texts` that can be read directly, in a fraction of the time.
 
     They have one text in each row, and the rows that are read at a time cannot be too large,
     whichever entries of the dictionaries they have. A dictionary is complete with the first row.
@@ -137,7 +137,7 @@ def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:
 
 
 def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
-    """Yield the metadata of each column's part in each row group, from the end of the file."""
+    """Yield the metadata of each column in each row group. No rows are read for it."""
     for group in map(file.metadata.row_group, range(file.metadata.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
@@ -145,7 +145,7 @@ def _column_chunks(file: parquet.ParquetFile) -> Iterator[Any]:
 def checked_batches(
     file: parquet.ParquetFile, path: Path, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in small batches, with texts instead of dictionary indices.
+    """Yield the rows of a Parquet file in small batches, with texts instead of dictionary indices.
 
     Raises: UserError: the rows hold too much.
     """
@@ -168,7 +168,7 @@ def checked_batches(
 def _parts_of(
     file: parquet.ParquetFile, columns: Sequence[str] | None
 ) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield batches that are small enough to be unpacked, each with its number of bytes.
+    """Yield a file's rows in batches small enough to be unpacked, each with its number of bytes.
 
     A batch never spans two row groups, because their dictionaries differ.
     """
@@ -243,7 +243,10 @@ def _children(kind: pa.DataType) -> list[pa.Field]:
 
 
 def _parts(batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the batch, or parts of it that are small enough to be unpacked, each with its bytes."""
+    """Yield the batch, or parts of it that are small enough to be unpacked, each with its bytes.
+
+    A single row is not divided, however large it is.
+    """
     size = sum(map(_unpacked_bytes, batch.columns))
     if size <= _AT_ONCE or batch.num_rows == 1:
         yield batch, size

@@ -74,7 +74,7 @@ def can_change_attention(model: PreTrainedModel) -> bool:
 
 
 def has_attention(config: PreTrainedConfig, implementation: str) -> bool:
-    """Whether a config's causal language model has this kernel in Transformers; no public flag."""
+    """Whether the model class of a config has this attention kernel. No public flag says so."""
     flags = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}
     model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     return bool(getattr(model_class, flags.get(implementation, ""), True))

@@ -64,7 +64,7 @@ def is_main_process(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def is_under_nohup(number: signal.Signals) -> bool:
-    """Whether the signal is SIGHUP and ignored: the process shall outlive its terminal."""
+    """Whether the signal is SIGHUP and is ignored: this process shall outlive its terminal."""
     return number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
 
 
@@ -90,8 +90,9 @@ def ending_signals(
 
 
 def stop_in_good_order(number: int, frame: FrameType | None) -> None:
-    """End the command by an exception, so that its records are closed. A second signal of the kind
-    ends the process at once.
+    """Handle a signal: end the command by an exception, so that its records are closed.
+
+    A second signal of the kind ends the process at once.
 
     Raises: StopRequested
     """

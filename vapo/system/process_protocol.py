@@ -92,7 +92,7 @@ class UserCode(ABC):
 
 
 def write_reply(descriptor: int, ticket: str, fields: dict[str, Any]) -> None:
-    """Write a reply as one line of JSON.
+    """Write a reply, which is a ticket and fields, to a descriptor as one line of JSON.
 
     Raises: OSError: the other end is closed.
     """
@@ -106,7 +106,8 @@ def read_reply(
 ) -> dict[str, Any] | None:
     """Parse one line of a channel as a reply: return its fields, or its one field `failure`.
 
-    It is None if the line is not a reply with this ticket, or if `checked` rejects its fields.
+    The result is None if the line is not a reply with this ticket, or if `checked` rejects its
+    fields.
     """
     try:
         reply = json.loads(line)
@@ -150,7 +151,10 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
-    """Limit this process's address space. On other systems than Linux there is no such limit."""
+    """Limit this process's address space to its present size and `headroom_bytes` more, on Linux.
+
+    Elsewhere nothing is limited. The process writes no core dumps then, either.
+    """
     try:
         import resource
 
@@ -166,8 +170,8 @@ def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
 
 
 def channel_of(descriptor: int) -> Connection:
-    """Make a connection of a socket's descriptor, under a high number. Programs that the code
-    starts do not inherit it."""
+    """Make a connection from a socket's descriptor, which is moved to a high number. Programs that
+    a user's code starts do not inherit it."""
     try:
         moved = fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, HIGH_DESCRIPTOR)
     except OSError:  # fewer are allowed
@@ -209,7 +213,10 @@ def print_error(error: BaseException) -> None:
 
 
 def _where(error: BaseException) -> str:
-    """The line outside of this package at which the error was raised."""
+    """Say where the error was raised: the last line outside of this package, as ` (file.py:12)`.
+
+    The text is empty if there is no such line.
+    """
     place, frame = "", error.__traceback__
     while frame is not None:  # no source is read: memory may be short
         name = frame.tb_frame.f_code.co_filename

@@ -38,7 +38,7 @@ _SHORT_S = 1.0  # a stage without a count that ends sooner is not worth a line
 
 @dataclass
 class StageState:
-    """One running stage."""
+    """A stage that is running: its name, its count and the time at which it began."""
 
     name: str
     total: float | None
@@ -55,7 +55,10 @@ def describe_count(state: StageState) -> str:
 
 
 def describe_speed(state: StageState, now: float) -> str:
-    """Describe the mean speed since the stage began, and the time left at that speed."""
+    """Describe a stage's mean speed so far, and the time left at that speed.
+
+    The text is empty before anything is done.
+    """
     elapsed = now - state.start_time
     if state.num_done <= 0 or elapsed <= 0:
         return ""
@@ -86,7 +89,7 @@ def stage_bars(stages: Sequence[StageState], now: float) -> Table:
 
 
 class Display:
-    """Writes lines to a stream. On a terminal the result of `render` stays below them."""
+    """Writes lines to a stream. If `render` is given, its result stays below them on a terminal."""
 
     def __init__(self, stream: TextStream, render: Callable[[], RenderableType] | None) -> None:
         self._stream, self._render = stream, render

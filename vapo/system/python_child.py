@@ -26,23 +26,26 @@ def python_command(module: str, *arguments: str) -> list[str]:
 
 
 def python_program(program: str, *arguments: str) -> list[str]:
-    """Return the command that runs a program, given as its text, in the same way."""
+    """Return the command that runs a program, given as its text, in this Python, without the
+    current folder in its path."""
     return [sys.executable, "-P", "-c", program, *arguments]
 
 
 def python_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return environment variables that also keep the current folder out of a child's children."""
+    """Return `environ` with a variable that keeps the current folder out of Python's path, in a
+    child and in the processes that it starts."""
     return {SAFE_PATH: _SET_BY_VAPO, **environ}
 
 
 def environment_of_user_code(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables without our setting, for the programs of a user's code."""
+    """Return `environ` for a user's code: without the variable, if vapo has set it, that keeps the
+    current folder out of Python's path."""
     return {k: v for k, v in environ.items() if (k, v) != (SAFE_PATH, _SET_BY_VAPO)}
 
 
 @contextmanager
 def safe_path_in_children() -> Iterator[None]:
-    """Let every Python process that is started in the block leave the current folder out."""
+    """Keep the current folder out of the path of every Python process that the block starts."""
     is_ours = SAFE_PATH not in os.environ
     os.environ.setdefault(SAFE_PATH, _SET_BY_VAPO)
     try:

@@ -27,7 +27,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Fork: the call returns in the child, which does the work, and never in the parent.
+    """Fork this process into a supervisor and a child, which does the work.
+
+    The call returns in the child. The parent becomes the supervisor, in which it never returns.
 
     Args:
         control: a file descriptor on which the supervisor waits; a byte or its end ends all.
@@ -66,7 +68,10 @@ def die_with_parent(parent: int) -> None:
 
 
 def kill_with_group(process: int) -> None:
-    """Kill a descendant and all of its group at once, so that none of them forks meanwhile."""
+    """Kill a descendant and all of its process group at once, so that none of them forks meanwhile.
+
+    If it is in the group of this process, it alone is killed.
+    """
     with suppress(ProcessLookupError, PermissionError):
         if (group := os.getpgid(process)) != os.getpgid(0):
             os.killpg(group, signal.SIGKILL)
@@ -75,9 +80,10 @@ def kill_with_group(process: int) -> None:
 
 
 def _supervise(child: int, ending: list[int], wake_reader: int) -> None:
-    """Wait for the end, kill all descendants, and exit with the child's status.
+    """Wait until the child ends or `ending` has a readable descriptor; kill all descendants; exit.
 
-    If a signal ended the child, the status is 128 + its number.
+    The exit status is the child's, or 128 + the number of the signal that ended it. It is 0 if the
+    child had not ended.
     """
     status = _reap(child)
     while status is None:
@@ -107,7 +113,10 @@ def _reap(child: int) -> int | None:
 
 
 def _kill_descendants(child: int) -> None:
-    """Kill this process's children until there are none; a killed child's become this process's."""
+    """Kill this process's children until there are none, for `KILL_TIMEOUT_S` at most.
+
+    The children of a killed child become this process's.
+    """
     with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
     deadline = time.monotonic() + KILL_TIMEOUT_S

@@ -13,7 +13,8 @@ _MAX_CHARS = 2**18
 
 
 def max_chars(frame: bytes) -> int:
-    """The most characters of a rendered text: four times the conversation's, and some more."""
+    """Return the most characters that the text rendered for a request may have: four times the
+    length of the request's frame, and some more."""
     return _MAX_CHARS + 4 * len(frame)
 
 

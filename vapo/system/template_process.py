@@ -79,7 +79,7 @@ def _tojson(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write JSON without the escapes for HTML of jinja's own filter."""
+    """Write a value as JSON, without the escapes for HTML that jinja's own filter adds."""
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,
@@ -98,7 +98,7 @@ def _now(format: str) -> str:
 
 
 class Renderer:
-    """Answers frames. If a template takes too long, SIGPROF kills the process."""
+    """Renders a chat template for requests in frames. SIGPROF kills a process that takes long."""
 
     def __init__(self) -> None:
         self._source = ""

@@ -199,7 +199,10 @@ def _near(name: str, folders: Sequence[str]) -> str:
 
 
 def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
-    """A suggestion of the text whose name is most like `name`; empty if none is alike."""
+    """Return `; did you mean TEXT?` with the text whose name is most like `name`.
+
+    The result is empty if no name is alike.
+    """
     close = difflib.get_close_matches(name, texts_by_name, n=1)
     return f"; did you mean {texts_by_name[close[0]]}?" if close else ""
 
@@ -240,6 +243,8 @@ def _raised_at(error: BaseException) -> str:
 
 def check_arguments(function: Callable[..., Any], label: str, /, *args: str, **kwargs: Any) -> None:
     """Check that a function takes these arguments, without calling it.
+
+    A built-in function that has no signature passes.
 
     Args:
         label: the config key and the function, for the message.

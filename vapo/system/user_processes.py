@@ -162,16 +162,19 @@ class UserProcesses:
         return True
 
     def num_asked(self, key: Any) -> int:
-        """How many questions of a process are open."""
+        """Return how many questions to the process of a key are still without an answer."""
         return len(self._processes[key].questions)
 
     def is_sound(self, key: Any) -> bool:
-        """Whether nothing has come from an idle process; its end would count as something."""
+        """Whether an idle process is sound: it has not ended and has sent nothing unasked."""
         process = self._processes[key]
         return not process.received and not process.channel.poll()
 
     def end(self, key: Any, order: Order = Order.END) -> None:
-        """End a process that is not needed any more. A key without a process is ignored."""
+        """End the process of a key. A key without a process is ignored.
+
+        If it is killed and has a host of its own, the host is ended, too.
+        """
         process = self._processes.pop(key, None)
         if process is not None:
             _hang_up(process)
@@ -180,7 +183,7 @@ class UserProcesses:
                 process.host.stop()  # what it has opened may be in the middle of something
 
     def poll(self, timeout_s: float) -> list[Answer]:
-        """Return the answers that have come.
+        """Wait for the first answer of any process, and return all answers that have come by then.
 
         A process is killed if its answer does not come in time, if it dies, or if something else
         comes through its channel. Then its question's answer has a `failure`.
