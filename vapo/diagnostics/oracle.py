@@ -81,7 +81,7 @@ def _returns(stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]]) -
 def _at_values(
     stored: RolloutDataset, units: Sequence[Sequence[StoredRollout]], column: str
 ) -> list[list[Any]] | None:
-    """Return a column's entries at the response tokens at which the critic has a value.
+    """Return a stored column's entries at the response tokens at which the critic has a value.
 
     None if a rollout lacks the column.
     """

@@ -17,9 +17,9 @@ _FITS = {
 
 
 def probe_notes(config: FitConfig) -> Iterator[str]:
-    """Yield notes for the user: learning rates that the critic ignores, and doubtful folders.
+    """Yield notes for the user on learning rates that the critic ignores and on doubtful critics.
 
-    A folder is doubtful if its critic was trained on another actor, or does not say on which.
+    A critic's folder is doubtful if it was trained on another actor, or does not say on which.
     """
     kind = config.critic.kind
     if not config.algorithm.has_critic:

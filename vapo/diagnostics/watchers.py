@@ -145,7 +145,11 @@ class WatcherState:
         return SIGNS[self.name]
 
     def check_metrics(self, iteration: int, metrics: Metrics) -> bool | None:
-        """Check an iteration: whether the watcher is in alarm. None if its figure is unknown."""
+        """Check an iteration's metrics, and return whether the watcher is in alarm.
+
+        It is if its figure has been beyond the limit for `patience` iterations in a row. The
+        result is None, and nothing is counted, if the figure is unknown.
+        """
         figures = [metrics.get(key, math.nan) for key in self.sign.metrics]
         if not all(map(math.isfinite, figures)):
             return None
@@ -171,7 +175,7 @@ class WatcherState:
         return self.episode is not None and self.watcher.action == "stop"
 
     def describe_count(self) -> str:
-        """Describe how far an episode is from its alarm."""
+        """Describe how many of `patience` iterations the figure has been beyond its limit."""
         assert self.episode is not None
         count = f"{self.episode.count} of {self.watcher.patience} iterations"
         return f"watch.{self.name} has counted {count} before it stops the run"
@@ -190,7 +194,7 @@ class WatcherState:
         return f"likely: {self.sign.cause}; try: {self.switch}"
 
     def _switch(self, metrics: Metrics) -> str:
-        """Return what to try, by the metrics of the iteration."""
+        """Return what the user should try against the alarm, by the metrics of the iteration."""
         causes = {key: metrics[key] for key in self.sign.switches if key in metrics}
         if not causes:
             return self.sign.switch

@@ -12,7 +12,7 @@ from vapo.training.parts import TrainingParts
 
 
 def train_briefly(parts: TrainingParts, watching: Callback, *, num_iterations: int) -> None:
-    """Train in one process, without records, checkpoints and a progress display."""
+    """Train `parts` in one process, without records, checkpoints and a progress display."""
     trainer = L.Trainer(
         **parts.trainer_options
         | {"devices": 1, "num_nodes": 1, "strategy": "auto", "max_epochs": num_iterations},

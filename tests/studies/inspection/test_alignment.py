@@ -268,6 +268,34 @@ def test_advantages_of_a_group_do_not_show_values() -> None:
     assert "no advantages" in advantage_alignment(shifted(responses(), 0)).text
 
 
+def test_too_few_places_in_every_step_are_not_missing_advantages() -> None:
+    """The file has advantages, which 3 responses of 16 tokens are too few to judge."""
+    rows = with_gae(shifted(responses(), 0), 0.9)[:3]
+    verdict = advantage_alignment(rows)
+    assert verdict.shift is None
+    assert verdict.text == "no step has 50 places at which advantages and values can be compared"
+
+
+@pytest.mark.parametrize("last", [0.0, 1.0])
+def test_values_that_change_at_one_shift_alone_tell_nothing_of_advantages(last: float) -> None:
+    """Responses of 4 tokens have one place each, and the values change only after it, or never."""
+    rows = [
+        InspectedResponse(
+            prompt="",
+            response="",
+            reward=1.0,
+            group="",
+            place=f"file, row {number}",
+            values=(0.0, 0.0, 0.0, last * (number % 3)),
+            advantages=(0.1, 0.2, 0.1 * (number % 5), 0.0),
+        )
+        for number in range(60)
+    ]
+    verdict = advantage_alignment(rows)
+    assert verdict.shift is None
+    assert verdict.text == "the values change too little to compare the advantages with them"
+
+
 # ---- a critic beside the file ----------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ class TruthPoint(MeasuredState):
 
     @property
     def position(self) -> float:
-        """The share of the response's tokens that come before the state."""
+        """The state's position: the share of the response's tokens that come before it."""
         return self.num_tokens / self.length
 
 

@@ -89,7 +89,9 @@ class CriticModule(VapoModule):
 
 
 class CriticCurve(Callback):
-    """Measures the critic before the first iteration, after every n-th and after the last.
+    """Measures the critic's held-out explained variance during training.
+
+    It is measured before the first iteration, after every n-th and after the last.
 
     Args:
         advance: called with 1 after each iteration.
@@ -132,7 +134,7 @@ def train_critic(
     every_n: int,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[CurvePoint]:
-    """Train a critic, and return its points along the iterations.
+    """Train a critic on stored rollouts; return its held-out explained variance along the way.
 
     Args:
         every_n: a point is measured after every n-th iteration.
@@ -150,7 +152,7 @@ def train_with_callback(
     *,
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Train a critic as a run's value pretraining does, with a callback that watches it."""
+    """Train a critic on stored rollouts, as a run's value pretraining does, with a callback."""
     module = CriticModule(config, pad_id=int(tokenizer.pad_token_id))
     module.phase = Phase.VALUE_PRETRAINING
     parts = assemble_parts(

@@ -43,7 +43,9 @@ def measure(
     num_iterations: int,
     folder: Path,
 ) -> tuple[GateFigures, GateCurves]:
-    """Make the trial runs one after the other. Each begins with the config's start networks.
+    """Make the trial runs of `vapo gates` one after the other, and return what they measured.
+
+    Each begins with the config's start networks.
 
     Args:
         states_of: returns the hidden state before each token of a rollout, for the oracle.

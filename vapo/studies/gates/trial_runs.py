@@ -87,7 +87,9 @@ def heldout_values(module: VapoModule, batch: RolloutBatch) -> HeldOutValues:
 
 @dataclass(eq=False, repr=False)
 class TrialWatcher(Callback, ABC):
-    """Measures before the first update and after each iteration, and shows the figures.
+    """Measures a trial run's networks before the first update and after each iteration.
+
+    The figures after an iteration are shown as progress.
 
     A subclass ends the trial run when its measurement is over.
     """
@@ -114,7 +116,10 @@ class TrialWatcher(Callback, ABC):
     def measure_iteration(
         self, module: VapoModule, iteration: Iteration
     ) -> tuple[dict[str, float], bool]:
-        """Measure after an iteration; return figures to show, and whether the trial run is over."""
+        """Measure the networks after an iteration.
+
+        Return figures to show, and whether the trial run is over.
+        """
 
 
 @dataclass(eq=False, repr=False)

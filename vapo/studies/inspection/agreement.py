@@ -23,18 +23,28 @@ from vapo.studies.inspection.alignment import (
 )
 from vapo.studies.inspection.responses import InspectedResponse
 
+_MIN_PLACES = 50  # of a step's responses
+
 
 def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """Return the verdict on whether the advantages were made of the values at the same places."""
+    """Look for an off-by-one error: do the advantages stem from the values at the same tokens?
+
+    The test fits the changes of the values by GAE's advantages with least squares, for values at
+    the same places as the advantages, one place earlier and one later. The verdict has no shift
+    (None) where the data do not tell. Responses without values or advantages are ignored, and so
+    are steps with fewer than 50 places between sampled tokens.
+    """
     sums_of_squares = {shift: [0.0, 0.0] for shift in SHIFTS}  # residual and total
     steps: dict[tuple[str, int | None], list[InspectedResponse]] = defaultdict(list)
     for response in responses:
         if response.values is not None and response.advantages is not None:
             steps[(response.place.rpartition(", row ")[0], response.step)].append(response)
+    has_places = False
     for rows in steps.values():  # one whitening for each
         places = [inner_places(row) for row in rows]
-        if sum(map(len, places)) < 50:
+        if sum(map(len, places)) < _MIN_PLACES:
             continue
+        has_places = True
         advantages = [np.asarray(row.advantages) for row in rows]
         current, following = (
             np.concatenate([a[p + i] for a, p in zip(advantages, places, strict=True)])
@@ -53,8 +63,14 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
         for shift, (residual, total) in sums_of_squares.items()
         if total > 0
     }
-    if not explained:
+    if not steps:
         return Alignment(None, "there are no advantages beside the values")
+    if not has_places:
+        text = f"no step has {_MIN_PLACES} places at which advantages and values can be compared"
+        return Alignment(None, text)
+    if len(explained) < 2:  # the shares of two shifts are compared
+        text = "the values change too little to compare the advantages with them"
+        return Alignment(None, text)
     figures = ", ".join(f"{share:.2f} at {shift:+d}" for shift, share in explained.items())
     figures = f"share of the values' changes that the advantages explain: {figures}"
     best, runner_up = sorted(explained, key=lambda k: -explained[k])[:2]
@@ -68,7 +84,10 @@ def advantage_alignment(responses: Sequence[InspectedResponse]) -> Alignment:
 
 
 class ValueComparison:
-    """Compares the values of a file with a critic's values of the same states."""
+    """Compares the values of a file with a given critic's values of the same states.
+
+    The verdict says whether they are this critic's values, and at which shift.
+    """
 
     def __init__(self) -> None:
         self._file_changes: dict[int, list[np.ndarray]] = {shift: [] for shift in SHIFTS}
@@ -90,7 +109,7 @@ class ValueComparison:
                 self._file_changes[shift].append(change)
 
     def result(self) -> Alignment:
-        """Return the shift at which the file's values change as the critic's do, token by token.
+        """Return the verdict: the shift at which the file's values change as the critic's do.
 
         Changes are correlated instead of values because a few more updates of the critic hardly
         alter them.

@@ -60,7 +60,8 @@ class Alignment:
         shift: 0 if the values are sound, 1 if a value has seen its own token, -1 if it lags, None
             if no test decides.
         text: one sentence with the figures.
-        by: the test that decided, as "shared prefixes", "log-probs" or "tokens"; "" if none did.
+        by: the test that decided: "shared prefixes", "log-probs", "tokens", "advantages" or
+            "critic"; "" if none did.
     """
 
     shift: int | None
@@ -69,7 +70,10 @@ class Alignment:
 
 
 def alignment(responses: Sequence[InspectedResponse]) -> Alignment:
-    """Return the verdict on the values of some responses. Groups must be whole."""
+    """Return the verdict on whether the values of some responses are off by one.
+
+    Groups must be whole.
+    """
     with_values = [r for r in responses if r.values is not None and len(r.values) >= 4]
     if len(with_values) < 2:
         return Alignment(None, "off by one? There are no values to look at")
@@ -227,7 +231,7 @@ def _sampled_values(response: InspectedResponse) -> np.ndarray:
 
 
 def _units(response: InspectedResponse) -> tuple[str, ...] | tuple[int, ...]:
-    """The response's token ids, else its tokens' texts, else nothing."""
+    """Return the response's token ids, without ids its tokens' texts, without both nothing."""
     return response.response_ids or response.tokens or ()
 
 

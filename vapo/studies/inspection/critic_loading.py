@@ -166,7 +166,7 @@ def _with_adapter(folder: Path) -> tuple[PreTrainedModel, str]:
 
 
 def _adapter_head(weights: Path) -> dict[str, Tensor] | None:
-    """The head in an adapter's weights, or None."""
+    """Return the value head in an adapter's weights (weight, perhaps bias), or None without one."""
     with safe_open(weights, framework="pt") as file:
         for key in file.keys():  # noqa: SIM118  (no mapping)
             name = key.removesuffix(".weight").removesuffix(".modules_to_save")

@@ -27,7 +27,7 @@ SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or no p
 
 
 def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:
-    """The first of the possible diagnoses that is certain, or a text if none is."""
+    """Yield the first diagnosis of the critic that is certain, or a text on what is uncertain."""
     if critic.num_groups < MIN_PROMPTS:
         yield f"what the critic knows: its values are of {critic.num_groups} prompts"
         return
@@ -117,7 +117,10 @@ def _untrained_remark(critic: CriticFigures) -> Remark:
 
 
 def _length_remark(critic: CriticFigures) -> Remark:
-    """A note if the returns depend on length as the critic says, else a fault."""
+    """Return the remark on a critic that reads length.
+
+    It is a note if the returns depend on length too, as the critic says, else a fault.
+    """
     return_share = critic.return_by_length
     is_right = min(critic.explained.low, return_share.low) > SOME_ABOVE
     is_right &= critic.explained.value > OF_LENGTH_ABOVE * return_share.value
@@ -154,7 +157,7 @@ def _prompt_mean_remark(critic: CriticFigures) -> Remark:
 
 
 def _slope_remark(critic: CriticFigures, findings: Findings) -> Remarks:
-    """The verdict on values that follow the returns: another scale, too extreme, flat, or good."""
+    """Yield a remark on values that follow the returns: other scale, too extreme, flat or good."""
     slope, numbers = critic.slope, f"slope {quote(critic.slope)}"
     is_biased = _is_shifted(critic)
     is_outside = critic.outside.low > OUTSIDE_ABOVE
@@ -228,7 +231,11 @@ def _good_remark(critic: CriticFigures) -> Remark:
 
 
 def _little_remark(critic: CriticFigures, findings: Findings) -> Remark:
-    """A fault if the prompts decide much of the rewards, or if the noise matters; else a note."""
+    """Return the remark on a critic that explains little or nothing of the returns.
+
+    It is a fault if the prompts decide much of the rewards, or if explained variance is clearly
+    below 0; else a note.
+    """
     share, could = findings.groups.prompt_share, ""
     if not share.is_unknown:
         could = f" The prompt alone decides {quote(share)} of the rewards' variance."

@@ -40,15 +40,19 @@ class RowError(Exception):
 
 @dataclass(frozen=True)
 class RowPlace:
-    """The place of a row, and how its columns are read.
+    """Says where a row is (file and number) and how its columns are read.
+
+    It makes the row's `InspectedResponse`.
 
     Args:
         file: the file as the user gave it.
         row: the row's number, from 1 up.
         table: the name of the table that this file belongs to.
-        groups: files with this name in common share the names of groups.
+        groups: rows with the same group name are one group only if their files have the same value
+            here.
         step: the training step in the file's name, if there is one.
-        rewards: the columns whose sum is the reward. If empty, the format decides.
+        rewards: the columns whose sum is the reward. If empty, the file's format decides which
+            column is the reward.
         render: makes one text of a prompt's messages. If None, each message becomes
             `role: content`.
     """
@@ -92,15 +96,16 @@ class RowPlace:
 
 
 def text_fields(row: Row, key: str) -> dict[str, Any]:
-    """The fields of a response that hold its text, from a column of texts or messages."""
+    """Return `InspectedResponse` fields with the response's text, from a text or messages."""
     value = _text_or_messages(row, key)
     return {"response": value} if isinstance(value, str) else message_fields(value)
 
 
 def message_fields(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The fields of a response that hold its text, from its messages.
+    """Return the `InspectedResponse` fields with a response's text, made of its messages.
 
-    Only a single message without calls of tools or reasoning apart is the text as generated.
+    The text counts as it was generated (`is_verbatim`) only if it is a single message that has
+    neither calls of tools nor reasoning in a field of its own.
     """
     only = messages[0] if len(messages) == 1 else {"tool_calls": True}
     is_verbatim = not only.get("tool_calls") and not only.get("reasoning_content")
@@ -152,7 +157,9 @@ def row_number(row: Row, key: str) -> float:
 
 
 def row_reward(row: Row, keys: Sequence[str]) -> float:
-    """The sum of some columns. The key `a.b` means the entry b of the mapping in column a.
+    """Return a row's reward: the sum of the columns `keys`.
+
+    The key `a.b` means the entry b of the mapping in column a.
 
     If there are several columns, some may be null or NaN, as when one of TRL's reward functions has
     no verdict.

@@ -183,7 +183,10 @@ def _findings_of(
 def _responses_to_align(
     sample: Mapping[GroupKey, list[InspectedResponse]],
 ) -> Iterator[InspectedResponse]:
-    """The responses with values of evenly spread groups. No two of these groups share a name."""
+    """Return the responses with values of evenly spread groups, for the off-by-one tests.
+
+    No two of these groups share a name.
+    """
     groups = [group for group in sample.values() if any(x.values is not None for x in group)]
     for number, group in enumerate(groups[:: max(1, len(groups) // _ALIGNED_GROUPS)]):
         for response in group:

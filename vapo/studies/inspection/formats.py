@@ -150,7 +150,10 @@ def _openrlhf(row: Row, place: RowPlace) -> list[InspectedResponse]:
 
 
 def _results(row: Row, place: RowPlace) -> list[InspectedResponse]:
-    """Read a row of results. Several turns become one text; only a single turn has token ids."""
+    """Read a row of verifiers' or prime-rl's results.
+
+    Several turns become one text, and only a single turn has token ids.
+    """
     if row.get("error"):
         raise RowError(f"ended in an error: {str(row['error']).splitlines()[0]:.100}")
     steps = row.get("trajectory")

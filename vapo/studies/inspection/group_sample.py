@@ -171,7 +171,7 @@ def response_length(response: InspectedResponse) -> int | None:
 
 
 def response_values(response: InspectedResponse) -> ResponseValues | None:
-    """The values and rewards of the sampled tokens, or None if the response has no values."""
+    """Return the values and rewards of a response's sampled tokens, or None if it has no values."""
     if response.values is None:
         return None
     values = sampled_entries(response, response.values, np.float32)

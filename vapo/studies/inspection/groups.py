@@ -48,7 +48,7 @@ class Groups:
         return self._count, self._sum, self._squares, self._low, self._high
 
     def figures(self, best: float, *, seed: int) -> GroupFigures:
-        """Compute all figures.
+        """Compute the figures of all groups' rewards.
 
         Args:
             best: the highest reward of the whole stream.

@@ -15,7 +15,10 @@ DOUBT_ABOVE = 0.01  # share of the responses
 
 
 def doubt_reason(sums: RunningSums) -> str:
-    """Why the true returns may differ from those behind the figures; "" if nothing says so."""
+    """Return why the true returns may differ from the returns that were computed from the file.
+
+    The text is "" if nothing in the file says that they differ.
+    """
     for num, why in (
         (
             sums.num_ending_otherwise,

@@ -117,7 +117,7 @@ def numberless(name: str) -> str:
 
 
 def rows_of(path: Path) -> Iterator[NumberedRow]:
-    """The rows of a file.
+    """Yield the rows of a file, each with its number.
 
     Raises: UserError, while it is iterated: the file cannot be read at all.
     """

@@ -166,7 +166,10 @@ class TextTokens:
 
 
 def without_tokenizer(response: InspectedResponse) -> InspectedResponse:
-    """The response; if it has ids and no text, its texts become lists of the ids."""
+    """Return the response, with lists of its token ids as texts if it has ids and no text.
+
+    A file with ids alone is shown in this way where no tokenizer was given.
+    """
     if response.prompt or response.response or response.response_ids is None:
         return response
     return replace(

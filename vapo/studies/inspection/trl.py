@@ -64,7 +64,7 @@ class AdvantageOrder:
         self._pairs: Counter[bool] = Counter()
 
     def add(self, response: InspectedResponse, advantage: float) -> None:
-        """Compare a response with those of its group. After 1000 groups it is ignored."""
+        """Compare a response with those of its group. Above 1000 groups responses are ignored."""
         if len(self._groups) > 1000:
             return
         group = self._groups[response.table, response.group]
@@ -76,7 +76,7 @@ class AdvantageOrder:
             group.append((response.reward, advantage))
 
     def notes(self) -> Iterator[str]:
-        """Yield a note if more than 2 % of the pairs are in different orders."""
+        """Yield a note if rewards and advantages order over 2 % of the pairs differently."""
         if self._pairs[False] > 0.02 * self._pairs.total():
             yield (
                 f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "

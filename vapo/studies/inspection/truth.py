@@ -105,7 +105,9 @@ class MeasuredTruth:
 
 
 def measure_responses(findings: Findings, request: TruthRequest) -> MeasuredTruth:
-    """Continue some responses of the sample, and compare the rewards with the values.
+    """Continue some responses of the sample with the policy, and judge the continuations.
+
+    Their rewards are compared with the critic's values, if the responses have values.
 
     Raises: UserError: no response can be continued, or policy, verifier or engine cannot be used.
     """

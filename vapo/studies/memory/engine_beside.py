@@ -33,7 +33,10 @@ class Sleep:
 
 
 def choose_sleep(*, device: float, engine: float, training: float) -> Sleep:
-    """Decide by three numbers of bytes.
+    """Decide whether vLLM's engine sleeps while the networks train.
+
+    It stays awake (level 0) if its memory and training's, with a margin, fit the GPU together;
+    else it sleeps (level 1). All sizes are in bytes.
 
     Args:
         device: the memory of the GPU.

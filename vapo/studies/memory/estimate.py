@@ -147,7 +147,7 @@ def _checkpoint_copy(networks: list[NetworkBytes], config: FitConfig) -> Bytes:
 
 
 def _sampling(actor: NetworkBytes, config: FitConfig) -> Bytes:
-    """The bytes of sampling: the cache at its widest, and the largest forward.
+    """Return the built-in sampler's bytes by part: the cache at its widest, the largest forward.
 
     The cache exists twice while rows are moved together. With an environment it holds the same
     number of further rows, for episodes that wait for the environment.
