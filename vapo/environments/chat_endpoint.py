@@ -45,12 +45,12 @@ class _RefusedCall(Exception):
 
 
 class ChatEndpoint:
-    """Serves calls from a thread of its own; one may be open at a time.
+    """Serves an environment's calls of its model over HTTP; one may be open at a time.
 
     A call must have `api_key` as its bearer token. A refused request changes nothing.
 
     Args:
-        on_call: called in that thread with each call.
+        on_call: called with each call, in the thread of the call's connection.
     """
 
     def __init__(self, on_call: Callable[[ChatCall], None]) -> None:

@@ -27,9 +27,10 @@ def user_class(
     folder: str | None = None,
     class_bytes: bytes | None = None,
 ) -> MakeEpisode:
-    """Import the class (`function_of`). Return a function that makes one episode's object.
+    """Import a user's class (`function_of`). Return a function that makes one episode's object.
 
-    Raises: UserError: it cannot be imported, lacks a method, or does not take `environment.args`.
+    Raises: UserError: the class cannot be imported, lacks a method, or does not take
+        `environment.args`.
     """
     class_ = function_of(path, class_bytes, key=KEY, folder=folder)
     for name, argument in _METHODS.items() if isinstance(class_, type) else ():
@@ -61,7 +62,13 @@ MakeEpisode = Callable[[], UserEpisode]
 
 
 class EpisodeAnswers:
-    """Answers `("reset", row)` and then each `("step", text)`; see `Answering`."""
+    """Answers the questions of one episode: `("reset", row)`, then each `("step", text)`.
+
+    See `Answering`.
+
+    Args:
+        make: makes the environment's object for this episode, at `reset`.
+    """
 
     def __init__(self, make: MakeEpisode) -> None:
         self._make = make
@@ -83,7 +90,10 @@ class EpisodeAnswers:
 
 
 def _seed(seed: int) -> None:
-    """Seed the random generators by the row. Without it a fork has its host's state."""
+    """Seed the random generators of Python, and of numpy if it is loaded.
+
+    Without this every forked process would begin with the state of its host.
+    """
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed % 2**32)
@@ -117,7 +127,7 @@ def _checked(answer: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeCode(UserCode):
-    """An environment: a user's class, or one of the package verifiers."""
+    """The code of an environment for a host process: a user's class, or the package verifiers'."""
 
     kind: str
     name: str

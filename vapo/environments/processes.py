@@ -34,7 +34,9 @@ def data_row(prompt: Prompt) -> dict[str, Any]:
 
 
 class ProcessEnvironments:
-    """The `Environments` of one trainer process; used by one thread at a time.
+    """The `Environments` of one trainer process, with a process for each open episode.
+
+    One thread at a time may use it.
 
     Args:
         capacity: episodes that may be open at a time.

@@ -28,7 +28,11 @@ _CANCEL_TIMEOUT_S = 1.5
 
 
 class VerifiersEpisode:
-    """One rollout of the environment, whose model is the policy."""
+    """Runs one rollout of an environment of the package verifiers, with the policy as its model.
+
+    The rollout runs in a thread of its own. `reset` begins it, and each `step` answers one of its
+    calls of the model, until the end gives the reward.
+    """
 
     def __init__(self, environment: Any) -> None:
         self._environment = environment
@@ -87,7 +91,10 @@ class VerifiersEpisode:
         self._endpoint.close()
 
     def _next_call(self) -> ChatCall | None:
-        """Wait for the next call; None once the rollout has ended. Raises: what it raised."""
+        """Wait for the rollout's next call of the model; None once the rollout has ended.
+
+        Raises: what the rollout raised.
+        """
         event = self._events.get()
         if isinstance(event, BaseException):
             raise event
@@ -97,7 +104,7 @@ class VerifiersEpisode:
         return event
 
     def _added(self, call: ChatCall) -> str:
-        """Return the text of the messages that the policy has neither seen nor written."""
+        """Return the text of a call's messages that the policy has neither seen nor written."""
         earlier_messages = call.messages[: len(self._seen_messages)]
         if list(map(_wire, earlier_messages)) != list(map(_wire, self._seen_messages)):
             raise ValueError(

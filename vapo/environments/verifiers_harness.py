@@ -24,11 +24,14 @@ HARNESS_ID = "vapo-chat"
 
 
 class ChatHarnessConfig(vf.HarnessConfig):
-    """No options beyond the package's own."""
+    """The options of `ChatHarness`. It has none beyond the package's own."""
 
 
 class ChatHarness(vf.Harness[ChatHarnessConfig]):
-    """Talks until the model answers without calling a tool."""
+    """An agent's program: it calls the model, and the tools that the model asks for.
+
+    It ends with the model's first answer that calls no tool.
+    """
 
     APPENDS_SYSTEM_PROMPT = True
     SUPPORTS_MCP = True

@@ -119,7 +119,10 @@ def last_box(text: str) -> Box | None:
 
 
 def _joined(text: str, boxes: list[Box], names: list[str]) -> Box:
-    """Join several boxes to a list of their contents, each once, with names if all have one."""
+    """Make one box of several; it holds the list of their contents, each once.
+
+    If there is a name such as `x =` before every box, the items have these names.
+    """
     first = boxes[0]
     name = _NAME.search(text[max(0, first.start - _MAX_BETWEEN) : first.start])
     names = [name.group(1) if name else "", *names]
@@ -194,7 +197,10 @@ class _Span:
 
 
 def _close(text: str, spans: list[_Span], opening: _Opening, closing: tuple[int, int]) -> None:
-    """Add a box that closes, without those inside it. A frame around boxes is dropped instead."""
+    """Append a box that closes to `spans`, and remove the boxes inside it from them.
+
+    A frame around boxes is dropped instead.
+    """
     stop, end = closing
     content = opening.begin, stop
     while spans and spans[-1].start > opening.start:

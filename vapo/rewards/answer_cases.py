@@ -69,8 +69,11 @@ def _meetings(part: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
 
 
 def _steps(argument: Node, name: str, evaluate: Evaluate) -> Iterator[Number]:
-    """Yield the places where the argument of a floor is a whole number near its value at the first
-    sampled place that has one."""
+    """Yield values of the symbol for which the argument of a floor is a whole number.
+
+    Only four whole numbers are looked for: those next to the argument's value at the first sampled
+    place that has one.
+    """
     values = (evaluate(argument, x) for x in _SAMPLED)
     value = next((value for value in values if value is not None), None)
     if value is not None and not isinstance(value, mp.mpc) and abs(value) < 10**9:
@@ -139,7 +142,7 @@ the node's value and the values of its other parts."""
 def _zeros_of_polynomial(values: list[Number | None]) -> list[Number]:
     """Return the real zeros of the polynomial with these values at `_SAMPLED`.
 
-    There are none if no polynomial of degree 1 to `MAX_DEGREE` has these values.
+    The list is empty if no polynomial of degree 1 to `MAX_DEGREE` has these values.
     """
     differences = [v for v in values if v is not None and not isinstance(v, mp.mpc)]
     if len(differences) < len(_SAMPLED):

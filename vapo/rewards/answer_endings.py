@@ -104,7 +104,7 @@ IsAnswer = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class _Marked:
-    """What a line marks as the answer; empty where the line denies it."""
+    """The text that a line of a response marks as the answer; empty if the line denies it."""
 
     answer: str
 
@@ -142,7 +142,10 @@ def plain_answer(text: str, is_answer: IsAnswer, *, only_marked: bool = False) -
 
 
 def _marked(lines: list[str], index: int, is_answer: IsAnswer) -> _Marked | None:
-    """Return what the line marks as the answer; or all of it, if the line before is `Answer:`."""
+    """Return the text that the line at `index` marks as the answer; None without a mark.
+
+    It is the whole line if the line before is a mark alone, such as `Answer:`.
+    """
     line = without_setting(without_markdown(lines[index]))
     answer, text_before = _last_marked(line)
     if answer:

@@ -159,7 +159,10 @@ def _units(form: Form) -> frozenset[str]:
 
 
 def _same_words(gold: Form, answer: Form) -> bool:
-    """Words are compared as they are written, so that `no` is not `on`; a product may be meant."""
+    """Whether two answers of words are spelled alike, so that `no` is not `on`.
+
+    Words equal a value if they are a product of symbols that equals it.
+    """
     if gold.kind == answer.kind:
         return gold.mark == answer.mark
     if {gold.kind, answer.kind} != {"words", "value"} or gold.unit or answer.unit:
@@ -190,7 +193,10 @@ def _may_be_added(unit: Unit | None, gold: Node) -> bool:
 
 
 def _without_unit(form: Form) -> Node:
-    """Convert a percentage or an angle to its number; a number with another unit has none."""
+    """Return a percentage or an angle in degrees as an expression without a unit.
+
+    Any other unit gives a symbol, which equals no number.
+    """
     if form.unit == PERCENT:
         return Node("multiply", (number(Fraction(1, 100)), form.expression))
     if form.unit == DEGREES:

@@ -28,7 +28,10 @@ NUM_NEAR_VARIANTS = 3
 
 @lru_cache(maxsize=64)
 def points(num_symbols: int) -> tuple[tuple[Number, ...], ...]:
-    """The coordinates of all points, those of the first variant first."""
+    """Return the points at which expressions are compared, each with one number for each symbol.
+
+    The points of the first variant come first.
+    """
     patterns = sign_patterns(num_symbols)
     return tuple(
         _point(signs, variant, index)
@@ -52,7 +55,10 @@ def num_near_points(num_symbols: int) -> int:
 
 
 def sign_patterns(num_symbols: int) -> tuple[tuple[int, ...], ...]:
-    """All patterns for few symbols; for more `NUM_PATTERNS` of them."""
+    """Return patterns of signs, each with 1 or -1 for every symbol.
+
+    For few symbols these are all patterns, for more they are `NUM_PATTERNS` of them.
+    """
     if num_symbols <= MAX_SYMBOLS_WITH_ALL_SIGNS:
         return tuple(product((1, -1), repeat=num_symbols))
     places = range(num_symbols)
@@ -81,6 +87,6 @@ def _point(signs: tuple[int, ...], variant: int, pattern: int) -> tuple[Number, 
 
 
 def _pseudorandom(*place: object) -> Number:
-    """A number between 0 and 1, as if drawn at random for this place."""
+    """Return a number between 0 and 1 that looks random, and depends on `place` alone."""
     digest = hashlib.sha256("/".join(map(str, place)).encode()).digest()
     return mp.mpf(int.from_bytes(digest[:16], "big") + 1) / 2**128

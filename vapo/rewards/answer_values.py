@@ -185,7 +185,7 @@ def _real_value(node: Node, names: tuple[str, ...], coordinates: list[Number]) -
 
 
 def _in_order(node: Node) -> Iterator[str]:
-    """The names of the symbols, from left to right."""
+    """Yield the names of an expression's symbols from left to right, with repetitions."""
     if node.kind == "symbol":
         yield str(node.value)
     for child in node.children:
@@ -249,7 +249,7 @@ _values_of = lru_cache(maxsize=4096)(_Values)
 
 
 class _Point:
-    """Computes values at a point.
+    """Computes the values of expressions at one point, which gives each symbol its coordinate.
 
     `is_real` becomes False once a part with symbols is complex although all that it is computed
     from is real, as the root of x is for a negative x.

@@ -125,12 +125,12 @@ def _any(text: str) -> Form:
 
 
 def _flat(items: list[Form]) -> tuple[Form, ...]:
-    r"""Put the items of lists in their place: `1 \pm \sqrt{5}, -2` has three items."""
+    r"""Replace each item that is a list by its items: `1 \pm \sqrt{5}, -2` has three items."""
     return tuple(i for item in items for i in (item.items if item.kind == "list" else (item,)))
 
 
 def _one(text: str) -> Form:
-    """Parse a text that is not a list, except within brackets."""
+    """Parse the text of one answer, which is not a list except within brackets."""
     if not text:
         raise NotUnderstoodError("no text")
     if words := _words(text):

@@ -157,7 +157,10 @@ _guarded = False
 
 @cache
 def install() -> None:
-    """Install the audit hook, once in a verifier process; it is active only inside `guarded`."""
+    """Install the audit hook that refuses hostile code; it is active only inside `guarded`.
+
+    A verifier process installs it once.
+    """
     sys.dont_write_bytecode = True
     sys.addaudithook(_audit)
 

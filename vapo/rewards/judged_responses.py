@@ -13,7 +13,7 @@ OnVerdict = Callable[[Verdict], None]
 
 
 class Verifiers(Protocol):
-    """See `vapo.rewards.scorer.VerifierScorer`."""
+    """Verifiers that take a rollout and hand out its verdict, as `scorer.VerifierScorer` does."""
 
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None

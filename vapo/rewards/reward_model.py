@@ -85,7 +85,7 @@ class ModelJudge:
     def submit(
         self, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask for a score, which `poll` hands out.
+        """Ask for a rollout's score, which `poll` hands to `on_reply`.
 
         Returns: a function that withdraws the question.
         """
@@ -96,11 +96,14 @@ class ModelJudge:
 
     @property
     def deciding(self) -> ModelJudge:
-        """This judge, as it is the only one; compare `SeveralJudges.deciding`."""
+        """The judge that decides whether a response is correct: this one, as there is no other."""
         return self
 
     def poll(self, timeout_s: float) -> None:
-        """Score the waiting rollouts, if a whole batch waits or the caller has time to wait."""
+        """Score all waiting rollouts, if a whole batch waits or `timeout_s` is above 0.
+
+        Otherwise return at once.
+        """
         if not self._waiting or not (timeout_s > 0 or len(self._waiting) >= self._num_enough):
             return
         waiting = list(self._waiting.values())

@@ -81,7 +81,7 @@ class Scorer(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the processes; a second call does nothing."""
+        """End the scorer's processes; a second call does nothing."""
 
     def failures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """Count the lost rollouts of all ranks, as metrics. Every rank must call this.
@@ -163,7 +163,7 @@ class VerifierScorer(Scorer):
     def submit(
         self, rollout: Rollout, on_verdict: OnVerdict, *, num_responses: int | None = None
     ) -> Callable[[], object]:
-        """Ask for a verdict. `poll` hands it to `on_verdict`.
+        """Ask for a rollout's verdict, which `poll` hands to `on_verdict`.
 
         Returns: a function that withdraws the question.
         """
@@ -182,7 +182,7 @@ class VerifierScorer(Scorer):
     def _submit_to(
         self, judge: OneJudge, rollout: Rollout, on_reply: OnReply, num_responses: int | None
     ) -> Callable[[], object]:
-        """Ask one verifier for a judgement; return a function that withdraws the question."""
+        """Ask a judge about a rollout; return a function that withdraws the question."""
 
         def on_checked_reply(reply: dict[str, Any]) -> None:
             self._check_for_timeouts(judge, reply.get("failure"))

@@ -45,7 +45,7 @@ OnReply = Callable[[dict[str, Any]], None]
 
 @dataclass(eq=False)
 class Question:
-    """A task, and the function that gets its reply."""
+    """A task for a verifier's process, and the function that gets the reply to it."""
 
     task: Task
     on_reply: OnReply | None
@@ -158,7 +158,7 @@ class WorkerPool:
             question.on_reply(answer.fields)
 
     def _kill_and_requeue(self, worker: int) -> None:
-        """End a process, and put the tasks that it had at the head of the queue."""
+        """End a process, and put its unanswered tasks back at the head of the queue."""
         self.processes.end(worker, Order.KILL)
         self._queue.extendleft(reversed(self._questions_by_worker[worker]))
         self._questions_by_worker[worker].clear()
@@ -186,7 +186,7 @@ class WorkerPool:
                 question.on_reply({"failure": "crash"})
 
     def _send_next(self, worker: int, worker_questions: deque[Question]) -> None:
-        """Send a process the first task of the queue, unless it has to wait for its other tasks."""
+        """Send a process the first task of the queue, unless that must wait for earlier ones."""
         while self._queue and self._queue[0].on_reply is None:
             self._queue.popleft()
         if not self._queue:
@@ -240,7 +240,7 @@ class TextJudge:
         self._needs_metadata = rewards.verifier in ("python", "reasoning_gym")
 
     def submit(self, text: Text, on_reply: OnReply) -> Callable[[], object]:
-        """Ask for a judgement. `poll` hands its fields, or a `failure`, to `on_reply`.
+        """Ask for the judgement of a text. `poll` hands its fields, or a `failure`, to `on_reply`.
 
         Returns: a function that withdraws the question.
         """
@@ -258,7 +258,7 @@ class TextJudge:
 
     @property
     def deciding(self) -> TextJudge:
-        """This judge, as it is the only one; compare `SeveralJudges.deciding`."""
+        """The judge that decides whether a response is correct: this one, as there is no other."""
         return self
 
     def poll(self, timeout_s: float) -> None:
@@ -306,8 +306,11 @@ def verdict_fields(rewards: RewardConfig, reply: dict[str, Any]) -> dict[str, An
 
 
 def rewards_by_source(rewards: RewardConfig, data: DataConfig) -> dict[str, RewardConfig]:
-    """Map the name of each source (a single source's is empty) to its rewards config: with its own
-    verifier if it has one."""
+    """Return the rewards config of each data source, training and held-out, by the source's name.
+
+    It is `rewards`, but with the source's own verifier if the source has one. The name of a source
+    that is not in a mixture is empty.
+    """
     by_source = {}
     for name in ("train", "heldout"):
         for key, source in sources_of(data, name).items():

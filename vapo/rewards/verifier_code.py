@@ -156,7 +156,10 @@ Task = Text | VoteTask
 
 @dataclass(frozen=True, kw_only=True)
 class VerifierCode(UserCode):
-    """A verifier: a user's function, or one of ours, which parses hostile text."""
+    """The code of a verifier for a host process: a user's function, or a verifier of vapo's own.
+
+    Vapo's own parse hostile text, so they run `guarded`.
+    """
 
     kind: str
     pattern: str | None = None

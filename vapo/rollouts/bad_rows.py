@@ -54,10 +54,10 @@ class CheckedBatch:
         return [row for row in self.rows if num_rows_by_group[row // size] == size]
 
     def whole_groups(self, batch: Batch) -> Batch:
-        """Select the `whole_rows`.
+        """Select a batch's rows in whose groups no rollout was removed (`whole_rows`).
 
         Args:
-            batch: this one, or what a later stage has made of it.
+            batch: this batch, or what a later stage has made of it.
         """
         whole = set(self.whole_rows)
         places = [i for i, row in enumerate(self.rows) if row in whole]
@@ -132,7 +132,9 @@ def _describe(
 
 
 class BadRollouts:
-    """Writes `bad_rollouts/rank0.jsonl`: for each process a few rollouts, at most 64 MiB.
+    """Saves removed rollouts in a run's folder, as `bad_rollouts/rank0.jsonl` for rank 0.
+
+    Each process saves at most `max_rollouts`, and at most 64 MiB.
 
     JSON has no nan: a number that is not finite is written as the text "nan", "inf" or "-inf".
     Nothing is written before `open`.
@@ -143,7 +145,7 @@ class BadRollouts:
         self._path: Path | None = None
 
     def open(self, run_dir: Path, rank: int) -> None:
-        """Start writing into the run's folder. Earlier rollouts in it count."""
+        """Let `save` write into the run's folder. Rollouts that are there count to the limits."""
         self._path = run_dir / FOLDER / f"rank{rank}.jsonl"
         if self._path.exists():
             self._num_bytes_left -= self._path.stat().st_size
@@ -168,7 +170,7 @@ class BadRollouts:
                 self._num_left -= 1
 
     def describe(self) -> str:
-        """Return where the saved rollouts are, as the end of a sentence."""
+        """Return the folder of the saved rollouts as the end of a sentence; '' before `open`."""
         return "" if self._path is None else f"; rollouts: {self._path.parent}"
 
 

@@ -104,7 +104,10 @@ def prompt_digest(prompt: Prompt) -> str:
 def _on_tokens(
     is_token: Bool[Tensor, "B T"], rows: Sequence[Sequence[float]], dtype: torch.dtype
 ) -> Tensor:
-    """Put one number for each token in the token's place, and 0 elsewhere. [B, T]"""
+    """Return a [B, T] tensor with the numbers of `rows` at the tokens, and 0 elsewhere.
+
+    Each row has one number for each of its tokens.
+    """
     column = torch.zeros(is_token.shape, dtype=dtype)
     column[is_token] = torch.tensor([x for row in rows for x in row], dtype=dtype)
     return column

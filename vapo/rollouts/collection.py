@@ -212,7 +212,10 @@ class RolloutCollection:
         return [rows[first : first + size] for first in range(0, len(rows), size)]
 
     def loop_ahead(self, version: Callable[[], int]) -> AbstractContextManager[EpisodeLoop]:
-        """Open a loop for sampling ahead. Each turn records the version when it was requested."""
+        """Open a loop that plays episodes ahead of the trainer.
+
+        Each turn records what `version` returned when the turn was requested.
+        """
         return self.player.loop(
             self.settings,
             seed=derive_seed(self.config.seed, "rollouts ahead", rank()),

@@ -63,7 +63,10 @@ class MeasuredState(Place):
 
     @property
     def num_draws(self) -> float:
-        """A place's share of the continuations: over all places each continuation counts once."""
+        """How many continuations count for one of the places that share this state.
+
+        Over all places each continuation counts once.
+        """
         return len(self.returns) / self.num_places
 
 
@@ -203,7 +206,10 @@ def beginning_of(rollout: Rollout, num_tokens: int) -> Rollout:
 
 
 def check_replayed(rollouts: Sequence[Rollout]) -> None:
-    """Raises: UserError: an environment did not answer the turns before a place as it had."""
+    """Check that environments answered the turns before each place as they had the first time.
+
+    Raises: UserError: an environment did not.
+    """
     failed = [r for r in rollouts if r.is_lost and str(r.failure).startswith(REPLAY)]
     if failed:
         raise UserError(

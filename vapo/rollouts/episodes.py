@@ -45,10 +45,10 @@ class Episode:
     `ids` are the tokens behind the prompt so far. Since the last whole turn `num_observed` tokens
     were observed, and if a begun turn is continued it has `num_begun` sampled ones. `text` is the
     text of the last turn. `end_ids` has the token that ended that turn; it is empty where the turn
-    was cut off. If an episode is continued, `replay` has what its environment must be told again.
-    Each entry has the tokens of the observation that must come, the sampled token before it (None
-    at the start) and the policy's answer to it, which is empty in the last entry: that turn is
-    under way. `keeps_special`: see `sampled_text`.
+    was cut off. If an episode is continued, `replay` has the turns that its environment must be
+    told again. Each entry has the tokens of the observation that must come, the sampled token
+    before it (None at the start) and the policy's answer to it. The last answer is empty, as that
+    turn is under way. `keeps_special`: see `sampled_text`.
     """
 
     prompt: Prompt
@@ -76,7 +76,7 @@ class Episode:
         return self.ids[-1] if self.turns else None
 
     def resume_from(self, start: Rollout, tokenizer: PreTrainedTokenizerBase) -> None:
-        """Continue this rollout, whose last turn is under way."""
+        """Begin this episode where the rollout `start` stands, whose last turn is under way."""
         self.ids, self.logprobs = list(start.response_ids), list(start.rollout_logprobs)
         *self.turns, open_turn = start.turns
         self.num_observed, self.num_begun = open_turn.num_observed, open_turn.num_sampled
@@ -104,7 +104,7 @@ class Episode:
         self.num_observed = self.num_begun = 0
 
     def add_reward(self, reward: float) -> None:
-        """Put a reward on the last turn."""
+        """Add a reward to that of the episode's last turn."""
         self.turns[-1] = replace(self.turns[-1], reward=self.turns[-1].reward + reward)
 
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
@@ -225,7 +225,10 @@ class EpisodeLoop:
             self._submit_turn(episode)
 
     def _add_reward(self, episode: Episode, reply: Reply) -> str | None:
-        """Put the reward on the last turn. Return what is wrong with it, if anything is."""
+        """Add a reply's reward to that of the episode's last turn. Return what is wrong with it.
+
+        None: nothing is wrong.
+        """
         if episode.turns:
             episode.add_reward(reply.reward)
             if problem := reward_problem(sum(abs(turn.reward) for turn in episode.turns)):

@@ -62,7 +62,10 @@ class RunFolder(Protocol):
 
 
 class ResumeCache:
-    """The saved rollouts in the run's folder; every process writes and reads its own file."""
+    """Saves each iteration's rollouts in the run's folder, and loads them again.
+
+    Every process writes and reads a file of its own for each iteration.
+    """
 
     def __init__(self, run_dir: RunFolder, prompts: Sequence[Prompt]) -> None:
         self._run_dir = run_dir  # the other processes know its path only later
@@ -83,7 +86,7 @@ class ResumeCache:
         return self.path(iteration, rank).is_file()
 
     def write(self, origin: Origin, sampled: IterationRollouts) -> None:
-        """Raises: OSError"""
+        """Write an iteration's rollouts to the file of this origin. Raises: OSError"""
         batch = sampled.batch
         columns = {item.name: getattr(batch, item.name) for item in fields(batch)}
         tensors = {

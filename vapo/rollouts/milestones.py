@@ -44,12 +44,14 @@ def token_texts(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[
 def milestones_of(
     texts: Iterable[str], *, kind: Literal["nth", "all"]
 ) -> dict[tuple[int, str, bytes], int]:
-    """Return each milestone of a response, with the number of tokens after which it is reached.
+    """Return the milestones of a response, each with the number of tokens that reach it.
 
-    A milestone is (how many numbers there are so far, the last number, a digest). With `nth` the
-    digest is empty. With `all` it is a hash of the numbers before the last, so that each milestone
-    takes the same room. Neighbouring digits are one number, which is a milestone before its last
-    digit, too. A response never returns to a milestone that it has left.
+    `texts` are the texts of the response's tokens. A milestone describes the numbers written so
+    far. There is one at the start, and one after each token with a digit. It is (how many numbers,
+    the last number, a digest). The digest is empty with `nth`; with `all` it is a hash of the
+    numbers before the last, so that each milestone takes the same room. Neighbouring digits are
+    one number. It may be spread over tokens: each of its beginnings that ends a token is a
+    milestone, too. No milestone occurs again after another.
 
     >>> milestones_of(["3", "+", "1", "4"], kind="nth")
     {(0, '', b''): 0, (1, '3', b''): 1, (2, '1', b''): 3, (2, '14', b''): 4}

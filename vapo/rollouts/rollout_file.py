@@ -107,7 +107,7 @@ def write_table(path: Path, table: pa.Table, metadata: Mapping[str, Any]) -> Non
 
 
 def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
-    """Return the table and its metadata, which are empty if another program wrote none.
+    """Return a file's table of rollouts and its metadata, empty if another program wrote none.
 
     Args:
         key: the config key or option that names the file, for messages.
@@ -121,7 +121,7 @@ def read_table(path: Path, *, key: str) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_metadata(path: Path, *, key: str) -> dict[str, Any]:
-    """Return the metadata alone, without reading the rows.
+    """Return the metadata of a file of rollouts, without reading the rows.
 
     Raises: UserError as `read_table`.
     """
@@ -154,7 +154,7 @@ def _readable(path: Path, key: str) -> Iterator[None]:
 
 
 def concatenate_tables(paths: Sequence[Path], *, key: str) -> pa.Table:
-    """Concatenate several files that vapo wrote. A column that a file lacks is null in its rows.
+    """Return several files that vapo wrote as one table. A column that a file lacks is null there.
 
     Files of any size are read.
     """

@@ -198,7 +198,10 @@ class RowReader:
     def _ids(
         self, row: FileRow, column: str, *, ends: bool, may_be_empty: bool = False
     ) -> tuple[int, ...]:
-        """Return the row's ids, or without them those of its text; `ends`: add an end token."""
+        """Return the token ids of the row's prompt or response (`column`).
+
+        A row without ids gets those of its text. With `ends` the text's get an end token.
+        """
         name = f"{column}_ids"
         ids, text = row.record.get(name), row.record.get(column)
         if ids is None:

@@ -106,7 +106,10 @@ def _spread(numbers: Sequence[int], max_count: int) -> list[int]:
 def token_counts_at(
     characters: Sequence[int], rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> list[int]:
-    """Return the fewest tokens whose text has as many characters, for each of ascending numbers.
+    """Return for each number in `characters` how many tokens from the response's start it takes.
+
+    These are the fewest tokens whose text has at least that many characters, or all tokens if the
+    whole text is shorter. The numbers must ascend.
 
     The text of a token depends on those before it. So the beginning of the response is decoded
     about log2(length) times for each number.

@@ -45,9 +45,9 @@ class RolloutSource:
         """Return the iteration's rollouts with the metrics of sampling.
 
         They were sampled ahead, or saved by a run that was stopped; else they are sampled now. In
-        value pretraining they may be those of a file.
-        Rollouts of value pretraining, which keeps all prompts, do not serve dynamic sampling.
-        Every rank must call this.
+        value pretraining they may be those of a file. Value pretraining keeps all prompts, so
+        with dynamic sampling its rollouts are not used for another phase. Every rank must call
+        this.
 
         Args:
             last: the run's last iteration, counted from 0; nothing is sampled beyond it.

@@ -34,7 +34,13 @@ class FileRow:
         raise UserError(f"{self.where}, column {column}: {reason}")
 
     def check_list(self, column: str, values: Any, num: int, whose: str) -> None:
-        """Raises: UserError: `values` is not a list of `num`; `whose` says what they belong to."""
+        """Check that a column's `values` are a list of `num` entries.
+
+        Args:
+            whose: says in the message what the values belong to.
+
+        Raises: UserError: they are not.
+        """
         if not isinstance(values, list) or len(values) != num:
             size = f"{len(values)} values" if isinstance(values, list) else "is not a list"
             self.fail(column, f"{size}; {whose}")
@@ -113,7 +119,7 @@ class StoredTruth(NamedTuple):
 
 
 def stored_truth(states: Sequence[MeasuredState]) -> dict[str, Any]:
-    """Return the truth columns of a row with these measured states; all null without any."""
+    """Return the truth columns of a row with these measured states; without states all are null."""
     if not states:
         return dict.fromkeys(TRUTH_COLUMNS)
     return {

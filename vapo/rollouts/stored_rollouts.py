@@ -174,7 +174,10 @@ class RolloutDataset:
 
 
 def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> None:
-    """Raises: UserError: the file's rewards of right and wrong responses are not the config's."""
+    """Check that a file's rewards of right and wrong responses are those of the config.
+
+    Raises: UserError: they are not.
+    """
     file_scale, rewards = metadata.get("reward"), config.rewards
     config_scale = [rewards.correct, rewards.incorrect]
     if file_scale is None or not gives_configured_rewards(config):

@@ -197,7 +197,12 @@ class NonFiniteLogitsError(StoppedRun):
 
 
 def check_turn(request: TurnRequest, num_positions: int | None) -> None:
-    """Raises: UserError: the turn has no tokens before it, or needs more than `num_positions`."""
+    """Check that a model can sample a turn. With `num_positions` None any length is allowed.
+
+    Raises:
+        UserError: the turn has no tokens before it, or needs more than `num_positions`.
+        ValueError: the turn may have no token.
+    """
     name = turn_name(request)
     if request.max_tokens < 1:
         raise ValueError(f"prompt {name}: a turn has at least one token")

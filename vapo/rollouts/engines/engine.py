@@ -162,11 +162,11 @@ class SteppedEngine(ABC):
 
     @abstractmethod
     def _begin(self, requests: Mapping[str, Request]) -> None:
-        """Start requests; the keys are their names."""
+        """Start these requests, whose names are the keys."""
 
     @abstractmethod
     def _step(self) -> Mapping[str, Generated]:
-        """Sample for a short while, and return the new results."""
+        """Sample for a short while, and return the new results by the names of their requests."""
 
     @abstractmethod
     def _drop(self, names: Collection[str]) -> None:

@@ -84,7 +84,10 @@ def sampling_config(
 
 
 def check_engine(config: FitConfig) -> None:
-    """Raises: UserError: vLLM is not installed, or refuses one of the config's options."""
+    """Check that the engine that the config names can be used.
+
+    Raises: UserError: it is vLLM, which is not installed or refuses one of the config's options.
+    """
     if isinstance(config.rollouts, VllmEngine):
         check_options(config.rollouts.vllm)
 

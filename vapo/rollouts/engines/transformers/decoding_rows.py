@@ -138,12 +138,15 @@ class DecodingRows:
         return finished
 
     def drop(self, turn: OpenTurn) -> None:
-        """Let the turn's row finish, unrecorded from now on."""
+        """Mark the turn's row as finished, so that no more of its tokens are recorded."""
         self.is_alive[self.turns.index(turn)] = False
         self.num_alive -= 1
 
     def write_out(self, rows: list[int]) -> list[OpenTurn]:
-        """Append these rows' tokens to their turns, once for each row. Return the turns."""
+        """Append the tokens sampled for these rows to the rows' turns, and return the turns.
+
+        A row may be written out only once.
+        """
         turns = [self.turns[row] for row in rows]
         if self._step_ids:  # put together once: rows that finish one by one do not pay for all
             self._ids = torch.cat([self._ids, torch.stack(self._step_ids, dim=1)], dim=1)

@@ -51,7 +51,9 @@ def prompt_cache(config: PreTrainedConfig, *, is_recurrent: bool) -> DynamicCach
 
 
 class RoomyLayer(DynamicLayer):
-    """A layer that writes new tokens into spare columns instead of copying all old ones.
+    """A layer of a key-value cache that writes new tokens into spare columns.
+
+    So it need not copy all old ones.
 
     `keys` and `values` are views of the columns in use. Every row's last token is in the last
     column in use; the columns left of a shorter row are zero and masked by the caller.
@@ -119,7 +121,7 @@ class CachedRow:
         return len(self._cache.layers)
 
     def states(self, layer: int, name: str) -> Float[Tensor, "heads L d"]:
-        """The `keys` or the `values` of a layer."""
+        """Return the row's keys or values in one layer; `name` is `keys` or `values`."""
         states: Tensor = getattr(self._cache.layers[layer], name)
         return states[self._row, :, self._first : self._first + len(self.ids)]
 

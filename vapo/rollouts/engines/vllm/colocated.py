@@ -200,7 +200,10 @@ def _create(options: ColocatedVllm, arguments: dict[str, Any]) -> Any:
 
 
 def _own_draws(vllm_config: Any) -> OwnDraws | None:
-    """Return random states for an engine whose requests have no seeds; None: they have seeds."""
+    """Return random states for an engine that does not draw by its requests' seeds alone.
+
+    Its requests have no seeds, or it decodes speculatively. For any other engine return None.
+    """
     reason = unseeded_because(vllm_config)
     if reason is not None:
         logger.warning(
@@ -232,7 +235,10 @@ def _generated(output: Any) -> Generated:
 
 @contextmanager
 def _heartbeats(engine: Any, *heartbeats: Callable[[], None]) -> Iterator[None]:
-    """Call all `heartbeats` at every step that sampled a token; `step` lists finished requests."""
+    """Call all `heartbeats` in the block at every step of the engine that sampled a token.
+
+    What vLLM's own `step` returns does not tell, as it lists finished requests alone.
+    """
     core = engine.engine_core
     get_output = core.get_output
 

@@ -108,7 +108,10 @@ class ServedEngine(SteppedEngine):
             self._under_way[name] = self._loop.create_task(work)
 
     async def _sample(self, name: str, request: Request, push: int, server: VllmServer) -> None:
-        """Sample a response, on another server if this one is lost. `push` was then the last."""
+        """Sample a response, on another server if this one is lost, and queue the outcome.
+
+        `push` is the number of the last push when the request was made.
+        """
         outcome: Generated | Exception
         try:
             while True:
@@ -125,7 +128,12 @@ class ServedEngine(SteppedEngine):
         self._outcomes.put((name, outcome))
 
     def _generated(self, answer: ServerAnswer, previous_push: int, server: VllmServer) -> Generated:
-        """Raises: LostServerError, EngineError: this run did not send the weights that sampled."""
+        """Return a server's answer with its updates counted from the push `previous_push`.
+
+        Raises:
+            LostServerError: the server has no weights, as it was started again.
+            EngineError: this run did not send the weights that sampled.
+        """
         updates = []
         for version, num_tokens in answer.versions:
             run, _, push = version.rpartition("-")
