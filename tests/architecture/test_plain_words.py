@@ -25,6 +25,11 @@ PRONOUNS = "before began its mine most one others ours own theirs what which who
 NOT_NAMES = frozenset((PARTICIPLES + PRONOUNS).split())
 # A participle that is a term: the name that must stand in the same file, which shows the meaning.
 TERMS = {"left": "right"}  # the sides of an expression
+# Names that cannot change, by the file that defines them.
+FIXED_NAMES = {
+    "advantages/contract.py": {"kept"},  # a field that users' estimators set (docs/extending.md)
+    "diagnostics/value_truth/mistakes.py": {"found"},  # a key of files on disk
+}
 
 DETERMINERS = """
 the a an each every all both one two three four five six seven eight nine ten twelve several many
@@ -78,73 +83,36 @@ RIDDLES = re.compile(
 )
 # Rule -> room -> how often the room breaks it.
 PRESENT: dict[str, dict[str, int]] = {
-    "name": {
-        "advantages": 29,
-        "api.py": 6,
-        "cli.py": 6,
-        "config": 108,
-        "diagnostics": 69,
-        "environments": 13,
-        "errors": 12,
-        "evaluation.py": 2,
-        "functional": 30,
-        "networks": 90,
-        "prompts": 59,
-        "rewards": 71,
-        "rollouts": 175,
-        "runs": 41,
-        "studies": 233,
-        "sweep": 142,
-        "system": 84,
-        "tracking": 50,
-        "training": 58,
-        "types.py": 2,
-    },
-    "of": {
-        "advantages": 2,
-        "config": 5,
-        "diagnostics": 6,
-        "functional": 2,
-        "networks": 3,
-        "studies": 23,
-        "sweep": 4,
-        "training": 1,
-        "types.py": 2,
-    },
+    "name": {"config": 108},
+    "of": {"config": 5, "training": 1},
     "sentence": {
-        "advantages": 6,
+        "advantages": 1,
         "config": 19,
-        "diagnostics": 8,
+        "diagnostics": 1,
         "errors": 1,
-        "functional": 5,
-        "networks": 8,
-        "prompts": 4,
-        "rewards": 17,
-        "rollouts": 16,
-        "runs": 10,
-        "studies": 14,
-        "sweep": 12,
-        "system": 19,
-        "tracking": 10,
+        "networks": 6,
+        "prompts": 1,
+        "rewards": 2,
+        "rollouts": 6,
+        "runs": 3,
+        "studies": 3,
+        "sweep": 1,
+        "system": 4,
+        "tracking": 7,
         "training": 3,
-        "types.py": 1,
     },
     "riddle": {
         "config": 6,
-        "diagnostics": 4,
-        "environments": 3,
-        "errors": 4,
-        "evaluation.py": 1,
-        "functional": 7,
-        "networks": 20,
-        "prompts": 11,
-        "rewards": 24,
-        "rollouts": 12,
+        "diagnostics": 1,
+        "functional": 3,
+        "networks": 3,
+        "rewards": 8,
+        "rollouts": 1,
         "runs": 2,
-        "studies": 18,
-        "sweep": 9,
-        "system": 9,
-        "tracking": 3,
+        "studies": 9,
+        "sweep": 4,
+        "system": 1,
+        "tracking": 4,
         "training": 5,
     },
 }
@@ -244,7 +212,10 @@ def breaches_by_room() -> dict[str, dict[str, list[str]]]:
     places: dict[str, dict[str, list[str]]] = {rule: {} for rule in PRESENT}
     for path in sorted(PACKAGE.rglob("*.py")):
         relative = path.relative_to(PACKAGE)
+        fixed_names = FIXED_NAMES.get(relative.as_posix(), set())
         for rule, line, text in breaches(path.read_text(encoding="utf-8")):
+            if rule == "name" and text in fixed_names:
+                continue
             room = places[rule].setdefault(relative.parts[0], [])
             room.append(f"vapo/{relative}:{line}: {text.splitlines()[0]}")
     return places

@@ -143,7 +143,7 @@ class Saving(Checkpoint):
         if iteration % self.every_n:
             return
         trainer.save_checkpoint(self.folder / f"{iteration}.ckpt")
-        self.kept.forget(before=iteration)
+        self.kept.forget(first_kept=iteration)
         if iteration == self.killed_at:
             raise Killed
 

@@ -258,8 +258,8 @@ def test_flops_count_the_pairs_within_a_window() -> None:
     both, all_layers = (Actor(windowed_model(f)).forward_flops for f in ("gemma3", "mistral"))
     assert both.attention(20) == 64 * (20 * 20 + 8 * 8 + 2 * 12 * 8)
     assert all_layers.attention(20) == 64 * 2 * (8 * 8 + 2 * 12 * 8)
-    assert all_layers.attention(20, before=5) == 64 * 2 * (3 * (3 + 2 * 5) + 2 * 17 * 8)
-    assert all_layers.attention(20, before=50) == 64 * 2 * 2 * 20 * 8
+    assert all_layers.attention(20, num_earlier=5) == 64 * 2 * (3 * (3 + 2 * 5) + 2 * 17 * 8)
+    assert all_layers.attention(20, num_earlier=50) == 64 * 2 * 2 * 20 * 8
     assert all_layers.attention(8) == 64 * 2 * 8 * 8
 
 

@@ -197,7 +197,7 @@ def test_every_reader_of_the_template_has_them(tmp_path: Path) -> None:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert template_end(tokenizer, arguments) == end
     of_data = DataConfig(chat_template=True, chat_template_kwargs=arguments)
-    assert end_tokens(tokenizer, data=of_data).taught == end
+    assert end_tokens(tokenizer, data=of_data).imitated_id == end
     assert chat_frame(tokenizer, arguments)[1] == "<|im_end|><|im_start|>long"
     tokenizer.chat_template = template.replace("{{ m.content }}", "{{ m.content }}</think>")
     assert SpelledText(tokenizer, chat=arguments).pattern.search("</think>"), "its turn marker"

@@ -31,7 +31,7 @@ class InstantScorer(VerifierScorer):
         return [Verdict(False, -1.0) for _ in rollouts]
 
     def environments(
-        self, *, own: bool = False, num_responses: int | None = None
+        self, *, has_own_processes: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
         return closing(JudgedResponses(self))
 

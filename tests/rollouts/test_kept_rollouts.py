@@ -158,7 +158,7 @@ def test_damaged_or_of_other_data_nothing_is_taken(kept: ResumeCache, tmp_path: 
 def test_only_what_is_finished_is_forgotten(kept: ResumeCache) -> None:
     other = replace(ORIGIN, iteration=4, rank=1)
     kept.write(other, sampled())
-    kept.forget(before=4)
+    kept.forget(first_kept=4)
     assert not kept.has(3, 0)
     assert kept.has(4, 1)
 

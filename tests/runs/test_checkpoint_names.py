@@ -300,7 +300,7 @@ def test_old_rollouts_are_known_by_their_whole_name(tmp_path: Path) -> None:
     own, mine = kept.path(1, 0), folder / "iteration_000001_rank_0_mine.safetensors"
     for path in (own, mine, folder / "iteration_x_rank_0.safetensors", kept.path(2, 0)):
         path.write_text("")
-    kept.forget(before=2)
+    kept.forget(first_kept=2)
     assert sorted(path.name for path in folder.iterdir()) == [
         "iteration_000001_rank_0_mine.safetensors",
         "iteration_000002_rank_0.safetensors",

@@ -112,9 +112,9 @@ def _check_tensor(tensor: Any, like: Tensor, name: str) -> None:
     if not isinstance(tensor, Tensor):
         raise UserError(f"{name} are {type(tensor).__name__}, not a tensor")
     for aspect in ("shape", "dtype", "device"):
-        ours, theirs = getattr(like, aspect), getattr(tensor, aspect)
-        if ours != theirs:
-            texts = [list(x) if aspect == "shape" else x for x in (theirs, ours)]
+        expected, actual = getattr(like, aspect), getattr(tensor, aspect)
+        if expected != actual:
+            texts = [list(x) if aspect == "shape" else x for x in (actual, expected)]
             raise UserError(f"{name} have the {aspect} {texts[0]}, and it must be {texts[1]}")
 
 

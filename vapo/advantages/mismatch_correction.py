@@ -88,11 +88,12 @@ class EngineGaps:
             return {}
         mask = torch.arange(int(lengths.max())) < lengths[:, None]
         tokens = torch.cat([t for t, _ in self._micro_batches] or [torch.zeros(2, 0)], dim=1)
-        rollout, ours = (
+        rollout_logprobs, logprobs = (
             torch.zeros(mask.shape, dtype=t.dtype).masked_scatter(mask, t) for t in tokens
         )
-        share = effective_sample_share(rollout, ours, mask, level="token")
-        return gap_metrics(rollout, ours, mask) | {"rollout/effective_sample_share": share}
+        share = effective_sample_share(rollout_logprobs, logprobs, mask, level="token")
+        gaps = gap_metrics(rollout_logprobs, logprobs, mask)
+        return gaps | {"rollout/effective_sample_share": share}
 
 
 def gap_metrics(

@@ -45,7 +45,7 @@ def run(
     reader = open_reader(sweep_folder.tracking_uri if sweep_folder else tracking_uri or "mlruns")
     if sweep_folder:
         parent = f"{sweep_folder.path / SWEEP_RECORD}: parent run"
-        collection = reader.sweep(sweep_folder.parent_run_id, full_system, named=parent)
+        collection = reader.sweep(sweep_folder.parent_run_id, full_system, flag=parent)
     elif sweep:
         collection = reader.sweep(sweep, full_system)
     elif runs:

@@ -39,10 +39,10 @@ def probe_notes(config: FitConfig) -> Iterator[str]:
     for path in (critic_path(config, member) for member in range(config.critic.count)):
         saved_fingerprint = getattr(read_model_config(path), "actor_fingerprint", None)
         if saved_fingerprint is None or saved_fingerprint != actor_fingerprint:
-            which = "not in its folder"
+            saved = "not in its folder"
             if saved_fingerprint:
-                which = f"{saved_fingerprint}, and actor.path's is {actor_fingerprint}"
-            yield (f"critic.init {path}: {_FITS[kind]} trained on, whose fingerprint is {which}")
+                saved = f"{saved_fingerprint}, and actor.path's is {actor_fingerprint}"
+            yield (f"critic.init {path}: {_FITS[kind]} trained on, whose fingerprint is {saved}")
 
 
 def ridge_notes(config: FitConfig) -> Iterator[str]:

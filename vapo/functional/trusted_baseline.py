@@ -70,7 +70,7 @@ _COLUMNS = (
 @torch.no_grad()
 def trusted_values(
     values: Float[Tensor, "B T"],
-    others: Float[Tensor, " B"],
+    other_mean: Float[Tensor, " B"],
     received: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
@@ -80,8 +80,9 @@ def trusted_values(
 
         U_t = B + a * (V_1 - B - first_level) + w * (V_t + r_<t - V_1 - within_level) - r_<t
 
-    V_1 is the value before a response's first True token, and B is `others`, the mean reward of the
-    others. Two weights of 1 without levels give V, bit for bit. Two weights of 0 give B - r_<t.
+    V_1 is the value before a response's first True token, and B is `other_mean`, the mean reward of
+    the other responses. Two weights of 1 without levels give V, bit for bit. Two weights of 0 give
+    B - r_<t.
 
     received: r_<t, the rewards of a response before each token, not discounted.
     Units: those of the reward.
@@ -94,7 +95,7 @@ def trusted_values(
     """
     a, w = trust.first, trust.within
     first = _first_values(values, mask)
-    per_response = (a - w) * first + (1 - a) * others[:, None]
+    per_response = (a - w) * first + (1 - a) * other_mean[:, None]
     per_response = per_response - (a * trust.first_level + w * trust.within_level)
     mixed = w * zero_outside(values, mask) - (1 - w) * zero_outside(received, mask) + per_response
     return zero_outside(mixed, mask)
@@ -139,7 +140,7 @@ def final_surprise(
 def batch_evidence(
     values: Float[Tensor, "B T"],
     rewards: Float[Tensor, " B"],
-    others: Float[Tensor, " B"],
+    other_mean: Float[Tensor, " B"],
     received: Float[Tensor, "B T"],
     mask: Bool[Tensor, "B T"],
     *,
@@ -158,7 +159,9 @@ def batch_evidence(
     Raises: ValueError when group_size does not divide the number of responses.
     """
     first = _first_values(values, mask).double().expand(mask.shape)
-    y, means = ((x.double()[:, None].expand(mask.shape)) for x in (rewards - others, others))
+    y, means = (
+        (x.double()[:, None].expand(mask.shape)) for x in (rewards - other_mean, other_mean)
+    )
     changed = values.double() + received.double()
     # without a group the others' mean has nothing of the prompt in it
     third = means if group_size > 1 else torch.zeros_like(means)

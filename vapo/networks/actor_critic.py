@@ -92,15 +92,15 @@ class ForwardFlops:
             + sum(self.attention(s.length, s.prompt_length) for s in inputs.segments)
         )
 
-    def attention(self, length: float, before: float = 0) -> float:
+    def attention(self, length: float, num_earlier: float = 0) -> float:
         """Count the operations of attention of `length` tokens, each to itself, to earlier ones of
-        them, and to `before` tokens in front of them all."""
-        squares = length * (length + 2 * before)
+        them, and to `num_earlier` tokens in front of them all."""
+        squares = length * (length + 2 * num_earlier)
         if self.window is None:
             return self.per_squared_length * squares
         # tokens that the window does not limit
-        num_whole = min(max(self.window - before, 0), length)
-        windowed_squares = num_whole * (num_whole + 2 * before)
+        num_whole = min(max(self.window - num_earlier, 0), length)
+        windowed_squares = num_whole * (num_whole + 2 * num_earlier)
         windowed_squares += 2 * self.window * (length - num_whole)
         return self.per_squared_length * squares - self.per_windowed * (squares - windowed_squares)
 

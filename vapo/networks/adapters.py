@@ -189,11 +189,11 @@ def _adapter_hook(name: str) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 
 @contextmanager
-def on_base(adapters: AdapterLayers, others: Sequence[Any]) -> Iterator[None]:
-    """Inside the block turn on these adapters, and turn off the `others` (layers of peft)."""
-    token = _active_adapters.set((adapters, others))
+def on_base(adapters: AdapterLayers, peft_layers: Sequence[Any]) -> Iterator[None]:
+    """Turn on these adapters in the block, and turn off the adapters of the `peft_layers`."""
+    token = _active_adapters.set((adapters, peft_layers))
     try:
-        with adapters_off(others):
+        with adapters_off(peft_layers):
             yield
     finally:
         _active_adapters.reset(token)

@@ -28,10 +28,11 @@ NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 class EndTokens:
     """The end tokens of a policy.
 
-    `taught` ends each turn that the policy learns to imitate. Any of `ids` ends a sampled turn.
+    `imitated_id` ends each turn that the policy learns to imitate. Any of `ids` ends a sampled
+    turn.
     """
 
-    taught: int
+    imitated_id: int
     ids: frozenset[int]
 
 
@@ -53,8 +54,8 @@ def end_tokens(
     is_chat = bool(tokenizer.chat_template) if data is None else data.chat_template
     variables = NO_VARIABLES if data is None else data.chat_template_kwargs
     template_id = template_end(tokenizer, variables) if is_chat else None
-    taught = int(tokenizer.eos_token_id) if template_id is None else template_id
-    return EndTokens(taught, end_token_ids(generation_config, tokenizer) | {taught})
+    imitated_id = int(tokenizer.eos_token_id) if template_id is None else template_id
+    return EndTokens(imitated_id, end_token_ids(generation_config, tokenizer) | {imitated_id})
 
 
 def folder_end_tokens(
@@ -136,7 +137,7 @@ def turn_ids_with_end(text: str, tokenizer: PreTrainedTokenizerBase, ends: EndTo
     for index in range(num_content, len(ids)):
         if ids[index] in ends.ids:
             return ids[: index + 1]
-    return [*ids, ends.taught]
+    return [*ids, ends.imitated_id]
 
 
 def _is_blank(id_: int, tokenizer: PreTrainedTokenizerBase) -> bool:

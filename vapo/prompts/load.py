@@ -267,13 +267,13 @@ def _render(row: SourceRow, template: str, reading: _Reading) -> str:
 
 
 def token_ids(
-    text: str, tokenizer: PreTrainedTokenizerBase, place: str, what: str = ""
+    text: str, tokenizer: PreTrainedTokenizerBase, place: str, label: str = ""
 ) -> list[int]:
     """Tokenize a text without adding special tokens.
 
     Args:
         place: where the text comes from, for errors.
-        what: what the text is, with a space behind it, for errors.
+        label: what the text is, with a space behind it, for errors.
 
     Raises: UserError: the tokenizer cannot write the text, or makes no token of it.
     """
@@ -282,8 +282,8 @@ def token_ids(
         ids: list[int] = tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
     except Exception as error:  # `tokenizers` raises Exception itself
         raise UserError(
-            f"{place}: the tokenizer cannot write {what}{text!r:.60}: {error}"
+            f"{place}: the tokenizer cannot write {label}{text!r:.60}: {error}"
         ) from None
     if not ids:
-        raise UserError(f"{place}: the tokenizer makes nothing of {what}{text!r:.60}")
+        raise UserError(f"{place}: the tokenizer makes nothing of {label}{text!r:.60}")
     return ids

@@ -102,14 +102,14 @@ def _places(node: Node, target: Number, name: str, evaluate: Evaluate) -> Iterat
 
 def _undone(node: Node, inner: Node, target: Number, evaluate: Evaluate) -> list[Number]:
     """Return the values of `inner`, the one part that varies, for which the node is `target`."""
-    others = [evaluate(child, Fraction(0)) for child in node.children if child is not inner]
+    other_values = [evaluate(child, Fraction(0)) for child in node.children if child is not inner]
     is_first = node.children[0] is inner
     try:
-        if any(value is None or isinstance(value, mp.mpc) for value in [target, *others]):
+        if any(value is None or isinstance(value, mp.mpc) for value in [target, *other_values]):
             return []
-        if not all(isinstance(value, Fraction) for value in [target, *others]):
-            target, others = inexact(target), list(map(inexact, others))
-        values = _INVERSES[node.kind, is_first](target, *others)
+        if not all(isinstance(value, Fraction) for value in [target, *other_values]):
+            target, other_values = inexact(target), list(map(inexact, other_values))
+        values = _INVERSES[node.kind, is_first](target, *other_values)
     except (KeyError, ArithmeticError, ValueError, UnsafeTextError):
         return []
     return [bounded(value) for value in values if not isinstance(value, mp.mpc)]

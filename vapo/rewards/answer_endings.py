@@ -176,9 +176,9 @@ def _last_marked(line: str) -> tuple[str, str]:
 
 def _without_remark(answer: str, is_answer: IsAnswer) -> str:
     """Drop a remark after the first sentence, as in `42. This is the sum.`"""
-    first, *others = _SENTENCE_END.split(answer, maxsplit=1)
+    first, *remarks = _SENTENCE_END.split(answer, maxsplit=1)
     first = without_setting(without_marks(first))
-    if others and re.search("[0-9]", first) and is_answer(first) and _is_remark(others[0]):
+    if remarks and re.search("[0-9]", first) and is_answer(first) and _is_remark(remarks[0]):
         return first
     return answer
 

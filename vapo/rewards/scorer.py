@@ -61,13 +61,13 @@ class Scorer(ABC):
 
     @abstractmethod
     def environments(
-        self, *, own: bool = False, num_responses: int | None = None
+        self, *, has_own_processes: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
         """Open the environments that answer the turns of one loop; the context closes them.
 
         Args:
-            own: whether the loop needs processes of its own, because another loop may be open at
-                the same time in a thread that waits for this one.
+            has_own_processes: whether the loop needs processes of its own, because another loop may
+                be open at the same time in a thread that waits for this one.
             num_responses: the number of responses in a batch. A reward model judges once this many
                 wait, or once there is nothing to sample.
         """
@@ -156,7 +156,7 @@ class VerifierScorer(Scorer):
             raise
 
     def environments(
-        self, *, own: bool = False, num_responses: int | None = None
+        self, *, has_own_processes: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
         return closing(JudgedResponses(self, num_responses))
 
@@ -310,9 +310,9 @@ class EnvironmentScorer(Scorer):
         self._environments = self._start()
 
     def environments(
-        self, *, own: bool = False, num_responses: int | None = None
+        self, *, has_own_processes: bool = False, num_responses: int | None = None
     ) -> AbstractContextManager[Environments]:
-        return closing(self._start()) if own else nullcontext(self._environments)
+        return closing(self._start()) if has_own_processes else nullcontext(self._environments)
 
     def check(self, rollouts: Sequence[Rollout]) -> None:
         if self._warns:

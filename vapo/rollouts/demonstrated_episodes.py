@@ -107,11 +107,11 @@ def play_demonstrations(
 def _problem(episode: Episode) -> str | None:
     """Return why a demonstration does not match its played episode; None if it does."""
     num_turns, num_played = len(demonstrated_turns(episode.prompt)), len(episode.turns)
-    its = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
+    length_text = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
     if episode.failure is not None:
         return f"the environment failed after turn {num_played} of {num_turns}: {episode.failure}"
     if num_played > num_turns:
-        return f"{its}, after which the environment goes on: add the turns that are missing"
+        return f"{length_text}, after which the environment goes on: add the turns that are missing"
     if episode.finish_reason is FinishReason.TURNS:
         return f"after {num_played} turns the environment goes on: raise environment.max_turns"
     turn = f"turn {max(num_played, 1)} of the demonstration"
@@ -120,5 +120,5 @@ def _problem(episode: Episode) -> str | None:
     if episode.finish_reason is FinishReason.LENGTH:
         return f"with {turn} the episode does not fit into rollouts.max_response_tokens"
     if num_played < num_turns:
-        return f"{its}, but the environment ends the episode after turn {num_played}"
+        return f"{length_text}, but the environment ends the episode after turn {num_played}"
     return None

@@ -120,11 +120,11 @@ class ResumeCache:
             return None
         return self._from_json(tensors["json"].numpy().tobytes(), tensors)
 
-    def forget(self, *, before: int) -> None:
-        """Remove all processes' files of the iterations below `before`."""
+    def forget(self, *, first_kept: int) -> None:
+        """Remove all processes' files of the iterations below `first_kept`."""
         for path in self.folder.iterdir() if self.folder.is_dir() else ():
             match = _FILE.fullmatch(path.name)  # what a user keeps beside them stays
-            if match is not None and int(match[1]) < before:
+            if match is not None and int(match[1]) < first_kept:
                 path.unlink(missing_ok=True)
 
     def _from_json(self, text: bytes, tensors: dict[str, Tensor]) -> IterationRollouts | None:

@@ -98,7 +98,9 @@ class RolloutRunner:
             version: returns the weight updates so far, which are recorded with each turn.
         """
         has_environments = num_responses is not None
-        environments = self.scorer.environments(own=has_environments, num_responses=num_responses)
+        environments = self.scorer.environments(
+            has_own_processes=has_environments, num_responses=num_responses
+        )
         with environments as answering, self.sampler.turns(settings, seed=seed) as stream:
             loop = EpisodeLoop(
                 stream,

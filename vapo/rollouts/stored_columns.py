@@ -33,17 +33,17 @@ class FileRow:
     def fail(self, column: str, reason: str) -> NoReturn:
         raise UserError(f"{self.where}, column {column}: {reason}")
 
-    def check_list(self, column: str, values: Any, num: int, whose: str) -> None:
+    def check_list(self, column: str, values: Any, num: int, explanation: str) -> None:
         """Check that a column's `values` are a list of `num` entries.
 
         Args:
-            whose: says in the message what the values belong to.
+            explanation: ends the message, and says what the values belong to.
 
         Raises: UserError: they are not.
         """
         if not isinstance(values, list) or len(values) != num:
             size = f"{len(values)} values" if isinstance(values, list) else "is not a list"
-            self.fail(column, f"{size}; {whose}")
+            self.fail(column, f"{size}; {explanation}")
 
     def check_finite(self, column: str, values: Iterable[Any]) -> None:
         if not all(isinstance(x, (int, float)) and math.isfinite(x) for x in values):
@@ -149,8 +149,8 @@ def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
     if columns["truth_rows"] is None and isinstance(tokens, list):
         columns["truth_rows"] = [1] * len(tokens)
     for name, values in columns.items():
-        whose = f"each of the {len(tokens)} entries of truth_tokens needs one"
-        row.check_list(name, values, len(tokens), whose)
+        explanation = f"each of the {len(tokens)} entries of truth_tokens needs one"
+        row.check_list(name, values, len(tokens), explanation)
     _check_places(row, tokens, length)
     row.check_rewards("truth_values", columns["truth_values"])
     row.check_finite("truth_noise", columns["truth_noise"])

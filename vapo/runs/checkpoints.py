@@ -133,13 +133,13 @@ class Checkpoint:
             raise UserError(f"{self.path}: {error}; score it with its run's own config") from None
         except RuntimeError:
             state = network_state(self.contents, network, member=member)
-            ours, theirs = (
+            model_shapes, saved_shapes = (
                 {name: str(list(tensor.shape)) for name, tensor in weights.items()}
                 for weights in (model.state_dict(), state)
             )
             raise UserError(
                 f"{self.path}: its {network} does not fit {start}, which is another model: it has "
-                f"{_differences(ours, theirs)}; score it with its run's own config"
+                f"{_differences(model_shapes, saved_shapes)}; score it with its run's own config"
             ) from None
 
 
@@ -156,12 +156,12 @@ def check_compatible(manifest: Manifest, config: FitConfig, *, name: str) -> Non
             f"is {config.algorithm.advantage_estimator})"
         )
     options = config.actor
-    for network, theirs in (("actor", manifest.lora), ("critic", manifest.critic_lora)):
-        ours = adapter_options(config, network)
-        if theirs != ours:
+    for network, saved_lora in (("actor", manifest.lora), ("critic", manifest.critic_lora)):
+        configured_lora = adapter_options(config, network)
+        if saved_lora != configured_lora:
             raise UserError(
-                f"{name} has {_adapters(theirs)}, and {network}.lora asks for "
-                f"{_adapters(ours)}: set it as the run had it, or export the "
+                f"{name} has {_adapters(saved_lora)}, and {network}.lora asks for "
+                f"{_adapters(configured_lora)}: set it as the run had it, or export the "
                 f"checkpoint's {network} and start from that folder"
             )
     kernels = {"dtype": options.dtype, "attn_implementation": options.attn_implementation}
@@ -189,39 +189,45 @@ def _critic_parameters(config: FitConfig) -> dict[str, str]:
     return parameters
 
 
-def check_count(theirs: int, config: FitConfig, *, name: str) -> None:
+def check_count(saved_count: int, config: FitConfig, *, name: str) -> None:
     """Raises: UserError naming both numbers, if the config has another number of critics."""
-    if theirs != config.critic.count:
+    if saved_count != config.critic.count:
         raise UserError(
-            f"{name} has {theirs} critic{'s' * (theirs > 1)}, and critic.count is "
-            f"{config.critic.count}: set critic.count={theirs}, as the run had it"
+            f"{name} has {saved_count} critic{'s' * (saved_count > 1)}, and critic.count is "
+            f"{config.critic.count}: set critic.count={saved_count}, as the run had it"
         )
 
 
-def check_saved_head(theirs: Mapping[str, Any] | None, config: FitConfig, *, name: str) -> None:
+def check_saved_head(
+    saved_options: Mapping[str, Any] | None, config: FitConfig, *, name: str
+) -> None:
     """Raises: UserError naming both heads, if they compute other values of the same numbers."""
-    saved_head, ours = (
-        ValueHead(**(theirs or {})),
+    saved_head, run_head = (
+        ValueHead(**(saved_options or {})),
         replace(configured_head(config.critic), has_bias=False),
     )
     columns = saved_head.num_logprob_columns
-    if columns != ours.num_logprob_columns:
+    if columns != run_head.num_logprob_columns:
         reads, value = ("reads", "{}") if columns else ("reads no", "null")
         raise UserError(
             f"the value head of {name} {reads} log-probs of sampled tokens: set "
             f"critic.sampled_logprobs={value}, as the run had it"
         )
-    if saved_head.target != ours.target:
-        saved_target, target = (head.target or "return" for head in (saved_head, ours))
+    if saved_head.target != run_head.target:
+        saved_target, target = (head.target or "return" for head in (saved_head, run_head))
         raise UserError(
             f"the critic of {name} predicts the {saved_target}, and critic.target is {target}: set "
             f"critic.target={saved_target}, as the run had it"
         )
-    if saved_head != ours:
-        keys = "critic.head" if saved_head.layers == ours.layers else "critic.kind and critic.probe"
+    if saved_head != run_head:
+        keys = (
+            "critic.head"
+            if saved_head.layers == run_head.layers
+            else "critic.kind and critic.probe"
+        )
         raise UserError(
             f"{name} has the value head {saved_head.describe()}, and critic.head is "
-            f"{ours.describe()}: set {keys} as the run had it"
+            f"{run_head.describe()}: set {keys} as the run had it"
         )
 
 
@@ -244,21 +250,28 @@ def _adapters(options: Mapping[str, Any] | None) -> str:
 
 
 def _check_network(
-    manifest: Manifest, ours: Mapping[str, str], name: str, network: str, where: str
+    manifest: Manifest, model_parameters: Mapping[str, str], name: str, network: str, where: str
 ) -> None:
-    theirs = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
-    if difference := _differences(ours, theirs):
+    saved_parameters = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
+    if difference := _differences(model_parameters, saved_parameters):
         raise UserError(
             f"{name} is of another {network} than {where} ({network}.dtype included): "
             f"it has {difference}"
         )
 
 
-def _differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str:
-    """Say how a checkpoint's weights (`theirs`) differ from the model's; empty if they do not."""
-    missing, extra = sorted(ours.keys() - theirs), sorted(theirs.keys() - ours)
-    shared = sorted(ours.keys() & theirs)
-    different = [f"{k} {theirs[k]}, not {ours[k]}" for k in shared if theirs[k] != ours[k]]
+def _differences(model_entries: Mapping[str, str], saved_entries: Mapping[str, str]) -> str:
+    """Say how a checkpoint's weights differ from the model's. The text is empty if they do not."""
+    missing, extra = (
+        sorted(model_entries.keys() - saved_entries),
+        sorted(saved_entries.keys() - model_entries),
+    )
+    shared = sorted(model_entries.keys() & saved_entries)
+    different = [
+        f"{k} {saved_entries[k]}, not {model_entries[k]}"
+        for k in shared
+        if saved_entries[k] != model_entries[k]
+    ]
     shown_texts = [
         *different[:_SHOWN],
         *[f"{key} is not in it" for key in missing[:_SHOWN]],

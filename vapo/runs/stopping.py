@@ -47,17 +47,17 @@ class Stopping:
     def __init__(self, grace_s: float) -> None:
         self.grace_s = grace_s
         self.requested: int | None = None
-        self._taken = ExitStack()
+        self._signal_handlers = ExitStack()
         self._timer: threading.Timer | None = None
 
     def __enter__(self) -> Stopping:
-        self._taken.enter_context(ending_signals(self._take, SIGNALS))
+        self._signal_handlers.enter_context(ending_signals(self._take, SIGNALS))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._taken.close()
+        self._signal_handlers.close()
 
     def safe_point(self) -> None:
         """Stop here if any process was asked to stop. Every process must call this.
@@ -126,7 +126,7 @@ class Peers:
 
     def __init__(self) -> None:
         self.lost_process: str | None = None
-        self._done = threading.Event()
+        self._is_closed = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, children: list[subprocess.Popen[bytes]]) -> None:
@@ -142,7 +142,7 @@ class Peers:
 
     def close(self) -> None:
         """Stop watching: from here on the other processes may end."""
-        self._done.set()
+        self._is_closed.set()
 
     @contextmanager
     def ends_clearly(self, run_dir: RunDir) -> Iterator[None]:
@@ -182,12 +182,12 @@ class Peers:
 
     def _watch(self) -> None:
         while self.lost_process is None:
-            if self._done.wait(_POLL_S):
+            if self._is_closed.wait(_POLL_S):
                 return
             self.lost_process = self._find_lost()
         # a collective that waits for the lost process may fail by itself, which ends the run in
         # good order; sampling or a hung collective does not
-        if not self._done.wait(_ORDERLY_S):
+        if not self._is_closed.wait(_ORDERLY_S):
             end_now(f"{self.lost_process}; {HOW_TO_RESUME}", InterruptedRunError.exit_code)
 
     def _find_lost(self) -> str | None:

@@ -126,7 +126,7 @@ def _response_flops(
             forward.per_token * (share * prompt + response)
             + forward.per_state * response
             + share * forward.attention(prompt)
-            + forward.attention(response, before=prompt)
+            + forward.attention(response, num_earlier=prompt)
         )
 
     on_base = config.critic.kind == "adapters"

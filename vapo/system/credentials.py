@@ -54,7 +54,7 @@ def secret_texts(values: Any = None) -> Hidden:
 
 
 def secret_texts_of_code(
-    passed: Sequence[str], args: Any = None, given: FromEnvironment | None = None
+    passed: Sequence[str], args: Any = None, from_environment: FromEnvironment | None = None
 ) -> Hidden:
     """Return the secrets that a user's code is given and that its failures must not show.
 
@@ -63,10 +63,10 @@ def secret_texts_of_code(
     Args:
         passed: the names of the variables with credentials that the code gets.
         args: the arguments that the code is called with.
-        given: the arguments that come from environment variables.
+        from_environment: the arguments that come from environment variables.
     """
     texts = dict(texts_of_variables(passed))
-    texts |= {} if given is None else dict(given.texts)
+    texts |= {} if from_environment is None else dict(from_environment.texts)
     for text in _texts_in(args):
         texts |= dict.fromkeys(set(secrets_within(text)) - texts.keys(), "***")
     return tuple(texts.items())

@@ -152,7 +152,7 @@ class HostProcess:
     def _start(self) -> None:
         """Start `python -m vapo.system.host`, whose first act is to fork its supervisor."""
         overwrite_secrets()  # it is started by a notebook or script, too
-        self._channel, theirs = socket.socketpair()
+        self._channel, host_channel = socket.socketpair()
         control, self._control = os.pipe()
         self._status, self._is_ready = None, False
         variables = variables_without_credentials(self._code.passed)
@@ -168,7 +168,7 @@ class HostProcess:
         if self._output is not None:
             environment["PYTHONUNBUFFERED"] = "1"  # what it printed before it hangs or dies, too
         printed = subprocess.DEVNULL if self._output is None else self._output
-        descriptors = [theirs.fileno(), control]
+        descriptors = [host_channel.fileno(), control]
         self.process = subprocess.Popen(
             python_command("vapo.system.host", *map(str, descriptors)),
             stdin=subprocess.DEVNULL,
@@ -178,7 +178,7 @@ class HostProcess:
             env=environment,
             start_new_session=True,
         )
-        theirs.close()
+        host_channel.close()
         os.close(control)
         limit_sending(self._channel)
         self._ticket = secrets.token_hex(8)

@@ -23,21 +23,24 @@ def make_folders(folder: Path) -> list[Path]:
 
 @contextmanager
 def taken_back_if_refused(
-    made: Sequence[Path], first_files: Collection[str] = ()
+    new_folders: Sequence[Path], first_files: Collection[str] = ()
 ) -> Iterator[None]:
     """Remove folders that this process made, if a `UserError` ends the block without any work.
 
     Args:
-        made: the folders, innermost first. The outer ones are removed only if they are empty.
+        new_folders: these folders, innermost first. The outer ones are removed only if they are
+            empty.
         first_files: names of files that the command writes into the first folder before it works.
     """
     try:
         yield
     except UserError:
-        if made and all(_holds_no_work(entry, first_files) for entry in _entries(made[0])):
-            for entry in _entries(made[0]):
+        if new_folders and all(
+            _holds_no_work(entry, first_files) for entry in _entries(new_folders[0])
+        ):
+            for entry in _entries(new_folders[0]):
                 _remove(entry)
-            for folder in made:
+            for folder in new_folders:
                 _remove(folder)
         raise
 

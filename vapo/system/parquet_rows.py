@@ -103,12 +103,14 @@ def opened(path: Path) -> Iterator[parquet.ParquetFile]:
 def _texts(file: parquet.ParquetFile) -> list[str]:
     """Return the paths of the columns that can be read as indices into a dictionary of texts."""
     schema, columns = file.schema, list(_column_chunks(file))
-    others = {x.path_in_schema for x in columns if any("DELTA" in name for name in x.encodings)}
+    delta_encoded = {
+        x.path_in_schema for x in columns if any("DELTA" in name for name in x.encodings)
+    }
     leaves = map(schema.column, range(len(schema)))
     is_text = {
         x.path: x.physical_type == "BYTE_ARRAY" and x.logical_type.type != "DECIMAL" for x in leaves
     }
-    return [path for path, is_one in is_text.items() if is_one and path not in others]
+    return [path for path, is_one in is_text.items() if is_one and path not in delta_encoded]
 
 
 def _short_texts(file: parquet.ParquetFile, texts: Sequence[str]) -> set[str]:

@@ -138,13 +138,13 @@ def _check_same(loaded: ModuleType, spec: ModuleSpec, label: str) -> None:
 
     Raises: UserError: the loaded module is another file.
     """
-    theirs = getattr(getattr(loaded, "__spec__", None), "origin", None)
-    if theirs is None or spec.origin is None:
+    loaded_path = getattr(getattr(loaded, "__spec__", None), "origin", None)
+    if loaded_path is None or spec.origin is None:
         return
-    if os.path.realpath(theirs) != os.path.realpath(spec.origin):
+    if os.path.realpath(loaded_path) != os.path.realpath(spec.origin):
         raise UserError(
             f"{label}: {spec.name} is {spec.origin}, but this process has already imported another "
-            f"module of that name, {theirs}: name the file, as {spec.origin}:function"
+            f"module of that name, {loaded_path}: name the file, as {spec.origin}:function"
         )
 
 

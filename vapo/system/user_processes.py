@@ -124,17 +124,19 @@ class UserProcesses:
 
         Raises: UserError: the host has ended and does not start again.
         """
-        ours, theirs = socket.socketpair()
-        limit_sending(ours)
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_WAITING_BYTES)
-        room = ours.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)  # the system may give less
+        parent_end, child_end = socket.socketpair()
+        limit_sending(parent_end)
+        parent_end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * MAX_WAITING_BYTES)
+        room = parent_end.getsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDBUF
+        )  # the system may give less
         max_waiting_bytes = min(MAX_WAITING_BYTES, room // 3)
         host = self.hosts[0 if len(self.hosts) == 1 else key]
         process = _Process(
-            key, next(self._numbers), host, Connection(ours.detach()), max_waiting_bytes
+            key, next(self._numbers), host, Connection(parent_end.detach()), max_waiting_bytes
         )
-        with theirs:
-            host.open(process.number, theirs)
+        with child_end:
+            host.open(process.number, child_end)
         self._processes[key] = process
 
     def ask(self, key: Any, question: Any) -> bool:

@@ -91,7 +91,7 @@ class Delivery:
         self._deadline: float | None = None  # set by `close`
         self._close_s = _CLOSE_S
         self._patient = False  # whether each success moves the deadline
-        self._ended = False  # whether the thread has ended
+        self._thread_has_ended = False
         self._abandoned = False  # whether it was still at work after the deadline
         self._delivered = self._refused = 0
         self._failures = 0  # since the last success; above 0 there is an outage
@@ -126,7 +126,7 @@ class Delivery:
         """
         with self._changed:
             if not self._changed.wait_for(
-                lambda: not self._journal or self._failures > 0 or self._ended, timeout_s
+                lambda: not self._journal or self._failures > 0 or self._thread_has_ended, timeout_s
             ):  # a store that hangs: the end of the run has one deadline for all its waits
                 self._close_s = max(self._close_s - timeout_s, _CLOSE_S / 10)
             return not self._journal
@@ -143,9 +143,9 @@ class Delivery:
             if self._deadline is None:
                 self._deadline = time.monotonic() + self._close_s
             self._changed.notify_all()
-            while not self._ended and (left_s := self._deadline - time.monotonic()) > 0:
+            while not self._thread_has_ended and (left_s := self._deadline - time.monotonic()) > 0:
                 self._changed.wait(left_s)
-            if not self._ended and not self._abandoned:
+            if not self._thread_has_ended and not self._abandoned:
                 self._last_error = f"an attempt did not end within {self._close_s:g} s"
             self._abandoned = True
             self._journal.retry_disk()
@@ -165,7 +165,7 @@ class Delivery:
                 pass
         finally:
             with self._changed:
-                self._ended = True
+                self._thread_has_ended = True
                 self._changed.notify_all()
 
     def _attempt(self) -> bool:

@@ -65,8 +65,9 @@ class Journal:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.trouble: str | None = None  # why records are in memory only
-        self._written: deque[bytes] = deque()  # the file's lines that were not sent
-        self._unwritten: deque[Record] = deque()  # what came after them, and is not in the file
+        self._lines_on_disk: deque[bytes] = deque()  # the file's lines that were not sent yet
+        # later records, which are not in the file
+        self._records_in_memory: deque[Record] = deque()
         if folder is None:
             return
         try:
@@ -83,7 +84,7 @@ class Journal:
 
     def __len__(self) -> int:
         """Return the number of records that were not sent."""
-        return len(self._written) + len(self._unwritten)
+        return len(self._lines_on_disk) + len(self._records_in_memory)
 
     @property
     def is_gone(self) -> bool:
@@ -101,7 +102,7 @@ class Journal:
     @property
     def num_in_process(self) -> int:
         """The number of records that were not sent and are in this process's memory only."""
-        return len(self) if self.is_gone else len(self._unwritten)
+        return len(self) if self.is_gone else len(self._records_in_memory)
 
     def records(self) -> list[Record]:
         """Yield all records of the file, sent or not; artifacts have their paths in `files`."""
@@ -129,15 +130,15 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Append a record. Nothing is raised: if it stays in memory only, `trouble` says why."""
-        self._unwritten.append(record)
+        self._records_in_memory.append(record)
         self.retry_disk()
 
     def retry_disk(self) -> None:
         """Write the records that are in memory only, in order, if there is room on the disk."""
         try:
-            while self.folder and self._unwritten:
-                self._written.append(self._write(self._unwritten[0]))
-                self._unwritten.popleft()
+            while self.folder and self._records_in_memory:
+                self._lines_on_disk.append(self._write(self._records_in_memory[0]))
+                self._records_in_memory.popleft()
             self.trouble = None
         except OSError as error:
             reason = "it was deleted or moved" if self.is_gone else error.strerror or error
@@ -150,19 +151,19 @@ class Journal:
 
         Raises: OSError if an artifact's content cannot be read.
         """
-        for record in map(_parse, self._written):
+        for record in map(_parse, self._lines_on_disk):
             if record and record.kind == "file":
                 content = read_inside(self._path(), record.payload, _MAX_PAYLOAD_BYTES)
                 record = None if content is None else replace(record, payload=content)
             yield record
-        yield from self._unwritten
+        yield from self._records_in_memory
 
     def remove_oldest(self, num: int, *, refused_for: str | None = None) -> None:
         """Remove the oldest `num` waiting records, which were sent or `refused_for` a reason.
 
         Raises: OSError if refused records cannot be written to their file; then they stay.
         """
-        lines = list(islice(self._written, num))
+        lines = list(islice(self._lines_on_disk, num))
         is_kept = lines and not self.is_gone
         if is_kept and refused_for is not None:
             with open_inside(self._path(), REFUSED_NAME, "ab") as refused:
@@ -170,7 +171,7 @@ class Journal:
                     entry = {"reason": refused_for, "record": line.decode("utf-8", "replace")}
                     refused.write(json.dumps(entry).encode() + b"\n")
         for _ in range(num):
-            (self._written or self._unwritten).popleft()
+            (self._lines_on_disk or self._records_in_memory).popleft()
         if not is_kept:
             return
         with suppress(OSError):  # records sent but not marked are sent again: stored once
@@ -246,7 +247,7 @@ class Journal:
             text = read_inside(self._path(), SENT_NAME, MAX_LINE_BYTES)
             marked = int(json.loads(text or b"")["bytes"])
             self._sent_bytes = marked if 0 <= marked <= self._end else 0
-        self._written = deque(lines_in(self._path(), self._sent_bytes))
+        self._lines_on_disk = deque(lines_in(self._path(), self._sent_bytes))
 
     def _mark(self, sent_bytes: int) -> None:
         self._sent_bytes = sent_bytes

@@ -35,7 +35,8 @@ os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 DATABASE_NAME = "mlflow.db"
 _HTTP = ("http://", "https://")
 
-_before: dict[str, str | None] = {}  # what the variables that we set held, while one of ours is set
+# the earlier value of each environment variable that is set for the present store
+_previous_variables: dict[str, str | None] = {}
 
 
 @dataclass(frozen=True)
@@ -84,19 +85,19 @@ class Store:
         What was set for another store is taken back first: no store is sent another one's
         password. To be called before MLflow is asked for the store.
         """
-        for name, value in _before.items():
+        for name, value in _previous_variables.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-        _before.clear()
+        _previous_variables.clear()
         parts = self.parts
         if not parts.has_credentials:
             return
         of_server = {TRACKING_USER: parts.user, TRACKING_PASSWORD: parts.password}
         for name, value in (of_server if self.is_http else {TRACKING_URI: self.uri}).items():
             if value is not None:
-                _before[name] = os.environ.get(name)
+                _previous_variables[name] = os.environ.get(name)
                 os.environ[name] = value
 
     def client(self) -> MlflowClient:

@@ -46,7 +46,7 @@ class RidgeFit:
         self.grams: list[Tensor] = []
         self._of_batch: Tensor | None = None  # of this rank
         self._of_minibatch: Tensor | None = None
-        self._before: dict[int, tuple[Tensor, Tensor]] = {}  # fitted weights, by critic
+        self._previous_weights: dict[int, tuple[Tensor, Tensor]] = {}  # fitted weights, by critic
 
     def state_dict(self) -> dict[str, Any]:
         return {"grams": list(self.grams)}
@@ -73,9 +73,9 @@ class RidgeFit:
         features = fitted_inputs(member, micro.inputs)
         targets = predicted_targets(rows)[sampled]
         if not isinstance(member.model, ProbeForSequenceClassification):
-            if index not in self._before:
-                self._before[index] = current_fitted_weights(member)
-            weights, bias = self._before[index]
+            if index not in self._previous_weights:
+                self._previous_weights[index] = current_fitted_weights(member)
+            weights, bias = self._previous_weights[index]
             targets = targets - (values[sampled] - features @ weights - bias)
         counted = rows.value_mask[sampled]
         token_weights = (rows.value_weights[:, None] * rows.value_draws)[sampled]
@@ -102,7 +102,7 @@ class RidgeFit:
         trained on nothing of theirs.
         """
         batch, self._of_batch = self._of_batch, None
-        self._before = {}
+        self._previous_weights = {}
         if batch is None:
             return {}
         self.grams.append(sum_over_ranks(batch).cpu())

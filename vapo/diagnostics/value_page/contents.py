@@ -111,16 +111,18 @@ def groups_to_show(
 
     def candidates() -> list[int]:
         """The groups to choose from next: those with a measured row, as long as there are any."""
-        others = [group for group in range(total) if group not in reasons]
-        return [group for group in others if group in with_truth] or others
+        remaining = [group for group in range(total) if group not in reasons]
+        return [group for group in remaining if group in with_truth] or remaining
 
     for reason, scores in group_scores(batch, value_errors).items():
         scored = [group for group in candidates() if scores[group] > 0]
         if scored and len(reasons) < settings.num_groups:
             reasons[max(scored, key=lambda group: (scores[group], -group))] = reason
     draw = random.Random(seed)
-    while len(reasons) < settings.num_groups and (others := candidates()):
-        for group in draw.sample(others, min(len(others), settings.num_groups - len(reasons))):
+    while len(reasons) < settings.num_groups and (remaining := candidates()):
+        for group in draw.sample(
+            remaining, min(len(remaining), settings.num_groups - len(reasons))
+        ):
             reasons[group] = "at random"
     groups, budget = [], settings.max_tokens
     for place, (group, reason) in enumerate(reasons.items()):

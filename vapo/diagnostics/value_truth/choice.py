@@ -59,11 +59,11 @@ def choose_places(
     order = [row for row in spread_over_prompts(rollouts, seed) if not rollouts[row].is_lost]
     if not order:
         return Choice([], [], 0)
-    whole, others = order[: settings.num_responses], order[settings.num_responses :]
+    whole, rest = order[: settings.num_responses], order[settings.num_responses :]
     rng, num = Random(seed), settings.num_prefixes
     prefixes = [
         Place(row, _tokens_before(rollouts[row], (i + rng.random()) / num))
-        for i, row in zip(range(num), cycle(others), strict=False)
+        for i, row in zip(range(num), cycle(rest), strict=False)
     ]
     rng.shuffle(prefixes)  # so that a cut list, too, is spread over the positions
     steps = [

@@ -225,9 +225,9 @@ class SyncCheck:
         if not all(math.isfinite(score) for row in scores for score in row):
             raise NonFiniteLogitsError("of the check after a sync")
         gap = statistics.fmean(
-            abs(mine - theirs)
+            abs(engine_logprob - trainer_logprob)
             for generated, row in zip(continuations, scores, strict=True)
-            for mine, theirs in zip(generated.logprobs, row, strict=True)
+            for engine_logprob, trainer_logprob in zip(generated.logprobs, row, strict=True)
         )
         last, self._last = self._last, (sums, continuations)
         if not sums:

@@ -131,7 +131,7 @@ class TextTokens:
         from vapo.networks.end_tokens import end_tokens
 
         try:
-            return end_tokens(self._tokenizer).taught
+            return end_tokens(self._tokenizer).imitated_id
         except UserError as error:
             raise RowError(str(error)) from None
 

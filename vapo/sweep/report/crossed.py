@@ -64,14 +64,14 @@ def quantile(degrees: float) -> float:
 
 
 def paired_differences(
-    rows: Sequence[PromptMeans], others: Sequence[PromptMeans]
+    rows: Sequence[PromptMeans], other_rows: Sequence[PromptMeans]
 ) -> list[dict[str, float]]:
     """Return the differences of two rows on the same seeds, prompt by prompt.
 
     A seed whose two runs were scored on different prompts has an empty mapping.
     """
-    both = zip(rows, others, strict=True)
+    both = zip(rows, other_rows, strict=True)
     return [
-        {p: mine[p] - theirs[p] for p in mine} if mine.keys() == theirs.keys() else {}
-        for mine, theirs in both
+        {p: means[p] - other_means[p] for p in means} if means.keys() == other_means.keys() else {}
+        for means, other_means in both
     ]

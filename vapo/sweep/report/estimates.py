@@ -99,8 +99,10 @@ def compare(
     common = sorted(scores.keys() & full.keys())
     if len(common) >= 2 or (common and min(len(scores), len(full)) < 2):
         differences = [scores[seed] - full[seed] for seed in common]
-        mine, theirs = ([row_prompts.get(seed, {}) for seed in common] for row_prompts in prompts)
-        result = estimate(differences, paired_differences(mine, theirs))
+        means, full_means = (
+            [row_prompts.get(seed, {}) for seed in common] for row_prompts in prompts
+        )
+        result = estimate(differences, paired_differences(means, full_means))
         if result.seeds:
             result = replace(result, p=_permutation_p([differences], "samples"))
         return result, "paired"

@@ -141,7 +141,7 @@ def _difference(row: RowResult) -> str:
 
 def _other(key: str, *, is_difference: bool) -> Callable[[RowResult], str]:
     def cell(row: RowResult) -> str:
-        comparison = row.others.get(key)
+        comparison = row.other_scores.get(key)
         if comparison is None:
             return ""
         value = comparison.difference if is_difference else comparison.score
@@ -151,7 +151,7 @@ def _other(key: str, *, is_difference: bool) -> Callable[[RowResult], str]:
 
 
 def _other_numbers(row: RowResult, key: str) -> list[float | str | None]:
-    comparison = row.others.get(key)
+    comparison = row.other_scores.get(key)
     estimates = (None, None) if comparison is None else (comparison.score, comparison.difference)
     return [
         cell

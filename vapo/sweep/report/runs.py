@@ -67,20 +67,20 @@ class Reader:
         self.store = store
 
     def sweep(
-        self, parent_run_id: str, full_system: str | None = None, *, named: str = "--sweep"
+        self, parent_run_id: str, full_system: str | None = None, *, flag: str = "--sweep"
     ) -> Collection:
         """Read the runs of the sweep with this parent run.
 
-        `named` says in errors where the id is from.
+        `flag` says in errors where the id is from.
 
         Raises: UserError if the run is missing, or is not the parent of a sweep.
         """
-        self._run(parent_run_id, named)
+        self._run(parent_run_id, flag)
         try:
             record = json.loads(self._artifact(parent_run_id, SWEEP_RECORD))
         except (LookupError, ValueError):
             raise UserError(
-                f"{named} {parent_run_id}: this run in {self.store.shown_uri} has no sweep.json, "
+                f"{flag} {parent_run_id}: this run in {self.store.shown_uri} has no sweep.json, "
                 "so it is not the parent of a sweep; give the id that `vapo sweep` printed, or use "
                 "--runs"
             ) from None

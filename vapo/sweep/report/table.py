@@ -53,7 +53,7 @@ class RowResult:
     paper_difference: float | None
     sign: Sign
     common_seeds: int | None = None
-    others: Mapping[str, RowComparison] = field(default_factory=dict)
+    other_scores: Mapping[str, RowComparison] = field(default_factory=dict)
 
     @property
     def is_shown(self) -> bool | None:
@@ -222,7 +222,9 @@ def shown_scores(table: Sequence[RowResult]) -> list[str]:
     return [
         key
         for key in SCORES[1:]
-        if any(key in row.others and row.others[key].score != row.score for row in table)
+        if any(
+            key in row.other_scores and row.other_scores[key].score != row.score for row in table
+        )
     ]
 
 

@@ -227,7 +227,9 @@ class Checkpointing(Checkpoint):
         last = self.run_dir.checkpoints / LAST
         if self.rollout_cache is not None and last.exists() and rank() == 0:
             with suppress(DamagedCheckpointError):  # the next run finds it, and needs its rollouts
-                self.rollout_cache.forget(before=read_manifest(checkpoint_behind(last)).iteration)
+                self.rollout_cache.forget(
+                    first_kept=read_manifest(checkpoint_behind(last)).iteration
+                )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._settle(wait=True)
@@ -294,7 +296,7 @@ class Checkpointing(Checkpoint):
                 self._remove(path)
         if self.rollout_cache is not None:
             try:
-                self.rollout_cache.forget(before=iteration)
+                self.rollout_cache.forget(first_kept=iteration)
             except OSError as error:
                 self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
 

@@ -48,16 +48,16 @@ class SeededRows(dict[int, torch.Generator]):
         self.rows = torch.tensor(list(self), device=device)
         self.places = torch.zeros(0, dtype=torch.int64, device=device)
 
-    def draw(self, probs: Tensor, others: Callable[[Tensor], Tensor]) -> Tensor:
+    def draw(self, probs: Tensor, draw_unseeded: Callable[[Tensor], Tensor]) -> Tensor:
         """Draw one token for each row.
 
         Args:
-            others: draws for all rows as if none had a seed.
+            draw_unseeded: draws for all rows as if none had a seed.
         """
         if len(self) == len(probs):
             return sampled_ids(probs, self.seeds, self.places)
         ids = sampled_ids(probs[self.rows], self.seeds, self.places[self.rows])
-        return others(probs).index_copy(0, self.rows, ids)
+        return draw_unseeded(probs).index_copy(0, self.rows, ids)
 
 
 def _int64(seed: int) -> int:

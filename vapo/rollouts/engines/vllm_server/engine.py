@@ -65,8 +65,8 @@ class ServedEngine(SteppedEngine):
         except BaseException:
             self.close()
             raise
-        mine = range(len(urls))[rank() :: world_size()] or [rank() % len(urls)]
-        self._mine = [self._all[place] for place in mine]
+        places = range(len(urls))[rank() :: world_size()] or [rank() % len(urls)]
+        self._servers_of_rank = [self._all[place] for place in places]
 
     async def _connect(self, urls: Sequence[str]) -> int:
         """Connect to the servers. Return the most tokens of prompt and response that all take."""
@@ -166,7 +166,7 @@ class ServedEngine(SteppedEngine):
 
         Raises: LostServerError: none is left.
         """
-        available = [server for server in self._mine if not server.is_lost]
+        available = [server for server in self._servers_of_rank if not server.is_lost]
         available = available or [server for server in self._all if not server.is_lost]
         if not available:
             raise LostServerError("every rollout server is lost")

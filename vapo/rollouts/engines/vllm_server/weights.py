@@ -140,14 +140,14 @@ class NcclTransfer:
         """Return the weights as vLLM's `WeightSource`."""
         from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
-        ours = self
+        transfer = self
 
         class Source(WeightSource):
             def metadata(self) -> list[Any]:
-                return [ParamMeta(*entry) for entry in ours._shapes]
+                return [ParamMeta(*entry) for entry in transfer._shapes]
 
             def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-                return iter(ours._weights)
+                return iter(transfer._weights)
 
         return Source()
 
