@@ -36,25 +36,27 @@ the a an each every all both one two three four five six seven eight nine ten tw
 half no some any whether how what which why who whatever everything nothing nobody
 """
 IMPERATIVES = """
-accumulate add allow answer apply ask assign average become begin bind bound bring broadcast build
-call cancel cap cast center change check choose clear clip close collate collect compare complete
-compose compute consume continue convert copy count create cut deal decide decode delete deliver
-describe display divide do draw drop emit encode end enter escape estimate evaluate evict exclude
-expect explain export express extend fetch fill find finish fit flag flatten flush follow forbid
-force forget format free freeze gather generate give go group guess hand handle hash have hide hold
-ignore import index initialize insert inspect install interpolate invert join judge keep kill know
-lead leave let limit link list load locate lock log look lose make map mark match mean measure merge
-migrate mix move multiply name normalize note notify observe offer open order overlap overwrite pack
-pad parse part pass pick place play point poll post predict prefill prepare press print project
-propose provide prune publish pull put queue quote raise rank reach read rebuild recompute record
-redact reduce refer refuse register reject release reload remember remind remove rename render
-renumber repeat replace report request require reserve reset resolve restore resume retry return
-reverse rewrite rotate round run sample save say scale scan schedule score seal search see seed
-select send separate serve set shard share shift show shuffle simulate skip sleep smooth solve sort
-spawn specify split spread squash start state step stop store strip submit subtract suggest sum
-suppress suspend swap switch sync synchronize take tell test tie tokenize total trace track train
-transform translate treat trim truncate try turn undo unpack unwrap update upload use validate value
-verify visit wait wake walk warm warn watch weigh weight whiten withdraw work wrap write yield
+accumulate add allow answer append apply ask assign average become begin bind bound bring broadcast
+build call cancel cap cast center change check choose clear clip close collate collect compare
+complete compose compute concatenate connect consume continue convert copy count create cut deal
+decide decode defer delete deliver describe determine display divide do draw drop emit encode end
+enter escape estimate evaluate evict exchange exclude expect explain export express extend fetch
+fill find finish fit flag flatten flush follow forbid force forget format free freeze gather
+generate give go group guess hand handle hash have hide hold ignore import index initialize insert
+inspect install interpolate invert join judge keep kill know label lead leave let limit link list
+load locate lock log look lose make map mark mask match mean measure merge migrate mix move multiply
+name normalize note notify observe offer open order overlap overwrite pack pad parse part pass pause
+pick ping place plan play point poll post predict prefill prepare press print project propose
+provide prune publish pull put queue quote raise rank reach read reap rebuild recompute record
+redact redirect reduce refer refuse register reject release reload remember remind remove rename
+render renumber repeat replace report request require reserve reset resolve restore restrict resume
+retry return reverse rewrite rotate round run sample save say scale scan schedule score seal search
+see seed select send separate serialize serve set shard share shift show shuffle silence simulate
+skip sleep smooth solve sort spawn specify split spread squash start state step stop store strip
+submit subtract suggest sum suppress suspend swap switch sync synchronize take tell test tie
+tokenize total trace track train transform translate treat trim truncate try turn undo unpack unwrap
+update upload use validate value verify visit wait wake walk warm warn watch weigh weight whiten
+withdraw work wrap write yield
 """
 AUXILIARIES = """
 am is are was were be been has have had do does did can could may might must will would shall should
@@ -77,44 +79,16 @@ SUBCLAUSE = re.compile(
     re.IGNORECASE,
 )
 RIDDLES = re.compile(
-    r"(?<!\b[Tt]here )\b(?:is|are) (?:no|none)\b(?! (?:longer|more|less))"
+    r"(?<!\b[Tt]here )\b(?:is|are) (?:no|none)\b(?! (?:more|less|\w+er than|longer)\b)"
     r"|\b[Ss]o (?:many|much)\b"
     r"|\b(?i:thread|rank|process|worker|engine|server)(?:s|es)?,? who\b"
 )
 # Rule -> room -> how often the room breaks it.
 PRESENT: dict[str, dict[str, int]] = {
     "name": {"config": 108},
-    "of": {"config": 5, "training": 1},
-    "sentence": {
-        "advantages": 1,
-        "config": 19,
-        "diagnostics": 1,
-        "errors": 1,
-        "networks": 6,
-        "prompts": 1,
-        "rewards": 2,
-        "rollouts": 6,
-        "runs": 3,
-        "studies": 3,
-        "sweep": 1,
-        "system": 4,
-        "tracking": 7,
-        "training": 3,
-    },
-    "riddle": {
-        "config": 6,
-        "diagnostics": 1,
-        "functional": 3,
-        "networks": 3,
-        "rewards": 8,
-        "rollouts": 1,
-        "runs": 2,
-        "studies": 9,
-        "sweep": 4,
-        "system": 1,
-        "tracking": 4,
-        "training": 5,
-    },
+    "of": {"config": 5},
+    "sentence": {"config": 19},
+    "riddle": {"config": 6},
 }
 
 

@@ -167,10 +167,10 @@ def test_the_first_tokens_weight_is_said_at_the_start() -> None:
     off = "components.value_pretraining.enabled=false"
     constant = "components.length_adaptive_gae.enabled=false"
     shown = {
-        (): "0.607 (exp(-1/alpha), alpha 2)",
-        (K,): "0.5 (k)",
-        (constant,): "0.204 (lambda_policy 0.95, 32 tokens)",
-        (off,): "0.607",
+        (): "alpha 2: a long response's first token hears 60.7 % of",
+        (K,): "k 0.5: a long response's first token hears 50 % of",
+        (constant,): "lambda_policy 0.95, 32 tokens: a long response's first token hears 20.4 % of",
+        (off,): "60.7 %",
     }
     for overrides, text in shown.items():
         (line,) = reward_weight_notes(system_config("vapo", *overrides))
@@ -178,7 +178,7 @@ def test_the_first_tokens_weight_is_said_at_the_start() -> None:
     paper = "components.length_adaptive_gae.alpha=0.05"
     assert len(reward_weight_notes(system_config("vapo", paper))) == 1
     line, warning = reward_weight_notes(system_config("vapo", paper, off))
-    assert "2.06e-09" in line
+    assert "2.06e-07 %" in line
     assert warning.startswith("warning: without components.value_pretraining")
     assert reward_weight_notes(system_config("grpo")) == []
 

@@ -45,7 +45,7 @@ def test_tether_and_the_options_of_targets_do_what_they_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = tiny_fit("vapo", tmp_path, monkeypatch, *EVERYTHING)
-    assert "weight of the final reward in a long response's first advantage: 0.5 (k)" in (
+    assert "k 0.5: a long response's first token hears 50 % of the reward itself" in (
         capsys.readouterr().out
     )
     expected = read_checkpoint(whole / "checkpoints/last.ckpt")

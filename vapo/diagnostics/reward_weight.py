@@ -10,7 +10,7 @@ _LEAST_WITHOUT_PRETRAINING = 1e-2
 
 
 def first_token_weight(config: FitConfig) -> tuple[float, str]:
-    """Return the final reward's weight in a long response's first advantage, and its formula.
+    """Return the final reward's weight in a long response's first advantage, and its setting.
 
     With a length-adaptive lambda it is the limit for long responses. With a constant lambda it is
     that of a response as long as the budget. With GAE over turns the length counts turns.
@@ -20,10 +20,10 @@ def first_token_weight(config: FitConfig) -> tuple[float, str]:
     if hp.gae_over == "turns":
         length, unit = config.environment.episode_options.max_turns, "turns"
     if hp.k is not None:
-        return hp.k * hp.gamma ** (length - 1), "k"
+        return hp.k * hp.gamma ** (length - 1), f"k {hp.k:g}"
     if hp.alpha is not None:
         weight = math.exp(-1.0 / hp.alpha) * hp.gamma ** (length - 1)
-        return weight, f"exp(-1/alpha), alpha {hp.alpha:g}"
+        return weight, f"alpha {hp.alpha:g}"
     weight = (hp.gamma * hp.lambda_policy) ** (length - 1)
     return weight, f"lambda_policy {hp.lambda_policy:g}, {length} {unit}"
 
@@ -33,9 +33,11 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
     algorithm = config.algorithm
     if not algorithm.uses_gae:
         return []
-    weight, formula = first_token_weight(config)
+    weight, setting = first_token_weight(config)
+    helper = "the critic" if algorithm.has_critic else "estimated values"
     lines = [
-        f"weight of the final reward in a long response's first advantage: {weight:.3g} ({formula})"
+        f"{setting}: a long response's first token hears {100 * weight:.3g} % of the reward itself"
+        + (f" and relies on {helper} for the rest (docs/critic_options.md)" if weight < 1 else "")
     ]
     is_pretrained = resolve(config).value_pretraining_iterations or not algorithm.has_critic
     if weight < _LEAST_WITHOUT_PRETRAINING and not is_pretrained:

@@ -129,7 +129,7 @@ def icepop_weights(
     that is dropped is still counted in the denominator, as there. A ratio within rounding of a
     bound is on it, and keeps its loss.
     Padding: 1 where the mask is False. A non-finite log-prob of a token gives weight NaN.
-    Raises: ValueError unless 0 < low <= 1 <= high, as a ratio of 1 is no mismatch.
+    Raises: ValueError unless 0 < low <= 1 <= high, as a ratio of 1 is not a mismatch.
     """
     if not 0 < low <= 1 <= high:
         raise ValueError(f"the band must have 1 in it, got {low} to {high}")

@@ -31,7 +31,7 @@ _LEAST_GROUPS = 3  # fewer prompts give no variance of a weight
 
 
 class Trust(NamedTuple):
-    """How much a critic is trusted. The defaults are no trust; two weights of 1 are full trust.
+    """How much a critic is trusted. The defaults mean no trust; two weights of 1 mean full trust.
 
     first: the weight a of its value before the first token, beside the others' mean.
     within: the weight w of its change since then.

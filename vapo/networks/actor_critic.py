@@ -147,7 +147,7 @@ class Actor(nn.Module):
         wants_entropy: bool = True,
         wants_collisions: bool = False,
     ) -> ActorOutput:
-        """Log-prob and entropy (nats) of the policy at every response token, flattened.
+        """Compute the policy's log-prob and entropy (nats) at every response token, flattened.
 
         The hidden state before a token predicts it. The policy is the distribution at the
         sampling temperature, without top-p and top-k.

@@ -132,7 +132,7 @@ def _adapter_parameters(model: nn.Module) -> Iterator[nn.Parameter]:
 
 @contextmanager
 def adapters_off(layers: Sequence[Any]) -> Iterator[None]:
-    """Inside the block turn off the adapters of these layers, so that the model is its base."""
+    """Turn off the adapters of these layers in the block, so that the model is its base."""
     were_off = [switch_adapters(layer, off=True) for layer in layers]
     try:
         yield

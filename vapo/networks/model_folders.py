@@ -180,7 +180,7 @@ def _shapes(files: tuple[tuple[str, int, int], ...]) -> Shapes:
     shapes = {}
     for file, _, _ in files:
         with safe_open(file, framework="numpy") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no dict)
+            for name in weights.keys():  # noqa: SIM118 (not a dict)
                 shapes[name] = tuple(weights.get_slice(name).get_shape())
     return shapes
 

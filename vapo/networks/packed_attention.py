@@ -104,7 +104,7 @@ def _packed_options(model: PreTrainedModel, inputs: TokenInputs) -> dict[str, An
 
 @contextmanager
 def _windows_for_masks(enabled: bool) -> Iterator[None]:
-    """Inside the block let Transformers make windows (`window_mask`) instead of [S, S] masks."""
+    """Let Transformers make windows (`window_mask`) in the block instead of [S, S] masks."""
     token = _asks_for_windows.set(enabled)
     try:
         yield
@@ -142,7 +142,7 @@ def _window_of(attention_mask: Tensor | None) -> int | None:
 
 @contextmanager
 def counts_for_gpu(enabled: bool = True) -> Iterator[None]:
-    """Inside the block compute on a CPU with a GPU's dtypes, to count the bytes of fake tensors."""
+    """Compute on a CPU with a GPU's dtypes in the block, to count the bytes of fake tensors."""
     token = _counts_for_gpu.set(enabled)
     try:
         yield

@@ -59,7 +59,7 @@ def _matrices_differ(states: tuple[tuple[str, int, int], ...]) -> bool:
     places: dict[str, tuple[str, str]] = {}
     for file, _, _ in states:
         with safe_open(file, framework="pt") as weights:
-            for name in weights.keys():  # noqa: SIM118 (it is no dict)
+            for name in weights.keys():  # noqa: SIM118 (not a dict)
                 for role, ends in (("in", _EMBEDDINGS), ("out", _OUTPUT_LAYERS)):
                     if name.endswith(ends):
                         places[role] = (file, name)

@@ -214,7 +214,9 @@ def _same_relation(gold: Form, answer: Form) -> bool:
 def _same_in_any_order(gold: Form, answer: Form) -> bool:
     reference_items, response_items = list(gold.items), list(answer.items)
     names = [{item.label for item in items} for items in (reference_items, response_items)]
-    if names[0] != names[1] and max(map(len, names)) > 1:  # x = 1, y = 2 has an order: 1, 2 is none
+    if (
+        names[0] != names[1] and max(map(len, names)) > 1
+    ):  # x = 1, y = 2 has an order, but 1, 2 does not
         return False
     if "set" in (gold.kind, answer.kind):
         reference_items, response_items = _distinct(reference_items), _distinct(response_items)

@@ -84,7 +84,7 @@ class _Parser:
         return terms[0] if len(terms) == 1 else Node("add", tuple(terms))
 
     def product(self) -> Node:
-        """Factors and divisors, each in one node: a chain of hundreds is no deep tree."""
+        """Parse factors and divisors into one node each: a long chain is then not a deep tree."""
         factors = [self.factor()]
         divisors: list[Node] = []
         divides = False  # the last operator

@@ -113,7 +113,7 @@ _FUNCTION = re.compile(r"\\(?:arc)?(?:sin|cos|tan|cot|sec|csc)")
 def split_unit(text: str) -> tuple[str, Unit | None, int]:
     """Split off the unit: return the number's text, its unit or None, and its scale (a factor).
 
-    Raises: NotUnderstoodError for words that are no unit.
+    Raises: NotUnderstoodError for words that are not a unit.
     """
     if money := re.fullmatch(r"(-?) ?\\?\$ ?(-?)(.*)", text):
         value, unit, scale = split_unit(money[3])
@@ -148,7 +148,7 @@ def split_unit(text: str) -> tuple[str, Unit | None, int]:
 def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
     """Return the unit that words name, and their scale: `million dollars`, `cups of feed`, `km/h`.
 
-    Raises: NotUnderstoodError for words that are no unit.
+    Raises: NotUnderstoodError for words that are not a unit.
     """
     scale = 1
     first, _, rest = words.strip().partition(" ")
@@ -182,7 +182,7 @@ def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
 
 
 def changes_number(word: str) -> bool:
-    """Whether a word after a number makes it another one, or is no unit: `million`, `dozens`."""
+    """Whether a word after a number changes the number, or is not a unit: `million`, `dozens`."""
     return not _NO_UNIT.isdisjoint((word.lower(), _name(word).lower()))
 
 
@@ -194,6 +194,6 @@ def _is_plural(word: str) -> bool:
 def _name(word: str) -> str:
     lower = word.lower()
     singular = lower[:-1] if lower.endswith("s") and len(lower) > 2 else lower
-    if len(word) == 1:  # M is no meter
+    if len(word) == 1:  # M is not a meter
         return "l" if word == "L" else _UNITS.get(word, word)
     return _UNITS.get(lower) or _UNITS.get(singular) or singular

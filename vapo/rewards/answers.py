@@ -1,7 +1,7 @@
 r"""Parse answers of mathematics problems from a complete text, and compare two of them.
 
 A form is a value with its unit, a list, set, tuple, interval, union, matrix, equation, inequality,
-number in another base, or words. A text that is none of these is equal only to its own spelling.
+number in another base, or words. Any other text is equal only to its own spelling.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _equation(parts: list[str]) -> Form:
             return Form("equation", (value,), node, mark="quantity")
         if value.node is not None and as_written(label) in symbols_of(
             value.node
-        ):  # x = 2x + 1 is no value
+        ):  # x = 2x + 1 is not a value
             return Form("equation", (), node)
         return Form("equation", (value,), node, label=as_written(label))
     if not any(map(_has_symbols, forms)):

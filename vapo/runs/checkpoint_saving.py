@@ -154,7 +154,7 @@ def expected_bytes(module: nn.Module) -> int:
 
 
 def host_has_room(num_bytes: int, available: int | None = None) -> bool:
-    """Whether a copy of so many bytes takes at most half of the free memory of the host, or of
+    """Whether a copy of `num_bytes` takes at most half of the free memory of the host, or of
     the container."""
     free = available_memory() if available is None else available
     return 2 * num_bytes <= free

@@ -148,7 +148,10 @@ def verify(folder: Path) -> Manifest:
 
 
 def _contents(manifest: Path) -> dict[str, Any] | None:
-    """Return the contents of a manifest's file; None if it is no JSON object. Raises: OSError."""
+    """Return the contents of a manifest's file, or None if it is not a JSON object.
+
+    Raises: OSError.
+    """
     try:
         contents = json.loads(read_bounded(manifest, _MAX_MANIFEST_BYTES) or b"")
     except (ValueError, RecursionError):

@@ -119,15 +119,16 @@ def newest_first(output_dir: Path) -> list[Path]:
 
 
 def order_of_runs(run_dir: Path) -> tuple[int, str]:
-    """By the number in its run.json, which no clock and no time zone changes.
+    """Return the key that sorts runs: the number in run.json, then the name.
 
-    Runs from before there was one come first, by their names, which begin with the time.
+    No clock and no time zone changes the number. Runs without one have the number 0, so they come
+    first, sorted by their names, which begin with the time.
     """
     return number_of(run_dir), run_dir.name
 
 
 def number_of(run_dir: Path) -> int:
-    """A run's number among those of its folder, from 1 up; 0 where it has none."""
+    """Return a run's number in its folder of runs, from 1 up, or 0 if it has none."""
     number = read_record(run_dir).get("number")
     return number if isinstance(number, int) else 0
 

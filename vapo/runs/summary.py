@@ -164,7 +164,7 @@ def _row(label: str, text: str) -> list[str]:
 
 
 def shown_path(path: Path) -> str:
-    """From the working directory, where the path is below it."""
+    """Return a path relative to the working directory if it is below it, else unchanged."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)
 
@@ -232,9 +232,9 @@ def _shown(interval: tuple[float, float] | None, space: str) -> str:
 def score_line(
     first_metrics: Mapping[str, float], last_metrics: Mapping[str, float], k: int
 ) -> str | None:
-    """`held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]`, from the metrics of two evaluations.
+    """Return `held-out avg@8 52.6 % -> 90.4 % [88.6, 92.3]`, from the metrics of two evaluations.
 
-    None where the last one did not measure it.
+    Returns None if the last evaluation did not measure the score.
     """
     if (last := last_metrics.get(_SCORE)) is None:
         return None

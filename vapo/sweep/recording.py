@@ -254,7 +254,7 @@ def metric_keys(rows: Sequence[str]) -> dict[str, str]:
     name that is empty or only dots. If two rows would share a metric name, or the name would be
     `sweep/best_score`, the row's number in the grid follows: `sweep/a_b/2`.
     """
-    safe = [re.sub(r"[^\w. :-]|^\.*$", "_", row) for row in rows]  # dots alone are no name
+    safe = [re.sub(r"[^\w. :-]|^\.*$", "_", row) for row in rows]  # dots alone are not a name
     return {
         row: f"sweep/{name}" + f"/{i}" * ([*safe, "best_score"].count(name) > 1)
         for i, (row, name) in enumerate(zip(rows, safe, strict=True), start=1)

@@ -67,7 +67,7 @@ def template_environment() -> Environment:
 def variable_names(template: str) -> list[str]:
     """Return the variables that a template takes from outside, in the order of the alphabet.
 
-    Raises: TemplateError: the text is no template.
+    Raises: TemplateError: the text is not a template.
     """
     return sorted(names_from_outside(template_environment().parse(template)))
 

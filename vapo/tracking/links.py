@@ -42,8 +42,8 @@ def curves_page(
 ) -> str:
     """Return the address of a chart with the score's curve of each of these runs.
 
-    The page also lets one choose other metrics. `runs_page` is no substitute: it draws a sweep's
-    parent in place of its runs, and has no filter that would leave the parent out.
+    The page also lets one choose other metrics. `runs_page` cannot replace it: that page draws a
+    sweep's parent in place of its runs, and has no filter that would leave the parent out.
     """
     parameters = {
         "runs": list(run_ids),

@@ -179,7 +179,7 @@ class RunLogger(Logger):
         return self.run_id
 
     def skip_recorded(self) -> None:
-        """From now on leave out every metric at a step that an earlier process recorded.
+        """Leave out, from now on, every metric at a step that an earlier process recorded.
 
         This is for a resumed run, which computes the same values again from its last checkpoint
         to the point of its interruption.

@@ -9,7 +9,7 @@ record gets the same file at its end:
 `policy_iterations` counts the iterations of the policy that were finished, and `policy_steps` its
 updates. `responses` is a list where prompts differ in it. `new` says of a batch's prompts which of
 them no earlier batch had. A line of the kind `begin` says that a process began with the policy of
-so many iterations: what stands before it of later ones is of a future that was given up.
+`policy_iterations` iterations. Earlier lines of later iterations are of a future that was given up.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class PromptHistory:
                 self._first.setdefault(_digest(score.prompt), scored.policy_iterations)
 
     def begin(self, policy_iterations: int) -> None:
-        """Forget the lines that a run will repeat, which begins after so many policy iterations."""
+        """Forget the lines that a run will repeat, which begins after `policy_iterations`."""
         for kind, lines in self.of_kind.items():
             last = policy_iterations - (kind == "batch")
             for number in [number for number in lines if number > last]:
@@ -116,7 +116,7 @@ class PromptHistory:
         return FreshScores(tuple(scores), len(last))
 
     def evaluated(self, kind: str, within: int | None = None) -> ScoredPrompts | None:
-        """Return the last evaluation, or the last one `within` so many policy steps."""
+        """Return the last evaluation, or the last one in the first `within` policy steps."""
         evaluations = self._within(kind, within)
         return evaluations[-1] if evaluations else None
 

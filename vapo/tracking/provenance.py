@@ -32,10 +32,10 @@ def provenance_tags() -> dict[str, str]:
 
 
 def git_state(folder: Path) -> dict[str, str]:
-    """`git/commit` and `git/dirty` (uncommitted or untracked files).
+    """Return the tags `git/commit` and `git/dirty` (uncommitted or untracked files).
 
-    Outside a checkout the commit is what the variable VAPO_COMMIT says, as in the image that
-    Dockerfile builds; without it, nothing.
+    Outside a checkout the variable VAPO_COMMIT gives the commit, as in the image that Dockerfile
+    builds. Without that variable there are no tags.
     """
     commit = output_of(["git", "-C", str(folder), "rev-parse", "HEAD"])
     if not commit:
@@ -50,7 +50,7 @@ def git_state(folder: Path) -> dict[str, str]:
 
 
 def host() -> dict[str, str]:
-    """Processor, usable cores, memory and GPUs of this host."""
+    """Describe the processor, the usable cores, the memory and the GPUs of this host."""
     import psutil
 
     model = None

@@ -59,7 +59,7 @@ class MlflowSink:
             raise
 
     def missing(self, records: Sequence[Record]) -> list[Record]:
-        """Those of the records that the store does not have (`missing_records`)."""
+        """Return the records that the store does not have (`missing_records`)."""
         return missing_records(self._client, self._run_id, records)
 
     def _send(self, records: Sequence[Record]) -> None:
@@ -101,7 +101,7 @@ def _dataset(name: str, context: str, digest: str, num_rows: int, source: str) -
 
 
 def active_run(client: MlflowClient, run_id: str) -> Run | None:
-    """None where a store that answers has no such run, or has it among its deleted ones.
+    """Return a run, or None if the store that answers does not have it or has deleted it.
 
     Raises: MlflowException if the store does not answer.
     """

@@ -61,7 +61,7 @@ class Store:
 
     @property
     def client_uri(self) -> str:
-        """A server's has no credentials: MLflow prints it, and reads them from variables."""
+        """The address for MLflow, which reads a server's credentials from variables instead."""
         return self.shown_uri if self.is_http else self.uri
 
     @property
@@ -70,11 +70,11 @@ class Store:
 
     @property
     def artifact_location(self) -> str | None:
-        """Beside the database; None leaves the choice to the server."""
+        """The address of the artifacts beside the database; None lets the server choose."""
         return (self.database.parent / "artifacts").as_uri() if self.database else None
 
     def artifact_folder(self, run_id: str | None, name: str) -> Path | None:
-        """Where a run's artifacts of this name lie, where they lie beside the database."""
+        """Return where a run's artifacts of this name lie; None unless beside the database."""
         if self.database is None or run_id is None:
             return None
         return self.database.parent / "artifacts" / run_id / "artifacts" / name

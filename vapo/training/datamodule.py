@@ -154,7 +154,7 @@ class IterationLoader:
     module: VapoModule
 
     def __len__(self) -> int:
-        """Of the next iteration: those of the two phases may differ."""
+        """Return the number of steps of the next iteration, which depends on the phase."""
         return num_steps(self.datamodule.config, self.module.phase)
 
     def __iter__(self) -> Iterator[Minibatch]:

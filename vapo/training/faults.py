@@ -60,7 +60,7 @@ class Faults:
 
     An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
     state nor the learning rate's schedule; it is still a minibatch of `trainer.global_step`. A
-    minibatch without a loss of the network is no fault, and not counted here.
+    minibatch without a loss of the network is not a fault, and is not counted here.
     """
 
     def __init__(self, max_bad_updates: int, max_saved_rollouts: int) -> None:

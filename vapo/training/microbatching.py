@@ -28,7 +28,7 @@ from vapo.system.host_memory import GIB, MIB
 from vapo.types import RolloutBatch
 
 SIZES = (65_536, 32_768, AUTO_TOKENS, 8_192, 4_096, 2_048, 1_024)
-_PROBE_TOKENS = 512  # at least so many are in the smaller of two forward passes
+_PROBE_TOKENS = 512  # the least number of tokens in the smaller of two forward passes
 _SPARE_SHARE = 0.1  # of the GPU's memory stays free, for gaps between blocks and for workspaces
 _SPARE_BYTES = 3 * GIB  # stay free as well, for a chunk of logits and their gradient
 

@@ -220,7 +220,7 @@ def make_minibatches(
         num_minibatches=num_minibatches,
         first=int(num_trained[: rank()].sum()) % num_minibatches,
     )
-    # OPPO's prompts with the answer are no critic's
+    # OPPO's prompts with the answer are not for a critic
     has_own = batch.answer_logprobs is None and has_critic_prompts(batch)
     has_own |= batch.critic_members is not None
     has_own |= batch.actor_states is not None

@@ -127,9 +127,10 @@ def take_options(
 def make_scheduler(
     optimizer: Optimizer, warmup_steps: int, *, num_steps: int = 0, decay_steps: int = 0
 ) -> LambdaLR:
-    """Linear warmup, then constant; the last `decay_steps` of `num_steps` fall linearly to 0.
+    """Make the schedule of a learning rate: a linear warmup, then a constant.
 
-    The first step already moves: (step + 1) / warmup.
+    In the last `decay_steps` of `num_steps` it falls linearly to 0. In the warmup the factor is
+    (step + 1) / warmup_steps, so that the first step already changes the weights.
     """
 
     def factor(step: int) -> float:
@@ -142,7 +143,7 @@ def make_scheduler(
 def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradient down to this norm, and return the whole network's norm before it, a
     scalar; sharded or not."""
-    # torch takes all tensors at once by itself only where they are no shards
+    # torch takes all tensors at once by itself only if they are not shards
     is_sharded = any(isinstance(parameter, DTensor) for parameter in network.parameters())
     foreach = True if is_sharded else None
     norm = nn.utils.clip_grad_norm_(network.parameters(), max_norm, foreach=foreach)

@@ -33,7 +33,7 @@ def _visible_character(c: str) -> str:
         return _CONTROLS[c]
     if c < " ":
         return chr(0x2400 + ord(c))
-    if "\udc80" <= c <= "\udcff":  # a byte that is no character: surrogateescape
+    if "\udc80" <= c <= "\udcff":  # a byte that is not a character: surrogateescape
         return f"\u27e8{ord(c) - 0xDC00:02X}\u27e9"
     is_plain = c == " " or c.isprintable()  # not: Cc, Cf, Cs, Co, Cn, Zl, Zp, Zs
     return c if is_plain else _code_point(c)

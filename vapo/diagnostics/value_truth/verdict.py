@@ -53,7 +53,7 @@ class Sentence(NamedTuple):
 
     @property
     def row(self) -> str:
-        """Where to read more, in words, because a page that is opened offline cannot link to it."""
+        """The row of the manual that explains more, in words: a page opened offline cannot link."""
         return f'docs/value_page.md, "When value training fails", row "{TRUTH_ROWS[self.anchor]}"'
 
 

@@ -126,7 +126,7 @@ def judge(figures: GateFigures) -> list[Gate]:
       paper's alpha of 0.05 gives 2e-9, the constant 0.95 on 100 tokens 6e-3.
     - the critic begins with less at the middle of a response than answering there is worth: then
       answering has a positive advantage, and stopping is reinforced.
-    - answering there is worth less than going on: else shorter responses are no collapse.
+    - answering there is worth less than going on: else shorter responses are not a collapse.
     - the policy collapses no later than the critic has unlearned: else the bias is gone in time.
       Up to twice as late it is open: in a run both move at once. It is open, too, where the
       limits of the guess's interval decide differently.
@@ -222,9 +222,9 @@ def _race(figures: GateFigures) -> Condition:
 
 
 def _collapses_in_time(collapse: int | None, unlearn: int | None) -> bool | None:
-    """True if the policy collapses no later than the critic unlearns, False if over twice as late.
+    """Whether the policy collapses by the time the critic unlearns (False: over twice as late).
 
-    None if it is between the two. What never happened counts as later; if neither happened, None.
+    None if it is between the two, or if neither happened. What never happened counts as later.
     """
     if collapse is None or unlearn is None:
         return None if collapse is unlearn else unlearn is None

@@ -21,9 +21,9 @@ SOME_ABOVE = 0.05  # explained variance, and that of length: enough to call read
 OF_LENGTH_ABOVE = 0.3  # explained variance / share of the returns' variance that length explains
 LENGTH_ABOVE = 0.6  # share of the values' variance that position and length explain
 ALL_LENGTH_ABOVE = 0.8  # the same share: the critic reads nothing but length
-OUTSIDE_ABOVE = 0.02  # share of values that are no possible return
+OUTSIDE_ABOVE = 0.02  # share of values that cannot be returns
 FLAT_ABOVE, EXTREME_BELOW = 1.6, 0.6  # slope of the returns on the values
-SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or no possible returns
+SCALE_ABOVE, SCALE_BELOW = 1.4, 0.6  # slope, if values are also shifted or cannot be returns
 
 
 def main_diagnosis(critic: CriticFigures, findings: Findings) -> Remarks:

@@ -148,7 +148,7 @@ def entry_or_none(row: Row, key: str) -> Any:
 def row_number(row: Row, key: str) -> float:
     """The finite number in a column. true and false count as 1 and 0.
 
-    Raises: RowError: the entry is no such number.
+    Raises: RowError: the entry is not such a number.
     """
     value = row.get(key)
     if not isinstance(value, (int, float)) or not math.isfinite(value):
@@ -212,7 +212,7 @@ def entries(row: Row, key: str, kind: type[Any]) -> tuple[Any, ...] | None:
         kind: the type of the entries. For float, null becomes NaN. For int, they are ids or lengths
             from 0 up. For bool, 1 and 0 count.
 
-    Raises: RowError: the entry is no list, or has an item of another type.
+    Raises: RowError: the entry is not a list, or has an item of another type.
     """
     value = entry_or_none(row, key)
     if value is None:

@@ -49,7 +49,7 @@ class CriticFigures:
     slope, intercept           of the line that predicts R from V; 1 and 0 if V is calibrated
     correlation                of V and R
     spread                     sd(V) / sd(R)
-    outside                    the share of tokens whose value is no possible return
+    outside                    the share of tokens whose value cannot be a return
     explained_between          how much of the differences between prompts' mean returns the values
                                before the first token explain, corrected for few responses
     explained_within           how much of the differences within groups V explains

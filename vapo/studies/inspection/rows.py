@@ -175,7 +175,7 @@ def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
 def parquet_columns(path: Path) -> list[str]:
     """The names of a Parquet file's columns.
 
-    Raises: UserError: it is no readable Parquet file.
+    Raises: UserError: it is not a readable Parquet file.
     """
     from vapo.system.parquet_rows import column_names
 
@@ -185,7 +185,7 @@ def parquet_columns(path: Path) -> list[str]:
 def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
     """A digest of the content of some columns.
 
-    Raises: UserError: it is no readable Parquet file.
+    Raises: UserError: it is not a readable Parquet file.
     """
     from vapo.system.parquet_rows import checked_batches, opened
 
@@ -229,7 +229,7 @@ def _tensor_rows(path: Path) -> Iterator[NumberedRow]:
 
 
 def _samples(dump: dict[str, Any]) -> list[Any] | None:
-    """A dict for each sample of a slime dump, or None if it is no such dump.
+    """A dict for each sample of a slime dump, or None if it is not such a dump.
 
     Older versions write a file for each rank with `rollout_data`, a list for each column. There
     `raw_reward` has the samples of all ranks. If there are several ranks, it is left out here,

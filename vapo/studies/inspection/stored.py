@@ -83,7 +83,7 @@ def _row(response: InspectedResponse, group: int) -> dict[str, Any]:
 
 
 def _turns(response: InspectedResponse) -> list[tuple[int, int, float]]:
-    """(number of observed tokens, of sampled tokens, reward) of each turn.
+    """Return (number of observed tokens, of sampled tokens, reward) of each turn.
 
     Tokens after the last sampled one belong to no turn.
     """

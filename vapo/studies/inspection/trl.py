@@ -56,7 +56,7 @@ def _rewards(row: Row) -> list[str]:
 class AdvantageOrder:
     """Tests whether TRL's advantages follow the sum of its reward columns within each group.
 
-    If they do not, the run had weights for its rewards, or a column is no reward.
+    If they do not, the run had weights for its rewards, or a column is not a reward.
     """
 
     def __init__(self) -> None:

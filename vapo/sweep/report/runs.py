@@ -223,7 +223,7 @@ class Reader:
             return PromptHistory()
         try:
             return history_of(self._artifact(run_id, SCORES_NAME))
-        except (LookupError, ValueError):  # it cannot be fetched, or is no text
+        except (LookupError, ValueError):  # it cannot be fetched, or is not text
             return PromptHistory()
 
     def _find(self, run_id: str) -> Any | None:

@@ -40,8 +40,8 @@ class RowResult:
     """One line of the table, for the score of the last evaluation.
 
     `sign` compares the signs of the mean difference and the paper's (`agreement`). `how` and
-    `common_seeds` are as in `RowComparison`. `others` has the row's other scores, by their metrics,
-    as far as they were recorded.
+    `common_seeds` are as in `RowComparison`. `other_scores` has the row's other scores, by their
+    metrics, as far as they were recorded.
     """
 
     name: str

@@ -85,8 +85,10 @@ class Evaluation(Callback):
     def run(
         self, trainer: L.Trainer, pl_module: VapoModule, policy_iterations: int
     ) -> dict[str, float]:
-        """Evaluate the policy after so many iterations; log its metrics and a table of sample
-        responses."""
+        """Evaluate the policy; log its metrics and a table of sample responses.
+
+        `policy_iterations` says how many iterations the policy was trained for.
+        """
         config, source = pl_module.config, datamodule_of(trainer).source
         with source.engine_free():
             result = evaluate(
@@ -207,13 +209,13 @@ class ValuePages(Callback):
 
 
 def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
-    """`is_due` after an iteration, when the module has the next one's phase."""
+    """Whether something is due after an iteration, once the module has the next one's phase."""
     ends_phase = module.phase is not iteration.phase
     return is_due(module.config, iteration.start, every_n, ends_phase=ends_phase)
 
 
 def positions(iteration: Iteration, config: FitConfig) -> Profile:
-    """The table of values and advantages by token position. Every rank must call this."""
+    """Return the table of values and advantages by token position. Every rank must call this."""
     max_tokens = config.rollouts.max_response_tokens
     return position_profile(iteration.batch, resolve(config), max_response_tokens=max_tokens)
 
@@ -221,7 +223,7 @@ def positions(iteration: Iteration, config: FitConfig) -> Profile:
 def page_of(
     iteration: Iteration, config: FitConfig, truth: ValueTruth | None
 ) -> PageContents | None:
-    """The value page; None where nothing could be trained on. Every rank must call this."""
+    """Return the value page, or None if no row could be trained on. Every rank must call this."""
     batch = iteration.checked.whole_groups(iteration.batch)
     if iteration.checked.fault is not None or not all_ranks(len(batch) > 0):
         return None

@@ -180,9 +180,9 @@ def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
 
 
 def memory_metrics() -> dict[str, float]:
-    """Resident memory of this process, and torch's peaks on the GPU, in GiB.
+    """Measure the resident memory of this process, and torch's peaks on the GPU, in GiB.
 
-    What torch has reserved is what other processes cannot have: it keeps freed blocks.
+    Other processes cannot have the memory that torch has reserved, because it keeps freed blocks.
     """
     metrics = {"memory/rss_gib": psutil.Process().memory_info().rss / GIB}
     if torch.cuda.is_available():

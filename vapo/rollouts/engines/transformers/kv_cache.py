@@ -260,7 +260,7 @@ def decoding_sdpa(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Transformers' attention function: products for one query, else its own.
+    """Compute attention by products for one query, else by Transformers' own function.
 
     The products are in float32, except that on a GPU the product with the values is in their
     dtype, as in its fused kernels. So values in half precision are not copied.

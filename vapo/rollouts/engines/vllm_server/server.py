@@ -296,5 +296,5 @@ class VllmServer:
 
 
 def _has_moved(last: tuple[int, str | None], progress: tuple[int, str | None]) -> bool:
-    """Whether the server answered or sampled a token in between; no counter is no progress."""
+    """Whether the server answered, or its counter of sampled tokens moved, in between."""
     return progress[0] != last[0] or (progress[1] is not None and progress[1] != last[1])
