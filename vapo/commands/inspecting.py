@@ -163,7 +163,8 @@ def _template_variables(text: str | None) -> dict[str, Any]:
 def _check_template_variables(variables: Mapping[str, Any], tokenizer: Any) -> None:
     """Check that the policy's chat template reads each of these variables.
 
-    Raises: UserError: there is no policy, is no chat template, or it does not read one of them.
+    Raises: UserError: there is no policy, it has no chat template, or the template does not read
+        one of them.
     """
     if tokenizer is None:
         raise UserError(f"{_TEMPLATE_KEY}: give --policy, whose chat template has them")

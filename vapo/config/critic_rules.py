@@ -212,7 +212,7 @@ def range_holds_the_targets(config: FitConfig) -> Problems:
 
 
 def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
-    """Of the value targets, and the keys that they follow from."""
+    """Return the lowest and highest value target, and the keys that they follow from."""
     rewards = config.rewards
     parts = ["rewards.incorrect", "rewards.correct"]
     numbers = [rewards.incorrect, rewards.correct]

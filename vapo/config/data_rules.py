@@ -204,7 +204,7 @@ def no_curriculum(config: Any) -> Problems:
 
 
 def verifiers_can_be_made(config: Any) -> Problems:
-    """Of `rewards`, and of a mixture's sources that have verifiers."""
+    """Check the patterns of regex verifiers, of `rewards` and of a mixture's sources."""
     for block, settings in verifier_blocks(config):
         if isinstance(settings, RegexVerifier):
             why = "needs a group, (...), around the answer's part"

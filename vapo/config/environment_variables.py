@@ -35,10 +35,10 @@ Place = tuple[str | int, ...]
 
 @dataclass(frozen=True)
 class EnvironmentValue:
-    """A value that the environment gives, in part or whole.
+    """A config value that comes from the environment, in part or as a whole.
 
     `text` is as the user wrote it, `${oc.env:NAME}` unresolved; `source` the same in the
-    config's language, where what is no interpolation is escaped. `names`: the variables.
+    config's language, with all but interpolations escaped. `names` are the variables.
     """
 
     text: str
@@ -59,12 +59,12 @@ class FromEnvironment:
     values: Mapping[Place, EnvironmentValue] = field(default_factory=dict)
 
     def under(self, key: str) -> dict[Place, EnvironmentValue]:
-        """Those at or below a dotted key."""
+        """Return the values of the environment at or below a dotted key."""
         block = tuple(key.split("."))
         return {path: v for path, v in self.values.items() if path[: len(block)] == block}
 
     def taking(self, key: str, other: FromEnvironment) -> FromEnvironment:
-        """For a config whose block `key` was replaced by another config's."""
+        """Return the values of a config whose block `key` was replaced by another config's."""
         mine = {path: v for path, v in self.values.items() if path not in self.under(key)}
         return FromEnvironment({**mine, **other.under(key)})
 
@@ -205,7 +205,7 @@ class _Marks:
         return [name for mark in MARKED.finditer(text) for name in self._names[int(mark[1])]]
 
     def _quoted(self, text: str) -> str:
-        """As an argument of a resolver."""
+        """Write a text as the quoted argument of a resolver."""
         inside = self._expand(text, escape)
         if MARKED.fullmatch(text):
             return inside

@@ -176,7 +176,7 @@ def _place(name: str, node: yaml.Node) -> str:
 def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
     """The value that a text stands for in YAML; `sources` is as in `as_in_source`.
 
-    Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: it is no YAML; UserError.
+    Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: it is not YAML; UserError.
     """
     node = limits.composed_node(text)
     if node is not None:

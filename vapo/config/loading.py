@@ -74,7 +74,10 @@ def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str
 
 
 def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
-    """As `load_config`, with the tree before interpolation (for `--print_config`)."""
+    """Load a config as `load_config` does, with its tree before interpolation.
+
+    `--print_config` prints that tree.
+    """
     layers = [*read_files(files), read_overrides(overrides, describe(schema))]  # type: ignore[arg-type]
     return compose_layers(schema, layers)
 
@@ -98,7 +101,7 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
 
 
 def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
-    """As `compose`, from layers that are already read, in an order of the caller's own."""
+    """Do what `compose` does, with layers that are already read, in the order given."""
     entries: Entries = describe(schema)  # type: ignore[arg-type]
     values: Tree = {}
     origins = Origins()

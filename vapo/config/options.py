@@ -126,7 +126,7 @@ class Entries(dict[str, Entry]):
         return super().get(self._generic(key), default)
 
     def position(self, key: str) -> int:
-        """Where a key stands in the schema's order."""
+        """Return a key's place in the schema's order."""
         return list(self).index(self._generic(key))
 
     def _generic(self, key: str) -> str:
@@ -139,7 +139,7 @@ class Entries(dict[str, Entry]):
 
 @cache
 def describe(schema: type) -> Entries:
-    """Dotted key -> entry, in the schema's order, sections before their keys."""
+    """Return the entry of each dotted key, in the schema's order: sections before their keys."""
     return Entries(_entries(schema, schema(), ""))
 
 

@@ -31,7 +31,7 @@ class Origins:
             self.layers[key] = (order, layer)
 
     def forget(self, key: str) -> None:
-        """It has its default again."""
+        """Forget which layers set a key and the keys below it. They have their defaults again."""
         for known in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
             del self.layers[known]
 

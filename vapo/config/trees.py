@@ -112,7 +112,7 @@ def _defaults(own: type) -> Tree:
 
 
 def _copy(value: Any) -> Any:
-    """Of nested values, blocks as mappings."""
+    """Copy nested values. Blocks become mappings."""
     if isinstance(value, Mapping):
         return {name: _copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -165,7 +165,7 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
 
 
 def _check_names(key: str, blocks: list[Any], block: type) -> None:
-    """Of a list of blocks, whose keys no table of the schema has."""
+    """Refuse unknown keys in a list of blocks, whose keys no table of the schema has."""
     for index, item in enumerate(blocks):
         for name in item if isinstance(item, Mapping) else ():
             if name not in (known := hints_of(block)):

@@ -24,10 +24,10 @@ _SWITCHES = (
 
 
 def unread_changes(config: FitConfig) -> Iterator[str]:
-    """A sentence on each such key, of the command line or of a grid's row.
+    """Yield a sentence on each key of the command line or a grid's row that has no effect.
 
-    Config files may name what another file's switch turns off, as presets do; then it is no
-    mistake, and nothing is said.
+    Config files may name what another file's switch turns off, as presets do. That is not a
+    mistake, so nothing is said of it.
     """
     for change in config.sources.changes:
         why = _off_switch(config, change.key) or _why_ignored(config, change.key)
