@@ -52,8 +52,8 @@ redact redirect reduce refer refuse register reject release reload remember remi
 render renumber repeat replace report request require reserve reset resolve restore restrict resume
 retry return reverse rewrite rotate round run sample save say scale scan schedule score seal search
 see seed select send separate serialize serve set shard share shift show shuffle shut silence
-simulate skip sleep smooth solve sort spawn specify split spread squash start state step stop store strip
-submit subtract suggest sum suppress suspend swap switch sync synchronize take tell test tie
+simulate skip sleep smooth solve sort spawn specify split spread squash start state step stop store
+strip submit subtract suggest sum suppress suspend swap switch sync synchronize take tell test tie
 tokenize total trace track train transform translate treat trim truncate try turn undo unpack unwrap
 update upload use validate value verify visit wait wake walk warm warn watch weigh weight whiten
 withdraw work wrap write yield
