@@ -75,7 +75,10 @@ class Run:
         return loading.from_yaml(FitConfig, path.read_text(encoding="utf-8"), source=str(path))
 
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """Return the metrics in MLflow: key of docs/metrics.md -> [(optimizer step, value)]."""
+        """Return the run's metrics as MLflow has them, by the keys of docs/metrics.md.
+
+        Each metric is a list of pairs (optimizer step, value).
+        """
         from vapo.tracking.known_stores import check_known
         from vapo.tracking.metric_names import recorded_metrics
         from vapo.tracking.stores import locate_store

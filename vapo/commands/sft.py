@@ -127,7 +127,7 @@ def examples_of(
     tokenizer: PreTrainedTokenizerBase,
     ends: EndTokens,
 ) -> list[Example]:
-    """Make the training examples of all prompts; an environment plays demonstrations as episodes.
+    """Make the examples of all prompts; an environment, if there is one, plays demonstrations.
 
     Raises: UserError: a demonstration does not fit the environment.
     """

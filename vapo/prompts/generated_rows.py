@@ -165,7 +165,7 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
 
 
 def stage_source(source: GeneratedSource, index: int, *, key: str) -> GeneratedSource:
-    """Return the source as it is in a stage of its curriculum; the stage's settings come first.
+    """Return the source for a stage of its curriculum, whose settings take precedence.
 
     Raises: UserError: the dataset's curriculum does not have the level.
     """

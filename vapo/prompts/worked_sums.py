@@ -31,7 +31,7 @@ def worked_sums(
     max_total: int = 99,
     slip_rate: float = 0.0,
 ) -> list[ProceduralRow]:
-    """Generate sums of numbers that are added from left to right, with every partial sum written.
+    """Generate sums and differences that are worked out from left to right, term by term.
 
     `47+8-3=` has the response `47+8=55;55-3=52. Answer: 52`. The first number is drawn from 1 to
     `max_total`, the other terms from 1 to `max_term`, and no partial sum is below 0 or above

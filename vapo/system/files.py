@@ -31,8 +31,8 @@ def sync(path: Path) -> None:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file so that `path` is always complete: `write` makes it beside `path`, and then it
-    is renamed.
+    """Write a file so that `path` is never half written: `write` makes it beside `path`, and then
+    it is renamed.
 
     The new file is on the disk when this returns.
     """

@@ -126,7 +126,7 @@ class HostProcess:
         self.stop()
 
     def stop(self) -> int:
-        """Kill the host and whatever it has started, if it is not done; return the exit status."""
+        """Kill the host and whatever it has started, unless that is done; return its status."""
         if self._status is not None:
             return self._status
         self._channel.close()

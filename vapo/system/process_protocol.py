@@ -153,7 +153,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 def limit_memory(headroom_bytes: int = MEMORY_HEADROOM_BYTES) -> None:
     """Limit this process's address space to its present size and `headroom_bytes` more, on Linux.
 
-    Elsewhere nothing is limited. The process writes no core dumps then, either.
+    The process then writes no core dumps, either. On other systems this does nothing.
     """
     try:
         import resource

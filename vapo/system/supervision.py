@@ -27,7 +27,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def fork_supervised(control: int, channel: int) -> None:
-    """Fork this process into a supervisor and a child, which does the work.
+    """Make this process a supervisor, and fork a child, which does the work.
 
     The call returns in the child. The parent becomes the supervisor, in which it never returns.
 

@@ -256,8 +256,8 @@ class UserProcesses:
 
 
 def _hang_up(process: _Process) -> None:
-    """Shut a process's connection down, also for all who hold a copy of its socket, and close the
-    trainer's end, so that the process ends.
+    """Close a process's connection, also for every holder of a copy of its socket, so that the
+    process ends.
     """
     with suppress(OSError), socket.socket(fileno=os.dup(process.channel.fileno())) as channel:
         channel.shutdown(socket.SHUT_RDWR)
