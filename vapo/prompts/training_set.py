@@ -65,7 +65,7 @@ class TrainingSet:
         return lru_cache(maxsize=2 * len(self.sources))(_permutation)
 
     def at(self, place: int, *, iteration: int, num_prompts: int, seed: int) -> Prompt:
-        """Return the prompt at a position of the run's sequence; iteration i begins at i * num_prompts.
+        """Return the prompt at a position of the sequence; iteration i begins at i * num_prompts.
 
         A source goes through seeded permutations of its stage, one after the other, from the
         position where the stage begins. So no prompt is repeated before all were used.
