@@ -256,8 +256,8 @@ class AlgorithmConfig:
     @property
     def has_critic(self) -> bool:
         """Whether advantages need values."""
-        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
-        return own or self.advantage_estimator == "gae"
+        function_does = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_critic
+        return function_does or self.advantage_estimator == "gae"
 
     @property
     def uses_gae(self) -> bool:
@@ -267,8 +267,8 @@ class AlgorithmConfig:
     @property
     def compares_groups(self) -> bool:
         """Whether the baseline of a response is made of its group."""
-        own = isinstance(self, OwnEstimatorOptions) and self.estimator_compares_groups
-        return own or self.advantage_estimator in COMPARES_GROUPS
+        function_does = isinstance(self, OwnEstimatorOptions) and self.estimator_compares_groups
+        return function_does or self.advantage_estimator in COMPARES_GROUPS
 
     @property
     def read_layers(self) -> tuple[int, ...]:
@@ -301,5 +301,7 @@ class AlgorithmConfig:
     @property
     def needs_greedy_baseline(self) -> bool:
         """Whether each prompt gets one greedy response as well."""
-        own = isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline
-        return own or self.advantage_estimator == "greedy_baseline"
+        function_does = (
+            isinstance(self, OwnEstimatorOptions) and self.estimator_uses_greedy_baseline
+        )
+        return function_does or self.advantage_estimator == "greedy_baseline"

@@ -27,7 +27,7 @@ class SplitUri:
 
 
 def split_uri(text: str, *, reference: str | None = None) -> SplitUri:
-    """Split a URI into its parts and credentials. A text that is not a URI is `bare` as it stands.
+    """Separate a URI from its credentials. Any other text becomes `bare` unchanged.
 
     `reference` is a regular expression for what stands for a value that is not written out: a
     password that consists of nothing else stays, because it shows nothing.
@@ -60,7 +60,7 @@ def _end_of_user_part(rest: str, *, is_database: bool) -> int:
     """Return the number of characters up to the `@`, included; 0 without a user part.
 
     A password in which `/`, `?` or `#` is not written as %2F, %3F or %23 is still found: by
-    SQLAlchemy's own rule for databases, and elsewhere because what follows is not a port.
+    SQLAlchemy's own rule for databases, and elsewhere because no port follows the colon.
     """
     authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     if "@" in authority:

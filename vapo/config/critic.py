@@ -71,8 +71,8 @@ class HeadConfig:
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
     """The same head, with the weights of the folder that the critic starts from."""
-    found: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
-    return found
+    loaded_head: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
+    return loaded_head
 
 
 @dataclass

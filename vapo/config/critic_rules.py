@@ -212,7 +212,7 @@ def range_holds_the_targets(config: FitConfig) -> Problems:
 
 
 def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
-    """Return the lowest and highest value target, and the keys that they follow from."""
+    """The lowest and the highest value target, and the keys that they follow from."""
     rewards = config.rewards
     parts = ["rewards.incorrect", "rewards.correct"]
     numbers = [rewards.incorrect, rewards.correct]
@@ -237,8 +237,8 @@ def gives_configured_rewards(config: FitConfig) -> bool:
         getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
         for source in sources_of(config.data, "train").values()
     ]
-    known = ("exact", "regex", "math", "math_verify")
-    return all(verifier in known for verifier in verifiers)
+    verifiers_with_two_rewards = ("exact", "regex", "math", "math_verify")
+    return all(verifier in verifiers_with_two_rewards for verifier in verifiers)
 
 
 CRITIC_RULES: tuple[Rule, ...] = (

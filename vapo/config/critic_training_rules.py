@@ -215,12 +215,12 @@ def stored_rollouts_are_read(config: FitConfig) -> Problems:
             f"rewards.shuffle does not reach the rewards of {_PRETRAINING}.data: set it to false, "
             "or data to null"
         )
-    most = resolve(config).value_pretraining_iterations
+    num_iterations = resolve(config).value_pretraining_iterations
     has_rule = (settings.stop_explained_variance, settings.stop_value_loss) != (None, None)
-    if has_rule and 0 < most < settings.min_iterations:
+    if has_rule and 0 < num_iterations < settings.min_iterations:
         yield Problem(
             f"{_PRETRAINING}.min_iterations {settings.min_iterations} is above "
-            f"{_PRETRAINING}.num_iterations {most}"
+            f"{_PRETRAINING}.num_iterations {num_iterations}"
         )
 
 

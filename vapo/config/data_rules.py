@@ -133,7 +133,7 @@ def files_are_read_as_they_say(config: Any) -> Problems:
         if source.answer_pattern is not None:
             why = "needs one group, (...), around the answer's part"
             pattern = f"{key}.answer_pattern", source.answer_pattern
-            yield from bad_pattern(*pattern, lambda found: found.groups == 1, why)
+            yield from bad_pattern(*pattern, lambda compiled: compiled.groups == 1, why)
         low, high = source.min_pass_rate, source.max_pass_rate
         keys = (f"{key}.min_pass_rate", f"{key}.max_pass_rate")
         if low is not None and high is not None and low > high:
@@ -150,20 +150,26 @@ def curricula_are_schedules(config: Any) -> Problems:
     for key, source in all_sources(config.data):
         if not isinstance(source, GeneratedSource) or not source.curriculum:
             continue
-        own, stages = f"{key}.curriculum", source.curriculum
+        curriculum_key, stages = f"{key}.curriculum", source.curriculum
         starts = [stage.from_iteration for stage in stages]
         levels = [stage.level for stage in stages if stage.level is not None]
         if key.startswith("data.heldout"):
-            yield Problem(f"{own}: held-out prompts stay the same, they have no stages")
+            yield Problem(f"{curriculum_key}: held-out prompts stay the same, they have no stages")
         if config.data.heldout is None:
-            yield Problem(f"{own} changes the training prompts: set data.heldout", (own,))
+            yield Problem(
+                f"{curriculum_key} changes the training prompts: set data.heldout",
+                (curriculum_key,),
+            )
         if starts[0] != 0 or starts != sorted(set(starts)):
-            yield Problem(f"{own}: from_iteration begins with 0 and rises, it is {starts}")
+            yield Problem(
+                f"{curriculum_key}: from_iteration begins with 0 and rises, it is {starts}"
+            )
         if any(number < 0 for number in (*starts, *levels)):
-            yield Problem(f"{own}: levels are counted from 0")
+            yield Problem(f"{curriculum_key}: levels are counted from 0")
         if levels and not isinstance(source, ReasoningGymSource):
             yield Problem(
-                f"{own}: `level` is reasoning_gym's; give `options`", (own, f"{key}.kind")
+                f"{curriculum_key}: `level` is reasoning_gym's; give `options`",
+                (curriculum_key, f"{key}.kind"),
             )
 
 
@@ -179,12 +185,12 @@ def sources_agree(config: Any) -> Problems:
         yield Problem(
             f"data.heldout_size {data.heldout_size} is below the number of data.train.sources"
         )
-    seen: dict[str, tuple[str, dict[str, Any]]] = {}
+    source_of_name: dict[str, tuple[str, dict[str, Any]]] = {}
     for key, source in all_sources(config.data):
         if not isinstance(source, MixtureSource):
             continue
         settings = verifier_settings(source)
-        other_key, other = seen.setdefault(source_name(key), (key, settings))
+        other_key, other = source_of_name.setdefault(source_name(key), (key, settings))
         if other != settings:
             yield Problem(
                 f"{key} and {other_key} have one name but different verifiers: rename one",
@@ -204,12 +210,12 @@ def no_curriculum(config: Any) -> Problems:
 
 
 def verifiers_can_be_made(config: Any) -> Problems:
-    """Check the patterns of regex verifiers, of `rewards` and of a mixture's sources."""
+    """Check the pattern of each regex verifier of `rewards` and of a mixture's sources."""
     for block, settings in verifier_blocks(config):
         if isinstance(settings, RegexVerifier):
             why = "needs a group, (...), around the answer's part"
             pattern = f"{block}.pattern", settings.pattern
-            yield from bad_pattern(*pattern, lambda found: found.groups > 0, why)
+            yield from bad_pattern(*pattern, lambda compiled: compiled.groups > 0, why)
 
 
 def answers_stand_after_a_text(config: Any) -> Problems:
@@ -217,17 +223,19 @@ def answers_stand_after_a_text(config: Any) -> Problems:
     if rewards.answer_after is not None and not rewards.answer_after.strip():
         yield Problem(f"{key} is empty: give the text that ends the thoughts, or null")
     if rewards.answer_after is None and rewards.without_answer_after != "wrong":
-        own = "rewards.without_answer_after"
+        fallback_key = "rewards.without_answer_after"
         yield Problem(
-            f"{own} {rewards.without_answer_after} has no effect without {key}", (own, key)
+            f"{fallback_key} {rewards.without_answer_after} has no effect without {key}",
+            (fallback_key, key),
         )
     if rewards.answer_after is None and isinstance(rewards, SeveralVerifiers):
         for name, block in rewards.verifiers.items():
             if block.reads_thoughts:
-                own = f"rewards.verifiers.{name}.reads_thoughts"
+                thoughts_key = f"rewards.verifiers.{name}.reads_thoughts"
                 yield Problem(
-                    f"{own} has no effect without {key}: every verifier reads the whole response",
-                    (own, key),
+                    f"{thoughts_key} has no effect without {key}: every verifier reads the "
+                    "whole response",
+                    (thoughts_key, key),
                 )
 
 

@@ -20,21 +20,22 @@ _ESTIMATOR = "algorithm.advantage_estimator"
 def environment_can_be_made(config: FitConfig | SftConfig) -> Problems:
     """A source of the tasks of an environment of the package verifiers is of the one that plays."""
     options, budget = config.environment.episode_options, config.rollouts.max_response_tokens
-    template, most = options.observation_template, options.max_turn_tokens
+    template, max_turn_tokens = options.observation_template, options.max_turn_tokens
     if template is not None and "{observation}" not in template:
         yield Problem(
             f"environment.observation_template {template!r} must contain {{observation}}, where "
             "what the environment wrote goes"
         )
-    if most is not None and most > budget:
+    if max_turn_tokens is not None and max_turn_tokens > budget:
         yield Problem(
-            f"environment.max_turn_tokens {most} is above rollouts.max_response_tokens {budget}, "
-            "the budget of a whole episode: lower the one or raise the other"
+            f"environment.max_turn_tokens {max_turn_tokens} is above "
+            f"rollouts.max_response_tokens {budget}, the budget of a whole episode: "
+            "lower the one or raise the other"
         )
     environment = config.environment
-    own = environment.id if isinstance(environment, VerifiersEnvironment) else None
+    played_task = environment.id if isinstance(environment, VerifiersEnvironment) else None
     for key, source in all_sources(config.data):
-        if isinstance(source, VerifiersSource) and source.task != own:
+        if isinstance(source, VerifiersSource) and source.task != played_task:
             yield Problem(
                 f"{key}.task {source.task} are tasks of an environment of the package verifiers, "
                 f"which must be the one that plays them: set {_KIND}=verifiers and "

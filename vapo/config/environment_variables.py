@@ -37,8 +37,8 @@ Place = tuple[str | int, ...]
 class EnvironmentValue:
     """A config value that comes from the environment, in part or as a whole.
 
-    `text` is as the user wrote it, `${oc.env:NAME}` unresolved; `source` the same in the
-    config's language, with all but interpolations escaped. `names` are the variables.
+    `text` is as the user wrote it, with `${oc.env:NAME}` unresolved. `source` is the same in the
+    config's language, which escapes the text around interpolations. `names` are the variables.
     """
 
     text: str
@@ -59,14 +59,16 @@ class FromEnvironment:
     values: Mapping[Place, EnvironmentValue] = field(default_factory=dict)
 
     def under(self, key: str) -> dict[Place, EnvironmentValue]:
-        """Return the values of the environment at or below a dotted key."""
+        """The environment's values at or below a dotted key."""
         block = tuple(key.split("."))
         return {path: v for path, v in self.values.items() if path[: len(block)] == block}
 
     def taking(self, key: str, other: FromEnvironment) -> FromEnvironment:
-        """Return the values of a config whose block `key` was replaced by another config's."""
-        mine = {path: v for path, v in self.values.items() if path not in self.under(key)}
-        return FromEnvironment({**mine, **other.under(key)})
+        """The values of this config after its block `key` was replaced by that of `other`."""
+        remaining_values = {
+            path: v for path, v in self.values.items() if path not in self.under(key)
+        }
+        return FromEnvironment({**remaining_values, **other.under(key)})
 
     def text_of(self, value: str) -> str:
         """A value of the config as it is written."""
@@ -74,11 +76,11 @@ class FromEnvironment:
 
     def identify(self, value: str | None) -> str | None:
         """A value as it is written, with a digest that tells two values of a variable apart."""
-        found = next((v for v in self.values.values() if v.value == value), None)
-        if value is None or found is None:
+        match = next((v for v in self.values.values() if v.value == value), None)
+        if value is None or match is None:
             return value if value is None else without_credentials(value)
         digest = hashlib.sha256(value.encode()).hexdigest()[:12]
-        return found.text if found.is_secret else f"{found.text} ({digest})"
+        return match.text if match.is_secret else f"{match.text} ({digest})"
 
     def redact(self, text: str) -> str:
         """The text with the variables' names where it shows what is in them."""
@@ -130,11 +132,13 @@ def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
     marks = _Marks()
     with marks.in_place_of_resolvers():
         marked = OmegaConf.to_container(OmegaConf.create(dict(tree)), resolve=True)
-    found: dict[Place, EnvironmentValue] = {}
+    values_by_place: dict[Place, EnvironmentValue] = {}
 
     def walk(mark: Any, value: Any, path: Place) -> None:
         if isinstance(mark, str) and MARKED.search(mark):
-            found[path] = marks.value(without_credentials(mark, reference=REFERENCE), value)
+            values_by_place[path] = marks.value(
+                without_credentials(mark, reference=REFERENCE), value
+            )
         elif isinstance(mark, Mapping):
             for key, item in mark.items():
                 walk(item, value[key], (*path, key))
@@ -143,7 +147,7 @@ def read_environment(tree: Mapping[str, Any], config: Any) -> FromEnvironment:
                 walk(item, value[index], (*path, index))
 
     walk(marked, values_of(config), ())
-    return FromEnvironment(found)
+    return FromEnvironment(values_by_place)
 
 
 class _Marks:
@@ -155,18 +159,18 @@ class _Marks:
 
     @contextmanager
     def in_place_of_resolvers(self) -> Iterator[None]:
-        own: dict[str, Callable[..., Any]] = {
+        resolvers: dict[str, Callable[..., Any]] = {
             "env": self._env,
             "decode": self._decode,
             "create": self._create,
         }
         register = partial(OmegaConf.register_resolver, replace=True, annotation_validation="off")
         try:
-            for name, resolver in own.items():
+            for name, resolver in resolvers.items():
                 register(f"oc.{name}", resolver)
             yield
         finally:
-            for name in own:
+            for name in resolvers:
                 register(f"oc.{name}", getattr(oc, name))
 
     def value(self, marked: str, value: Any) -> EnvironmentValue:
@@ -205,7 +209,7 @@ class _Marks:
         return [name for mark in MARKED.finditer(text) for name in self._names[int(mark[1])]]
 
     def _quoted(self, text: str) -> str:
-        """Write a text as the quoted argument of a resolver."""
+        """Write a text as an argument of a resolver."""
         inside = self._expand(text, escape)
         if MARKED.fullmatch(text):
             return inside

@@ -42,8 +42,8 @@ def choice(default: str | None, doc: str, **options: type) -> Any:
 
 def section(factory: Callable[[], _T], doc: str) -> _T:
     """A nested block of the config; of a class, with the options of its kinds."""
-    made = partial(make, factory) if isinstance(factory, type) else factory
-    return field(default_factory=made, metadata={"doc": doc})
+    default_factory = partial(make, factory) if isinstance(factory, type) else factory
+    return field(default_factory=default_factory, metadata={"doc": doc})
 
 
 def not_a_key(factory: Callable[[], _T]) -> _T:
@@ -70,8 +70,8 @@ def make(block: type, **values: Any) -> Any:
 
     Raises: TypeError: an option that the kinds do not have.
     """
-    own: type[Any] = own_type(block, values)
-    return own(**values)
+    block_type: type[Any] = own_type(block, values)
+    return block_type(**values)
 
 
 def kinds_of(block: type) -> Mapping[str, Mapping[Any, type]]:
@@ -82,12 +82,12 @@ def kinds_of(block: type) -> Mapping[str, Mapping[Any, type]]:
 
 def own_type(block: type[_T], values: Mapping[str, Any]) -> type[_T]:
     """The block's type under the kinds in `values`; an unset or unknown one is the default's."""
-    chosen: list[type | None] = []
+    kinds_or_none: list[type | None] = []
     for name, options in kinds_of(block).items():
         value, default = values.get(name), getattr(block, name)
-        known = isinstance(value, str) and value in _names(hints_of(block)[name])  # type: ignore[arg-type]
-        chosen.append(options.get(value if known else default))
-    kinds = tuple(kind for kind in chosen if kind is not None)
+        is_known = isinstance(value, str) and value in _names(hints_of(block)[name])  # type: ignore[arg-type]
+        kinds_or_none.append(options.get(value if is_known else default))
+    kinds = tuple(kind for kind in kinds_or_none if kind is not None)
     return _composed(block, kinds)  # type: ignore[arg-type]
 
 
@@ -103,13 +103,13 @@ def _names(hint: Any) -> frozenset[Any]:
 def _composed(block: type[_T], kinds: tuple[type, ...]) -> type[_T]:
     if not kinds:
         return block
-    own = {
+    attributes = {
         "__module__": block.__module__,
         "__reduce__": lambda self: (_remade, (block, vars(self))),  # the type itself has no name
     }
     name = "".join(c.__name__ for c in (*kinds, block))
     return dataclasses.dataclass(
-        types.new_class(name, (*kinds, block), {}, lambda n: n.update(own))
+        types.new_class(name, (*kinds, block), {}, lambda n: n.update(attributes))
     )
 
 

@@ -120,8 +120,8 @@ def read_text(text: str, name: str) -> Layer:
         place = name if mark is None else f"{name}:{mark.line + 1}"
         reason = error.problem or error.context
         is_limit = isinstance(error, limits.LimitError)
-        said = "cannot be read as a config" if is_limit else "not valid YAML"
-        raise UserError(f"{place}: {said}: {reason}") from None
+        failure = "cannot be read as a config" if is_limit else "not valid YAML"
+        raise UserError(f"{place}: {failure}: {reason}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{name}: not valid YAML: {str(error).splitlines()[0]}") from None
     if node is None:
@@ -176,7 +176,9 @@ def _place(name: str, node: yaml.Node) -> str:
 def read_value(text: str, key: str, place: str, sources: dict[str, str]) -> Any:
     """The value that a text stands for in YAML; `sources` is as in `as_in_source`.
 
-    Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: it is not YAML; UserError.
+    Raises: yaml.YAMLError, OmegaConfBaseException, ValueError: the text is not valid YAML.
+        UserError: a key is invalid or duplicate, an interpolation is malformed, or a scalar is
+            above a limit.
     """
     node = limits.composed_node(text)
     if node is not None:
@@ -243,7 +245,7 @@ def is_of_type(kind: Any, value: Any) -> bool:
     if kind is Any:
         return True
     if is_union(kind):
-        return any(is_of_type(one, value) for one in types_in(kind))
+        return any(is_of_type(member, value) for member in types_in(kind))
     is_mapping = get_origin(kind) is dict
     if is_mapping or isinstance(value, Mapping):
         items = list(value.values()) if isinstance(value, Mapping) else []
@@ -252,7 +254,7 @@ def is_of_type(kind: Any, value: Any) -> bool:
         )
         return is_mapping and isinstance(value, Mapping) and is_text
     if get_origin(kind) is Literal:
-        return any(type(value) is type(one) and value == one for one in get_args(kind))
+        return any(type(value) is type(choice) and value == choice for choice in get_args(kind))
     if get_origin(kind) is list:
         return isinstance(value, list)
     if kind is bool:

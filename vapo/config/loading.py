@@ -74,9 +74,9 @@ def load_config(schema: type[_T], files: Sequence[Path], overrides: Sequence[str
 
 
 def compose(schema: type[_T], files: Sequence[Path], overrides: Sequence[str]) -> Composed[_T]:
-    """Load a config as `load_config` does, with its tree before interpolation.
+    """Merge as `load_config` does, and return also the tree before interpolation.
 
-    `--print_config` prints that tree.
+    `--print_config` shows that tree.
     """
     layers = [*read_files(files), read_overrides(overrides, describe(schema))]  # type: ignore[arg-type]
     return compose_layers(schema, layers)
@@ -101,7 +101,7 @@ def from_yaml(schema: type[_T], text: str, *, source: str) -> _T:
 
 
 def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
-    """Do what `compose` does, with layers that are already read, in the order given."""
+    """Merge layers that are already read, in the order given; return what `compose` returns."""
     entries: Entries = describe(schema)  # type: ignore[arg-type]
     values: Tree = {}
     origins = Origins()
@@ -113,15 +113,15 @@ def compose_layers(schema: type[_T], layers: Sequence[Layer]) -> Composed[_T]:
         check_keys(written_layer, entries)
         layer = as_spelled(written_layer, entries)
         if layer.is_overrides and layer.tree:
-            before: Tree = {}
-            trees.merge(before, values)
-            changed.append((layer, Layer("files", before)))
+            previous_values: Tree = {}
+            trees.merge(previous_values, values)
+            changed.append((layer, Layer("files", previous_values)))
         _forget_other_kinds(values, layer, entries, origins)
         trees.merge(values, layer.tree)
         origins.add(layer)
     tree = _complete(schema, values, entries, origins)
-    if (found := expansion_excess(tree)) is not None:
-        key, reason = found
+    if (excess := expansion_excess(tree)) is not None:
+        key, reason = excess
         raise origins.error(f"{key}: {reason}", key)
     _check_kinds(tree, entries, origins)
     fill_function_folders(tree, entries, origins)
@@ -155,8 +155,8 @@ def _forget_other_kinds(values: Tree, layer: Layer, entries: Entries, origins: O
             continue
         if isinstance(value, (list, dict)):  # refused when it is merged
             continue
-        before, after = at(values, key), entry.kinds.get(value)
-        old = entry.kinds.get(entry.default if before is None else before)
+        previous_value, after = at(values, key), entry.kinds.get(value)
+        old = entry.kinds.get(entry.default if previous_value is None else previous_value)
         if old is None or old is after:
             continue
         block, _, _ = key.rpartition(".")
@@ -188,25 +188,27 @@ def _misfit_reason(misfit: MisfitError, entries: Entries) -> str:
 
 def _check_kinds(tree: Tree, entries: Entries, origins: Origins) -> None:
     """Every key that is set is one of its block's kind."""
-    for written in origins.layers:
-        names = written.split(".")
+    for set_key in origins.layers:
+        names = set_key.split(".")
         for key in (".".join(names[: n + 1]) for n in range(len(names))):
             entry = entries.get(key)
             for kind_key, kinds in entry.only.items() if entry is not None else ():
-                own = _beside(key, kind_key)
-                value = select(tree, own)
-                kind_option = entries[own]
+                full_kind_key = _beside(key, kind_key)
+                value = select(tree, full_kind_key)
+                kind_option = entries[full_kind_key]
                 assert isinstance(kind_option, Option)
-                if is_interpolation(at(tree, own)) and not is_of_type(kind_option.type, value):
+                if is_interpolation(at(tree, full_kind_key)) and not is_of_type(
+                    kind_option.type, value
+                ):
                     continue  # reported where the whole config is built
                 if value not in kinds:
                     hint = _readable(key, value, entries)
                     if value is None and not hint:
-                        hint = f"; set {own}, or leave {key} out"
+                        hint = f"; set {full_kind_key}, or leave {key} out"
                     raise origins.error(
-                        f"unknown key '{key}' with {own} {show(value)}: it is a key of "
+                        f"unknown key '{key}' with {full_kind_key} {show(value)}: it is a key of "
                         f"{', '.join(kinds)}{hint}",
-                        written,
+                        set_key,
                     )
 
 
@@ -238,9 +240,9 @@ def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:
     for key in sorted(missing, key=entries.position):
         option = entries[key]
         by = [_beside(key, kind_key) for kind_key in option.only]
-        needed = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
+        requirement = f"{by[0]} {select(tree, by[0])} needs {key}" if by else f"{key} must be set"
         raise origins.error(
-            f"{needed}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
+            f"{requirement}: {option.doc}; set it in a config file, or as {key}=VALUE", *by, key
         )
     try:
         config = trees.build(schema, trees.resolved(tree))

@@ -12,10 +12,10 @@ _MOST_NAMES = 10_000  # looked at in one folder, and in all folders of one
 
 
 def nearest_path(path: Path) -> str:
-    """Return `; did you mean PATH?` for a path that is missing, or nothing.
+    """Return `; did you mean ...?` with an existing path that is like this one, or an empty text.
 
-    In PATH each missing part is replaced by the most similar name in its folder. Where no name
-    is similar to the last part, the folders beside it are searched.
+    Each missing part is replaced by the most similar name in its folder. If no name there is like
+    the last part, the folders beside it are searched.
     """
     parts = path.parts[1:] if path.anchor else path.parts
     existing = Path(path.anchor)

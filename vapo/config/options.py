@@ -111,13 +111,13 @@ class Entries(dict[str, Entry]):
 
     def __init__(self, entries: Iterable[Entry]) -> None:
         super().__init__((entry.key, entry) for entry in entries)
-        self._named = [k for k, e in self.items() if isinstance(e, Section) and e.is_named]
+        self._named_sections = [k for k, e in self.items() if isinstance(e, Section) and e.is_named]
 
     def __missing__(self, key: str) -> Entry:
-        found = self.get(key)
-        if found is None:
+        entry = self.get(key)
+        if entry is None:
             raise KeyError(key)
-        return found
+        return entry
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) and super().__contains__(self._generic(key))
@@ -126,38 +126,43 @@ class Entries(dict[str, Entry]):
         return super().get(self._generic(key), default)
 
     def position(self, key: str) -> int:
-        """Return a key's place in the schema's order."""
+        """Return the index of a key in the schema's order."""
         return list(self).index(self._generic(key))
 
     def _generic(self, key: str) -> str:
-        for named in self._named:
-            if key.startswith(f"{named}."):
-                _, dot, rest = key.removeprefix(f"{named}.").partition(".")
-                return f"{named}.{NAME}{dot}{rest}"
+        for section_key in self._named_sections:
+            if key.startswith(f"{section_key}."):
+                _, dot, rest = key.removeprefix(f"{section_key}.").partition(".")
+                return f"{section_key}.{NAME}{dot}{rest}"
         return key
 
 
 @cache
 def describe(schema: type) -> Entries:
-    """Return the entry of each dotted key, in the schema's order: sections before their keys."""
+    """Return the entries of a schema in its order, each section before its keys."""
     return Entries(_entries(schema, schema(), ""))
 
 
 def _entries(block: type, defaults: Any, prefix: str) -> Iterable[Entry]:
     """The entries of a block, with those of all its kinds."""
     hints = get_type_hints(block)
-    for own in dataclasses.fields(block):
-        default = getattr(defaults, own.name)
-        yield from _of_field(prefix + own.name, hints[own.name], own.metadata, default, {})
+    for option_field in dataclasses.fields(block):
+        default = getattr(defaults, option_field.name)
+        yield from _of_field(
+            prefix + option_field.name, hints[option_field.name], option_field.metadata, default, {}
+        )
     for name, kinds in kinds_of(block).items():
         having: dict[str, dict[str, Any]] = {}  # option -> its field in each kind that has it
         for value, kind in kinds.items():
-            for own in dataclasses.fields(kind):
-                having.setdefault(own.name, {})[value] = own
+            for option_field in dataclasses.fields(kind):
+                having.setdefault(option_field.name, {})[value] = option_field
         for option, fields in having.items():
-            kind, own = kinds[next(iter(fields))], next(iter(fields.values()))
+            kind, option_field = kinds[next(iter(fields))], next(iter(fields.values()))
             docs = dict.fromkeys(field.metadata.get("doc", "") for field in fields.values())
-            metadata, only = {**own.metadata, "doc": " / ".join(docs)}, {prefix + name: (*fields,)}
+            metadata, only = (
+                {**option_field.metadata, "doc": " / ".join(docs)},
+                {prefix + name: (*fields,)},
+            )
             hint, default = get_type_hints(kind)[option], getattr(kind(), option)
             yield from _of_field(prefix + option, hint, metadata, default, only)
 
@@ -188,31 +193,31 @@ def _summary(block: type) -> str:
     return (block.__doc__ or "").splitlines()[0]
 
 
-def is_key(key: str, known: Mapping[str, Entry]) -> bool:
+def is_key(key: str, entries: Mapping[str, Entry]) -> bool:
     """A key of the schema, or a free one inside a mapping option."""
-    if key in known:
+    if key in entries:
         return True
     block, _, _ = key.rpartition(".")
-    around = known.get(block)
+    around = entries.get(block)
     if isinstance(around, Option):
         return around.is_mapping
-    return bool(block) and around is None and is_key(block, known)
+    return bool(block) and around is None and is_key(block, entries)
 
 
-def holds_text(key: str, known: Mapping[str, Entry]) -> bool:
+def holds_text(key: str, entries: Mapping[str, Entry]) -> bool:
     """Whether the value at a dotted key is a text: an option's, or one in a list or mapping."""
-    if isinstance(entry := known.get(key), Option):
+    if isinstance(entry := entries.get(key), Option):
         return entry.type is str
     around = None
     while around is None and "." in key:  # a name of the user's own may have dots
         key = key.rpartition(".")[0]
-        around = known.get(key)
+        around = entries.get(key)
     return isinstance(around, Option) and around.type in (list[str], dict[str, str])
 
 
-def nearest_key(key: str, known: Iterable[str]) -> str | None:
+def nearest_key(key: str, keys: Iterable[str]) -> str | None:
     """The known dotted key that a mistyped one most likely means."""
-    names = list(known)
+    names = list(keys)
     parent, _, leaf = key.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in names if k.rpartition(".")[0] == parent}
     if close := difflib.get_close_matches(leaf, siblings, n=1):
@@ -261,8 +266,8 @@ def _paragraph(option: Option) -> list[str]:
 
 def _only(entry: Entry) -> str:
     """The kinds that have the key, if not all have it."""
-    found = [f"{key} {'|'.join(kinds)}" for key, kinds in entry.only.items()]
-    return f" (with {', '.join(found)})" if found else ""
+    kinds_by_key = [f"{key} {'|'.join(kinds)}" for key, kinds in entry.only.items()]
+    return f" (with {', '.join(kinds_by_key)})" if kinds_by_key else ""
 
 
 def _break_at_choices(line: str) -> list[str]:

@@ -31,16 +31,16 @@ class Origins:
             self.layers[key] = (order, layer)
 
     def forget(self, key: str) -> None:
-        """Forget which layers set a key and the keys below it. They have their defaults again."""
-        for known in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
-            del self.layers[known]
+        """Remove a key and all keys below it: no layer sets them any more."""
+        for set_key in [k for k in self.layers if k == key or k.startswith(f"{key}.")]:
+            del self.layers[set_key]
 
     def error(self, message: str, *keys: str) -> UserError:
         """With the place, `file:line`, of whichever of the keys was set last, if one was."""
-        found = [(*origin, key) for key in keys if (origin := self._find(key))]
-        if not found:
+        origins_of_keys = [(*origin, key) for key in keys if (origin := self._find(key))]
+        if not origins_of_keys:
             return UserError(message)
-        _, layer, key = max(found, key=lambda item: item[0])
+        _, layer, key = max(origins_of_keys, key=lambda item: item[0])
         return UserError(f"{layer.place(key)}: {message}")
 
     def why_no_text(self, key: str, entries: Entries) -> str | None:
@@ -67,7 +67,11 @@ def made_from(
     files = (layer for layer in layers if not (layer.is_overrides or layer.is_extended))
     return Sources(
         tuple(layer.name for layer in files),
-        tuple(c for layer, before in changed for c in _changes(config, layer, before, entries)),
+        tuple(
+            c
+            for layer, previous_layer in changed
+            for c in _changes(config, layer, previous_layer, entries)
+        ),
         tuple(written_rates(layers)),
         _run_with_store(layers),
     )
@@ -91,12 +95,12 @@ def _changes(config: Any, layer: Layer, of_files: Layer, entries: Entries) -> It
     """
     now, was_set = flatten_written(config), set(of_files.leaves())
     for key in layer.leaves():
-        entry, before = entries.get(key), of_files.value(key)
+        entry, previous_value = entries.get(key), of_files.value(key)
         if isinstance(entry, Option) and key not in was_set:
-            before = entry.default
+            previous_value = entry.default
         after = now.get(key, layer.value(key))
-        change = Change(key, _text(before), _text(after), is_of_row=layer.name == ROW)
-        if change.before != change.after:
+        change = Change(key, _text(previous_value), _text(after), is_of_row=layer.name == ROW)
+        if change.earlier != change.after:
             yield change
 
 
@@ -105,5 +109,5 @@ def _text(value: Any) -> str:
         return "a block of keys"
     if value == MISSING:
         return "not set"
-    shown = written_source(value)
-    return shown if isinstance(shown, str) else show(shown)
+    source = written_source(value)
+    return source if isinstance(source, str) else show(source)

@@ -74,8 +74,8 @@ def as_in_source(node: yaml.Node | None, value: Any, prefix: str, sources: dict[
 
     Args:
         prefix: the node's dotted key.
-        sources: gets, by dotted key, the source of each unquoted scalar that YAML does not read as
-            text, or that looks like null and is text.
+        sources: gets, by dotted key, the source of each unquoted scalar that YAML does not
+            read as text, or that looks like null and is a text.
     """
     if isinstance(node, yaml.ScalarNode):
         if _is_like_missing(value):

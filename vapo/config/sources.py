@@ -25,12 +25,12 @@ class Change:
     """A key that the command line set, with its value in the files and now, as text."""
 
     key: str
-    before: str
+    earlier: str
     after: str
     is_of_row: bool = False  # a grid's row changed it, not the command line
 
     def __str__(self) -> str:
-        return f"{self.key}: {self.before} -> {self.after}"
+        return f"{self.key}: {self.earlier} -> {self.after}"
 
 
 @dataclass(frozen=True)
@@ -84,16 +84,16 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     ]
     seed = f"seed{config.seed}"
     room = max_chars - _SEED_CHARS - len(" (+99 3fa9) ")
-    taken = " ".join(names or ["vapo"])
-    if len(taken) > room:
-        taken = taken[: room - 3] + "..."
+    name = " ".join(names or ["vapo"])
+    if len(name) > room:
+        name = name[: room - 3] + "..."
     for index, part in enumerate(parts):
-        if len(taken) + 1 + len(part) > room:
-            left = parts[index:]
-            digest = hashlib.sha256(" ".join(left).encode()).hexdigest()[:4]
-            return f"{taken} (+{len(left)} {digest}) {seed}"
-        taken += f" {part}"
-    return f"{taken} {seed}"
+        if len(name) + 1 + len(part) > room:
+            parts_without_room = parts[index:]
+            digest = hashlib.sha256(" ".join(parts_without_room).encode()).hexdigest()[:4]
+            return f"{name} (+{len(parts_without_room)} {digest}) {seed}"
+        name += f" {part}"
+    return f"{name} {seed}"
 
 
 def _place_in_name(change: Change) -> int:

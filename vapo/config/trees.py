@@ -42,11 +42,11 @@ def merge(tree: Tree, more: Mapping[str, Any]) -> None:
     `???` says that a value must be set, and takes no other one's place.
     """
     for name, value in more.items():
-        before = tree.get(name)
+        previous_value = tree.get(name)
         if name in tree and is_missing(value):
             continue
         if isinstance(value, Mapping):
-            tree[name] = before if isinstance(before, dict) else {}
+            tree[name] = previous_value if isinstance(previous_value, dict) else {}
             merge(tree[name], value)
         else:
             tree[name] = _copy(value)
@@ -96,23 +96,25 @@ def complete(schema: type, values: Tree) -> Tree:
 def _completed(
     block: type, raw: Mapping[str, Any], prefix: str, kind: Callable[[str, Any], Any]
 ) -> Tree:
-    own: type[Any] = own_type(block, {n: kind(prefix + n, raw.get(n)) for n in kinds_of(block)})
-    hints = hints_of(own)  # type: ignore[arg-type]
-    tree, inside = _copy(_defaults(own)), partial(_completed, kind=kind)  # type: ignore[arg-type]
+    block_type: type[Any] = own_type(
+        block, {n: kind(prefix + n, raw.get(n)) for n in kinds_of(block)}
+    )
+    hints = hints_of(block_type)  # type: ignore[arg-type]
+    tree, inside = _copy(_defaults(block_type)), partial(_completed, kind=kind)  # type: ignore[arg-type]
     for name in [name for name in tree if name in raw and not is_missing(raw[name])]:
         tree[name] = _typed(f"{prefix}{name}", raw[name], hints[name], inside)
     return tree
 
 
 @cache
-def _defaults(own: type) -> Tree:
-    tree = _copy(own())
+def _defaults(block_type: type) -> Tree:
+    tree = _copy(block_type())
     assert isinstance(tree, dict)
     return tree
 
 
 def _copy(value: Any) -> Any:
-    """Copy nested values. Blocks become mappings."""
+    """Copy nested values; blocks become mappings."""
     if isinstance(value, Mapping):
         return {name: _copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -135,7 +137,7 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
     if is_interpolation(value) and of_block is not build:  # else it was escaped, and is text
         return value
     if is_union(kind):
-        kind = next((one for one in types_in(kind) if is_of_type(one, value)), kind)
+        kind = next((member for member in types_in(kind) if is_of_type(member, value)), kind)
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return of_block(kind, value, f"{key}.")  # type: ignore[arg-type]
     if kind in (int, float) and isinstance(value, str):
@@ -165,11 +167,11 @@ def _typed(key: str, value: Any, hint: Any, of_block: Callable[[type, Any, str],
 
 
 def _check_names(key: str, blocks: list[Any], block: type) -> None:
-    """Refuse unknown keys in a list of blocks, whose keys no table of the schema has."""
+    """Check the keys of the blocks in a list, which the schema's entries do not have."""
     for index, item in enumerate(blocks):
         for name in item if isinstance(item, Mapping) else ():
-            if name not in (known := hints_of(block)):
-                reason = f"unknown key '{name}'; the block has {', '.join(known)}"
+            if name not in (hints := hints_of(block)):
+                reason = f"unknown key '{name}'; the block has {', '.join(hints)}"
                 raise MisfitError(f"{key}[{index}]", item, block, False, reason)
 
 
@@ -197,8 +199,8 @@ def build(block: type, tree: Mapping[str, Any], prefix: str = "") -> Any:
 
     Raises: MisfitError: an interpolation gave a value of another type.
     """
-    own: type[Any] = own_type(block, tree)
-    hints = hints_of(own)  # type: ignore[arg-type]
+    block_type: type[Any] = own_type(block, tree)
+    hints = hints_of(block_type)  # type: ignore[arg-type]
     if tree.keys() - hints.keys():
         raise MisfitError(prefix.rstrip("."), tree, block, False)
-    return own(**{n: _typed(f"{prefix}{n}", v, hints[n], build) for n, v in tree.items()})
+    return block_type(**{n: _typed(f"{prefix}{n}", v, hints[n], build) for n, v in tree.items()})

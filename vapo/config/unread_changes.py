@@ -24,10 +24,10 @@ _SWITCHES = (
 
 
 def unread_changes(config: FitConfig) -> Iterator[str]:
-    """Yield a sentence on each key of the command line or a grid's row that has no effect.
+    """Yield a sentence on each key that the command line or a grid's row changes and nothing reads.
 
     Config files may name what another file's switch turns off, as presets do. That is not a
-    mistake, so nothing is said of it.
+    mistake, and no sentence reports it.
     """
     for change in config.sources.changes:
         why = _off_switch(config, change.key) or _why_ignored(config, change.key)

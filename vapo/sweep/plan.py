@@ -222,7 +222,7 @@ def budget_differences(plan: Plan) -> Iterator[str]:
     expected = plan.row_configs[plan.grid.full_system or plan.grid.rows[0].name]
     for name, config in plan.row_configs.items():
         changes = [
-            f"{change.key} {change.after} (not {change.before})"
+            f"{change.key} {change.after} (not {change.earlier})"
             for change in differences(config, expected)
             if is_under(change.key, _BUDGET)
         ]
