@@ -94,7 +94,7 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
     )
 
 
-@pytest.mark.parametrize("name", ["results", "results_h200"])
+@pytest.mark.parametrize("name", ["results", "results_h200", "results_group_sizes_cpu"])
 def test_the_pages_show_every_row(script: ModuleType, name: str) -> None:
     rows = json.loads((SMOLLM2 / f"{name}.json").read_text(encoding="utf-8"))
     for path, table in ((script.PAGE, script.means), (script.PAGE_OF_RUNS, script.table)):
