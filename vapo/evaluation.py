@@ -254,7 +254,7 @@ def _turn_columns(
 ) -> dict[str, Any]:
     """Return an episode's columns: its turns in place of the response, their number and rewards.
 
-    A response that is not shown in turns has none.
+    They are empty for a response that is not shown in turns.
     """
     if not shows_turns(rollout):
         return {}

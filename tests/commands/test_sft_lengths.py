@@ -107,7 +107,7 @@ def test_rows_that_just_fit_are_trained_and_the_folder_names_their_end(
     measured = Mock(metrics={"eval/avg_at_k": 1.0})
     monkeypatch.setattr(sft, "recorded_run", lambda *_: nullcontext((Mock(), Mock(), logger)))
     monkeypatch.setattr(sft, "train_supervised", train)
-    monkeypatch.setattr(sft, "playing", lambda *_: nullcontext(Mock()))
+    monkeypatch.setattr(sft, "policy_player_of", lambda *_: nullcontext(Mock()))
     monkeypatch.setattr(sft, "evaluate", lambda *_, **__: measured)
     options = ("rollouts.max_response_tokens=60", "data.chat_template=true")
     sft.run(config_of(tmp_path, policy, ["b" * 59] * 2, *options))

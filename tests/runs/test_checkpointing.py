@@ -81,7 +81,7 @@ class Iterations:
             **{
                 "every_n_iterations": 3,
                 "keep": 2,
-                "kept": kept,
+                "rollout_cache": kept,
                 "note": self.notes.append,
                 **options,
             },
@@ -100,9 +100,9 @@ class Iterations:
         assert self.free.wait(WAIT_S)
         write_state(*arguments)
 
-    def _forget(self, *, before: int) -> None:
-        assert self.last == checkpoint_name(before), "the checkpoint is in its place"
-        self.events.append(f"forget {before}")
+    def _forget(self, *, first_kept: int) -> None:
+        assert self.last == checkpoint_name(first_kept), "the checkpoint is in its place"
+        self.events.append(f"forget {first_kept}")
 
     def iterate(self, score: float | None = 0.0, *, times: int = 1, updates: int = 1) -> None:
         """With a score: there was an evaluation after the updates of the policy."""
@@ -184,7 +184,7 @@ IN_FOREGROUND = {"in_background": False, "every_n_iterations": 1}
             "checkpoints.every_n_iterations=1, or checkpoints.keep_rollouts=false, or ",
         ),
         (
-            IN_FOREGROUND | {"keep": 1, "kept": None},
+            IN_FOREGROUND | {"keep": 1, "rollout_cache": None},
             f"12.0 MiB for 3 checkpoints (newest 1, best, the one being written), {CRITIC}",
             3 * 4 + 1,
             "",

@@ -43,7 +43,11 @@ _NUMBERS = {
 
 @dataclass(frozen=True)
 class Layer:
-    """`folder` is that of the file, or where a command is typed; None: of text from elsewhere."""
+    """One source of config values: a file, or the overrides of a command line.
+
+    `folder` is the file's folder, or the one in which the command was typed. It is None for text
+    from elsewhere.
+    """
 
     name: str
     tree: dict[str, Any]

@@ -37,7 +37,10 @@ class GspoSurrogate:
 
 @dataclass
 class CispoSurrogate:
-    """The bounds of a token's weight, which has no gradient."""
+    """Options of the loss of CISPO: the bounds of each token's importance weight.
+
+    No gradient flows through the weight.
+    """
 
     cispo_eps_low: float | None = option(
         None,

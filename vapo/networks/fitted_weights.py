@@ -33,7 +33,11 @@ def fitted_parameters(model: PreTrainedModel) -> dict[str, nn.Parameter]:
 
 
 def fitted_inputs(critic: Critic, inputs: TokenInputs) -> Float[Tensor, "n F"]:
-    """Return the inputs of the fitted weights before each response token."""
+    """Return what the critic's fitted weights multiply before each response token.
+
+    These are the actor's states if the critic is a probe, and the log-prob columns if its head
+    reads them.
+    """
     parts = []
     if isinstance(critic.model, ProbeForSequenceClassification):
         parts.append(critic.states(inputs).float())

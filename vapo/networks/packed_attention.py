@@ -217,7 +217,10 @@ def _by_segments(
         outputs.append(output.to(dtype).transpose(1, 2))
 
     def attend_causally(q: Tensor, k: Tensor, v: Tensor) -> None:
-        """Let each query attend to the keys up to its own token; the last keys are the queries'."""
+        """Let each query attend to the keys up to its own token, at most `window` of them if set.
+
+        The last keys are those of the queries' own tokens.
+        """
         num_keys, num_before = k.shape[2], k.shape[2] - q.shape[2]
         if window is None or num_keys <= window:
             attend(q, k, v, partial(row.mask, q.shape[2], num_before) if num_before else None)

@@ -162,7 +162,10 @@ def _one(text: str) -> Form:
 
 def _special(text: str) -> Form | None:
     """Parse forms that are not expressions: infinity, sets, tuples, intervals, matrices and numbers
-    in other bases. None for any other text."""
+    in other bases. Return None for any other text.
+
+    Raises: NotUnderstoodError: a text in brackets, a matrix or a based number is malformed.
+    """
     if match := re.fullmatch(r"([+-]?) ?\\infty", text):
         return Form("infinity", mark=match[1].replace("+", ""))
     if text == r"\emptyset":

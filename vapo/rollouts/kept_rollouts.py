@@ -41,10 +41,11 @@ class IterationRollouts:
 
 @dataclass(frozen=True)
 class Origin:
-    """What rollouts were sampled from; saved rollouts of any other origin are not used.
+    """The iteration, process, config and weights that rollouts were sampled with.
 
-    `identity` is the config's, `weights` the digest of the actor's weights (see `Lineage`) when
-    the iteration begins.
+    Saved rollouts of any other origin are not used again. `identity` is a text that identifies
+    the config, `weights` the digest of the actor's weights (see `Lineage`) when the iteration
+    begins.
     """
 
     iteration: int

@@ -92,9 +92,12 @@ def numbered_milestones(
 def with_milestone_values(
     batch: RolloutBatch, options: MilestonesConfig, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[RolloutBatch, dict[str, float]]:
-    """Add the value of each token's milestone to the batch, as `step_values`.
+    """Add a value for each token to the batch, as `step_values`: that of its milestone.
 
-    Return it with metrics over all ranks. Every rank must call this, with whole groups.
+    A milestone is a number that the response has written. Its value is estimated from the rewards
+    of the group's other responses that came to it.
+
+    Return the batch, and metrics over all ranks. Every rank must call this, with whole groups.
     """
     mask, size = batch.response_mask, batch.group_size
     texts = [token_texts(rollout.response_ids[:-1], tokenizer) for rollout in batch.rollouts]

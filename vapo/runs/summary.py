@@ -170,7 +170,10 @@ def shown_path(path: Path) -> str:
 
 
 def _scores(summary: RunSummary) -> list[tuple[str, str]]:
-    """What the score is stands in the first row."""
+    """Return the rows of scores, each a label and a text.
+
+    What the score is (avg@k, held-out prompts) stands in the first row that has one.
+    """
     score_before = describe_score(summary.score_before, summary.score_before_ci, summary.k)
     score_after = describe_score(summary.score_after, summary.score_after_ci, summary.k)
     unit = f"  (avg@{summary.k}, held-out prompts)"

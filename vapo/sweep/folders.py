@@ -180,7 +180,8 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
 
     A `tracking_uri` replaces the store that the runs themselves recorded.
 
-    Raises: UserError that names the folder, says what it lacks, and lists sweeps nearby.
+    Raises: UserError that says what the folder lacks. If it has no sweep record, the error lists
+        sweeps nearby.
     """
     path = folder.expanduser().absolute()
     record = path / SWEEP_RECORD

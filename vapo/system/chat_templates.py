@@ -181,8 +181,8 @@ _processes: dict[int, TemplateProcess] = {}
 
 
 def _process() -> TemplateProcess:
-    """Return the template process of the current process.
+    """Return the child process that renders chat templates for this process.
 
-    A forked process starts its own, so that it does not use its parent's pipes.
+    A forked process starts a child of its own, so that it does not use its parent's pipes.
     """
     return _processes.setdefault(os.getpid(), TemplateProcess())

@@ -106,9 +106,10 @@ def verifier_overrides(verifier: str) -> list[str]:
 
 
 def _segments(findings: Findings) -> list[str]:
-    """Settings that end steps after an eighth of the mean length, or none if responses have lines.
+    """Return settings that cut responses into steps of about an eighth of their mean length.
 
-    With the default settings a step ends with its line.
+    There are none if responses have two line breaks or more in the mean, because by default a
+    step ends with its line.
     """
     texts = [response.response.strip() for response in findings.responses]
     if fmean(len(re.findall(r"\n+", text)) for text in texts) >= 2:

@@ -138,12 +138,12 @@ class TransformersSampler:
 
 
 class TransformersTurns:
-    """See `TurnStream`.
+    """Samples turns with a model of Transformers, several at once (a `TurnStream`).
 
-    At most `max_rows` turns are decoded together, and the caches of at most as many ended turns
-    are kept, the newest; a model that `is_recurrent` keeps none. `take_turns` is entered around
-    each step: weights may change between two. `num_prefilled` counts the tokens that ran through
-    the model before the first was sampled.
+    At most `max_rows` turns are decoded together. The caches of the newest `max_rows` ended turns
+    are kept, or none if the model `is_recurrent`. Each step runs inside `take_turns`, and weights
+    may change between two steps. `num_prefilled` counts the prompt tokens that ran through the
+    model.
     """
 
     def __init__(
