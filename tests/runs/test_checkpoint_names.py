@@ -127,7 +127,7 @@ def test_trouble_in_tidying_is_a_note(
     monkeypatch.setattr("vapo.training.callbacks.checkpointing.remove", refuse)
     run.iterate(0.5)
     run.iterate(0.9, times=1)
-    monkeypatch.setattr(run.callback.rollout_cache, "forget", lambda before: refuse(tmp_path))
+    monkeypatch.setattr(run.callback.rollout_cache, "forget", lambda first_kept: refuse(tmp_path))
     run.iterate(0.1, times=2)
     run.end()
     assert run.last == checkpoint_name(4)
