@@ -8,18 +8,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from vapo.config import FitConfig, Hyperparameters
+from vapo.config import FitConfig, Hyperparameters, resolve
 from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     decoupled_gae,
     length_adaptive_lambda,
     length_geometric_lambda,
     monte_carlo_returns,
+    whiten,
 )
 from vapo.functional.columns import placed_rewards
 from vapo.functional.losses import kl_penalty
 from vapo.functional.masking import last_column, zero_outside
 from vapo.functional.turn_advantages import decoupled_turn_gae, on_whole_turns
+from vapo.system.distributed import sum_over_ranks
 from vapo.types import EvaluatedBatch, RolloutBatch, TrainingBatch
 
 
@@ -161,3 +163,24 @@ def spread_over_steps(
     if hyperparameters.gae_over == "tokens":
         return x
     return on_whole_turns(x, batch.response_mask, batch.turn_starts)
+
+
+def whitened(
+    advantages: Float[Tensor, "B T"],
+    batch: EvaluatedBatch,
+    token_rewards: Float[Tensor, "B T"],
+    config: FitConfig,
+) -> Float[Tensor, "B T"]:
+    """Whiten the advantages over all ranks' counted tokens (`functional.advantages.whiten`).
+
+    Their returns say how small a deviation is noise. Every rank must call this.
+    """
+    hp, algorithm = resolve(config), config.algorithm
+    return whiten(
+        advantages,
+        batch.counted_mask,
+        returns=spread_over_steps(achieved_returns(batch, token_rewards, hp), batch, hp),
+        floor=algorithm.whitening_floor,
+        needs_contrast=not algorithm.reads_other_rewards,
+        reduce=sum_over_ranks,
+    )

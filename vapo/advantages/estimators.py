@@ -18,8 +18,8 @@ from vapo.advantages.credit import (
     critic_rewards,
     policy_lambda,
     rewards_on_tokens,
-    spread_over_steps,
     value_token_mask,
+    whitened,
 )
 from vapo.advantages.oppo import with_success_values
 from vapo.advantages.poise import Baseline
@@ -32,7 +32,6 @@ from vapo.config.schema import AlgorithmConfig
 from vapo.functional.advantages import (
     gae,
     monte_carlo_returns,
-    whiten,
 )
 from vapo.functional.baselines import (
     correct_only_advantages,
@@ -248,7 +247,7 @@ def estimate_advantages(
         critic_estimate = gae_estimate(batch, targets_rewards, hp)
         estimate = estimate._replace(value_targets=critic_estimate.value_targets)
     raw = advantages = estimate.advantages
-    if algorithm.uses_gae:
+    if algorithm.uses_gae and not isinstance(baseline, TrustedBaseline):
         lambdas = torch.as_tensor(policy_lambda(batch, hp), device=raw.device)
         columns["policy_lambdas"] = lambdas.reshape(-1).expand(len(batch))
     if isinstance(baseline, TrustedBaseline):
@@ -260,17 +259,7 @@ def estimate_advantages(
             advantages, batch, rewards, targets_rewards, gamma=hp.gamma
         )
     if algorithm.whiten_advantages:
-        returns = spread_over_steps(
-            achieved_returns(batch, columns["token_rewards"], hp), batch, hp
-        )
-        advantages = whiten(
-            advantages,
-            batch.counted_mask,
-            returns=returns,
-            floor=algorithm.whitening_floor,
-            needs_contrast=not algorithm.reads_other_rewards,
-            reduce=sum_over_ranks,
-        )
+        advantages = whitened(advantages, batch, columns["token_rewards"], config)
     columns["value_mask"] = anchor_token_mask(batch, config.critic) & value_token_mask(batch, hp)
     if estimate.kept is not None:
         for name in ("loss_mask", "value_mask"):
