@@ -2,9 +2,9 @@
 
     python experiments/smollm2/collect.py [SWEEP_FOLDER] [--output results.json]
 
-writes their means as a table of docs/language_model.md, too, and each run into the README here, in
-the place that the file's name marks. Rows that the file has of other systems and seeds stay: a
-sweep may go on on another machine.
+writes their means as a table of the page that has a place for it, docs/language_model.md or
+comparisons.md, too, and each run into the README here. The file's name marks the place. Rows that
+the file has of other systems and seeds stay: a sweep may go on on another machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from vapo.sweep.report.estimates import MeanOfSeeds, compare, estimate
 from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 OUTPUT = Path(__file__).parent / "results.json"
-PAGE = Path(__file__).parents[2] / "docs/language_model.md"
+PAGES = (
+    Path(__file__).parents[2] / "docs/language_model.md",
+    Path(__file__).parent / "comparisons.md",
+)
 PAGE_OF_RUNS = Path(__file__).parent / "README.md"
 END = "<!-- end of results -->"
 EXPLAINED, ACCURACY = "critic/explained_variance", "rollout/accuracy"
@@ -263,11 +266,12 @@ def write_rows(rows: Sequence[Mapping[str, Any]], output: Path) -> None:
 def show_on_pages(
     rows: Sequence[Mapping[str, Any]],
     name: str,
-    page: Path = PAGE,
+    pages: Sequence[Path] = PAGES,
     page_of_runs: Path = PAGE_OF_RUNS,
 ) -> None:
-    """Put means and runs in the places of the file of this name, if the pages have one for it."""
-    for path, lines in ((page, means(rows)), (page_of_runs, table(rows))):
+    """Put means and runs in the places of the file of this name that the pages have."""
+    lines_of_pages = [*((page, means(rows)) for page in pages), (page_of_runs, table(rows))]
+    for path, lines in lines_of_pages:
         text = path.read_text(encoding="utf-8")
         if mark(name) in text:
             path.write_text(with_table(text, lines, name=name), encoding="utf-8")
@@ -277,7 +281,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("sweep", type=Path, nargs="?", help="none: print what the file has")
     parser.add_argument("--output", type=Path, default=OUTPUT)
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--page", type=Path, nargs="+", default=PAGES)
     parser.add_argument("--page_of_runs", type=Path, default=PAGE_OF_RUNS)
     options = parser.parse_args()
     rows_by_key: dict[tuple[str, int], dict[str, Any]] = {}

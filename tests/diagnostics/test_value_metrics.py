@@ -52,6 +52,20 @@ def test_the_figures_by_hand() -> None:
     assert found["critic/value_bias_share"] == pytest.approx(1 / 16 / 0.75**0.5)
 
 
+def test_the_gradients_noise_has_the_weights_of_the_sampled_probabilities() -> None:
+    """The first token of each response was sampled at p = 1/2, the second was certain.
+
+    R - V of the first tokens: .5, -1, .5, .5, less 1/16; R - others: 2, -2, 0, 0."""
+    config = config_of()
+    batch = batch_of(config, CORRECT, VALUES)
+    logprobs = torch.tensor([[0.5, 1.0]]).log().expand(4, 2)
+    metrics = figures(config, replace(batch, rollout_logprobs=logprobs))
+    expected = (3 * (7 / 16) ** 2 + (17 / 16) ** 2) / 8
+    assert metrics["critic/gradient_noise_ratio"] == pytest.approx(expected)
+    over_turns = replace(resolve(config), gae_over="turns")
+    assert "critic/gradient_noise_ratio" not in value_metrics(estimated(config), over_turns)
+
+
 def test_any_lambda_baseline_and_phase() -> None:
     """The ratio is of lambda 1 whatever trains; value pretraining has no advantages."""
     other = config_of("components.length_adaptive_gae.enabled=false", "algorithm.lambda_policy=0.3")

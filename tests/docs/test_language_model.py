@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -94,10 +95,18 @@ def test_a_row_counts_its_value_pretraining(tmp_path: Path, script: ModuleType) 
     )
 
 
-@pytest.mark.parametrize("name", ["results", "results_h200", "results_group_sizes_cpu"])
-def test_the_pages_show_every_row(script: ModuleType, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "page_of_means"),
+    [
+        ("results", SMOLLM2 / "comparisons.md"),
+        ("results_h200", SMOLLM2 / "comparisons.md"),
+        ("results_group_sizes_cpu", ROOT / "docs/language_model.md"),
+    ],
+)
+def test_the_pages_show_every_row(script: ModuleType, name: str, page_of_means: Path) -> None:
     rows = json.loads((SMOLLM2 / f"{name}.json").read_text(encoding="utf-8"))
-    for path, table in ((script.PAGE, script.means), (script.PAGE_OF_RUNS, script.table)):
+    assert page_of_means in script.PAGES
+    for path, table in ((page_of_means, script.means), (script.PAGE_OF_RUNS, script.table)):
         page = path.read_text(encoding="utf-8")
         assert script.with_table(page, table(rows), name=name) == page
         assert script.with_table(page, table(rows[:-1]), name=name) != page
@@ -155,7 +164,7 @@ def test_the_effects_of_the_losss_parts(monkeypatch: pytest.MonkeyPatch) -> None
         pytest.approx([5.0])
     )
     recorded = json.loads((SMOLLM2 / "results_loss_parts.json").read_text())
-    assert effects.table(recorded) in (ROOT / "docs/language_model.md").read_text()
+    assert effects.table(recorded) in (SMOLLM2 / "comparisons.md").read_text()
 
 
 def test_a_difference_counts_seeds_and_held_out_prompts(tmp_path: Path, script: ModuleType) -> None:
@@ -189,3 +198,52 @@ def test_a_difference_counts_seeds_and_held_out_prompts(tmp_path: Path, script: 
     assert line.startswith("| A | 2 | 50.0 [")
     assert "| +25.0 [-54.6, +104.6] | +25.0 [+25.0, +25.0] |" in line
     assert script.heldout_scores(tmp_path / "nothing") == {}
+
+
+def test_the_page_shows_the_recorded_noise_of_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one system's record changed the page lacks its row."""
+    monkeypatch.syspath_prepend(str(SMOLLM2))
+    gradient_noise = import_module("gradient_noise")
+    records = json.loads((SMOLLM2 / "gradient_noise.json").read_text(encoding="utf-8"))
+    page = (ROOT / "docs/language_model.md").read_text(encoding="utf-8")
+    assert gradient_noise.table(records) in page
+    records[1]["needed"] += 1
+    assert gradient_noise.table(records) not in page
+
+
+def test_the_noise_of_a_gradient_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two prompts with two responses each: gradients 1 and 3, and 4 and 0.
+
+    |G|^2 over pairs of prompts: 2 x 2 = 4. E|g|^2 = (1 + 9 + 16 + 0) / 4, and of groups of two
+    2 x 2 and 2 x 2. In one number for each response the variances are 2.5, and 2 x (4 - 4)."""
+    monkeypatch.syspath_prepend(str(SMOLLM2))
+    gradient_noise = import_module("gradient_noise")
+    single, pairs = gradient_noise.Noise(1), gradient_noise.Noise(2)
+    for noise in (single, pairs):
+        noise.add(torch.tensor([[1.0], [3.0]]))
+        noise.add(torch.tensor([[4.0], [0.0]]))
+    assert single.signal() == pairs.signal() == 4.0
+    assert (single.variance(), pairs.variance()) == (2.5, 0.0)
+    ratio, low, high = gradient_noise.share(pairs, single)
+    assert ratio == pytest.approx(8 / 6.5)
+    # without the first prompt 8 / 8, without the second 8 / 5
+    half = 1.96 * (0.5 * 2 * 0.3**2) ** 0.5
+    assert (low, high) == pytest.approx((ratio - half, ratio + half))
+
+
+def test_the_oracle_of_worked_sums_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others: of four steps three are right, of three sums two, and of one answer all.
+
+    Half a count is added to either side. Two steps left, in the sum: 2.5 / 4 of this sum, 3.5 / 5
+    of the next step, 1.5 / 2 of the answer."""
+    monkeypatch.syspath_prepend(str(SMOLLM2))
+    oracle = import_module("task_oracle")
+    rows = [
+        ["2 on sum", "1 off"],
+        ["2 on sum", "1 on sum", "answer on"],
+        ["2 on sum", "1 on copy", "answer off 0"],
+    ]
+    chances = oracle.oracle_chances(rows, [False, True, False])[0]
+    # the others: sums right, right, right; steps right, right, right, wrong; answer right
+    assert chances[0] == pytest.approx(3.5 / 4 * 3.5 / 5 * 1.5 / 2)
+    assert chances[1] == pytest.approx(0.5 / 2), "one other token after a mistake, and wrong"

@@ -12,6 +12,7 @@ from vapo.functional.metrics import (
     clip_fractions,
     explained_variance,
     explained_variance_by_position,
+    gradient_noise_ratio,
     mean_by_position,
     mean_of_other_responses,
     value_bias,
@@ -101,6 +102,37 @@ def test_the_ratio_of_variances_over_two_ranks() -> None:
         values[:1], baselines[:1], returns[:1], mask("xx"), reduce=lambda sums: sums + next(other)
     )
     assert actual.item() == pytest.approx(4 / 11, abs=1e-12)
+
+
+def test_the_ratio_of_gradient_noise_by_hand() -> None:
+    # p: 1/2, 1, 1/2, 0, so (1 - p)^2: 1/4, 0, 1/4, 1. R - V: 0, 2, 0, 2, mean 1, squares 1.
+    # R - B: 1, 1, -1, -3, mean -1/2: squares 9/4, 9/4, 1/4, 25/4.
+    returns, values = f64([1, 1, NAN], [0, -2, 99]), f64([1, -1, 4], [0, -4, INF])
+    logprobs = f64([0.5, 1, NAN], [0.5, 0, 3]).log()
+    baselines = f64([0, 1])[0]
+    actual = gradient_noise_ratio(values, baselines, returns, logprobs, mask("xx.", "xx."))
+    assert actual.item() == pytest.approx(1.5 / (9 / 16 + 1 / 16 + 25 / 4), abs=1e-12)
+
+
+def test_values_of_certain_tokens_do_not_change_the_gradients_noise() -> None:
+    """The values know everything of two tokens that were certain, and nothing of the others."""
+    returns, baselines = f64([1, 1], [-1, -1]), f64([0, 0])[0]
+    values, m = f64([0, 1], [0, -1]), mask("xx", "xx")
+    logprobs = f64([0.5, 1], [0.5, 1]).log()
+    assert advantage_variance_ratio(values, baselines, returns, m).item() == pytest.approx(0.5)
+    noise = gradient_noise_ratio(values, baselines, returns, logprobs, m)
+    assert noise.item() == pytest.approx(1.0, abs=1e-12)
+    certain = torch.zeros_like(values)
+    assert gradient_noise_ratio(values, baselines, returns, certain, m).isnan()
+
+
+def test_the_ratio_of_gradient_noise_over_two_ranks() -> None:
+    returns, values, baselines = f64([1, 1], [0, -2]), f64([1, -1], [0, -4]), f64([0, 1])[0]
+    # of the other row: count, sums of R, R - V, R - B; then weighted squares about 0, 1 and -1/2
+    other = iter([f64([2, -2, 2, -4])[0], f64([0 + 4, 0.25 + 1, 0.0625 + 6.25])[0]])
+    columns = values[:1], baselines[:1], returns[:1], f64([0.5, 1]).log()
+    actual = gradient_noise_ratio(*columns, mask("xx"), reduce=lambda sums: sums + next(other))
+    assert actual.item() == pytest.approx(1.5 / (9 / 16 + 1 / 16 + 25 / 4), abs=1e-12)
 
 
 def test_the_mean_of_other_responses_by_hand() -> None:

@@ -22,6 +22,7 @@ from vapo.functional.metrics import (
     advantage_variance_ratio,
     explained_variance,
     first_token_reward_weight,
+    gradient_noise_ratio,
     mean_of_other_responses,
     value_bias,
 )
@@ -139,10 +140,14 @@ def value_metrics(batch: TrainingBatch, hyperparameters: Hyperparameters) -> dic
     spread = batch.value_spread
     metrics = {} if spread is None else {"critic/value_spread": mean_and_std(spread, mask)[0]}
     if batch.advantages is not None:
-        ratio = advantage_variance_ratio(
-            values, others_mean_reward(batch), returns, counted, reduce=sum_over_ranks
-        )
+        columns = values, others_mean_reward(batch), returns
+        ratio = advantage_variance_ratio(*columns, counted, reduce=sum_over_ranks)
         metrics["critic/advantage_variance_ratio"] = float(ratio)
+        if hyperparameters.gae_over == "tokens":  # a turn's gradient is that of all its tokens
+            noise = gradient_noise_ratio(
+                *columns, batch.rollout_logprobs, counted, reduce=sum_over_ranks
+            )
+            metrics["critic/gradient_noise_ratio"] = float(noise)
     return metrics | {
         "critic/explained_variance": float(
             explained_variance(values, returns, mask, reduce=sum_over_ranks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -24,16 +24,32 @@ from vapo.types import FinishReason, Rollout, RolloutBatch
 def oracle_states(
     config: FitConfig, rollout: Rollout, tokenizer: PreTrainedTokenizerBase
 ) -> Sequence[str] | None:
-    """Return the task's hidden state before each response token.
+    """Return the hidden state before each response token, for the task of the config's data.
 
-    None if the task has no function for it, or if the tokens' texts, one after the other, are not
-    the response's text, as in an episode.
+    None if the task has no function for it, or if `states_before_tokens` has none.
+    """
+    function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
+    return None if function is None else states_before_tokens(function, rollout, tokenizer)
+
+
+def states_before_tokens(
+    function: Callable[[str, str], Sequence[str] | None],
+    rollout: Rollout,
+    tokenizer: PreTrainedTokenizerBase,
+) -> Sequence[str] | None:
+    """Return the hidden state before each response token.
+
+    None if the prompt is no problem of the task, or if the tokens' texts, one after the other, are
+    not the response's text, as in an episode.
+
+    Args:
+        function: returns the state of each prefix of a response, from problem and response.
+        rollout: one response.
+        tokenizer: the tokenizer of the policy that sampled the response.
     """
     if not all(rollout.is_sampled):
         return None
-    function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
-    problem = str(rollout.prompt.record.get("prompt", ""))
-    states = None if function is None else function(problem, rollout.response_text)
+    states = function(str(rollout.prompt.record.get("prompt", "")), rollout.response_text)
     if states is None:
         return None
     has_ended = rollout.finish_reason in (FinishReason.STOP, FinishReason.TURNS)

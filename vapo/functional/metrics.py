@@ -71,6 +71,40 @@ def advantage_variance_ratio(
 
 
 @torch.no_grad()
+def gradient_noise_ratio(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, " B"],
+    returns: Float[Tensor, "B T"],
+    logprobs: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    *,
+    reduce: Reduce = identity,
+) -> Float[Tensor, ""]:
+    """Compare the noise of the policy's gradient against values with that against a baseline.
+
+        sum (1 - p_t)^2 (R_t - V(s_t) - mean)^2 / sum (1 - p_t)^2 (R_t - B - mean)^2
+
+    p_t is the probability with which token t was sampled. The gradient of log p_t with respect to
+    the token's logit is 1 - p_t, so an advantage on a token that was nearly certain adds no noise,
+    whatever its size. Each mean is that of the advantages over all tokens, as whitening takes it
+    away. Both kinds of advantages, at lambda 1, have the same expected gradient. So the ratio says
+    which share of the responses is needed with the critic for a gradient that is as exact, as far
+    as tokens are independent.
+    Source: this repository; the squared gradient as a weight is that of the optimal baseline
+    (Greensmith, Bartlett and Baxter 2004).
+    Padding: ignored. NaN when there is no token or B leaves no noise (x/0).
+    """
+    target = zero_outside(returns, mask).double()
+    against_values = target - zero_outside(values, mask).double()
+    against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
+    weights = (1 - zero_outside(logprobs, mask).double().exp()).square()
+    columns = [target, against_values, against_baseline]
+    means, noises = _moments(columns, mask, reduce, weights=weights)
+    is_constant = noises[2] <= _RELATIVE_VARIANCE_FLOOR * (noises[0] + means[0].square())
+    return torch.where(is_constant, torch.nan, noises[1] / noises[2]).to(values.dtype)
+
+
+@torch.no_grad()
 def mean_of_other_responses(
     rewards: Float[Tensor, " B"],
     groups: Int[Tensor, " B"],
@@ -320,13 +354,21 @@ def calibration(
 
 
 def _moments(
-    columns: list[Float[Tensor, "B T"]], mask: Bool[Tensor, "B T"], reduce: Reduce
+    columns: list[Float[Tensor, "B T"]],
+    mask: Bool[Tensor, "B T"],
+    reduce: Reduce,
+    *,
+    weights: Float[Tensor, "B T"] | float = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return the mean and population variance of each column; columns are 0 outside the mask."""
+    """Return each column's mean and its mean squared distance from it, each square with its weight.
+
+    Columns are 0 outside the mask. Weights of 1 give the population variance.
+    """
     count, *sums = reduce(torch.stack([mask.sum(), *(x.sum() for x in columns)]))
     means = torch.stack(sums) / count
     centered = [torch.where(mask, x - m, 0.0) for x, m in zip(columns, means, strict=True)]
-    return means, reduce(torch.stack([x.square().sum() for x in centered])) / count
+    squares = torch.stack([(weights * x.square()).sum() for x in centered])
+    return means, reduce(squares) / count
 
 
 def _position_bins(
