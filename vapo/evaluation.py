@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from scipy.stats import binomtest
-from scipy.stats import t as students_t
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config.schema import EvaluationConfig
 from vapo.errors import UserError
+from vapo.intervals import MIN_PROMPTS, share_interval, t_interval
 from vapo.rollouts.engines.contract import SamplingSettings
 from vapo.rollouts.player import RolloutRunner
 from vapo.rollouts.segments import shown_turns, shows_turns
@@ -28,8 +27,6 @@ from vapo.system.distributed import rank, sum_over_ranks, world_size
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout
-
-_MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
 
 
 @dataclass(frozen=True)
@@ -71,9 +68,8 @@ def mean_of_sums(sums: Float[Tensor, " sums"]) -> dict[str, float]:
     total, total_squares, num = sums.unbind()
     mean = total / num
     variance = (total_squares - num * mean.square()).clamp(min=0) / (num - 1)
-    if num >= _MIN_PROMPTS and mean in (0, 1):
-        wilson = binomtest(int(total), int(num)).proportion_ci(method="wilson")
-        limits = wilson.low, wilson.high
+    if num >= MIN_PROMPTS and mean in (0, 1):
+        limits = share_interval(int(total), int(num))
     else:
         limits = t_interval(float(mean), float((variance / num).sqrt()), int(num))
     low, high = mean.new_tensor(limits).clamp(0, 1).tolist()
@@ -97,17 +93,6 @@ def majority_is_correct(rollouts: Sequence[Rollout], votes: Sequence[int | None]
     counts = Counter(votes)
     elected = max(counts, key=lambda answer: counts[answer])  # a tie: the answer that comes first
     return elected is not None and bool(rollouts[votes.index(elected)].is_correct)
-
-
-def t_interval(mean: float, standard_error: float, num: int) -> tuple[float, float]:
-    """Return the 95 % interval of a mean over `num` prompts, by Student's t.
-
-    For fewer than 4 prompts it is (-inf, inf).
-    """
-    if num < _MIN_PROMPTS:
-        return -math.inf, math.inf
-    half_width = float(students_t.ppf(0.975, num - 1)) * standard_error
-    return mean - half_width, mean + half_width
 
 
 def evaluation_settings(config: EvaluationConfig, max_response_tokens: int) -> SamplingSettings:

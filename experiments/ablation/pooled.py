@@ -19,8 +19,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from scipy.stats import chi2, t
+from scipy.stats import chi2
 
+from vapo.intervals import interval_text, t_quantile
 from vapo.sweep.report.estimates import COLLAPSE_SPREAD
 
 
@@ -54,7 +55,7 @@ def differences(path: Path) -> dict[str, Difference]:
     for row in rows:
         degrees = int(row.get("common_seeds") or row["num_runs"]) - 1
         half = (float(row["difference_high"]) - float(row["difference_low"])) / 2
-        error = half / float(t.ppf(0.975, degrees))
+        error = half / t_quantile(degrees)
         by_row[row["row"]] = Difference(float(row["difference"]), error**2, degrees)
     return by_row
 
@@ -68,7 +69,7 @@ def pool(parts: list[Difference]) -> Pooled:
     )
     error = math.sqrt((1 + 4 * weighted_variance) / sum(weights))
     degrees = 1 / sum(s**2 / part.degrees for s, part in zip(shares, parts, strict=True))
-    half = float(t.ppf(0.975, degrees)) * error
+    half = t_quantile(degrees) * error
     apart = sum(w * (part.mean - mean) ** 2 for w, part in zip(weights, parts, strict=True))
     return Pooled(mean, mean - half, mean + half, float(chi2.sf(apart, len(parts) - 1)))
 
@@ -85,8 +86,8 @@ def table(sizes: list[dict[str, Difference]]) -> str:
             lines.append(f"| {name} | not pooled: seeds collapse | |")
             continue
         pooled = pool(parts)
-        limits = f"[{pooled.low:+.1f}, {pooled.high:+.1f}]"
-        lines.append(f"| {name} | {pooled.mean:+.1f} {limits} | {pooled.p:.2g} |")
+        text = interval_text(pooled.mean, (pooled.low, pooled.high), "+.1f")
+        lines.append(f"| {name} | {text} | {pooled.p:.2g} |")
     return "\n".join(lines) + "\n"
 
 

@@ -7,34 +7,20 @@ random numbers. Intervals (95 %, Student's t) are over seeds; there is none of a
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.figure import Figure
-from scipy.stats import t as students_t
+
+from vapo.sweep.report.estimates import MeanOfSeeds, estimate_over_seeds
 
 OUTPUT = Path(__file__).parent / "destroyed/results.json"
 SCORES = {"after": "held out", "fresh": "fresh prompts"}
 BASELINES = {"critic": "the critic's values", "trusted": "trusted"}
 CONTROL = ("", "")
 Row = Mapping[str, Any]
-
-
-class Estimate(NamedTuple):
-    """A mean over seeds; `half` is its interval's half width, None for a single seed."""
-
-    mean: float
-    half: float | None
-    num: int
-
-    def __str__(self) -> str:
-        if self.half is None:
-            return f"{self.mean:+.1f}"
-        low, high = self.mean - self.half, self.mean + self.half
-        return f"{self.mean:+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
 def read_rows(output: Path) -> list[dict[str, Any]]:
@@ -44,12 +30,14 @@ def read_rows(output: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def estimate(values: Sequence[float]) -> Estimate:
-    num, half = len(values), None
-    if num > 1:
-        error = statistics.stdev(values) / math.sqrt(num)
-        half = float(students_t.ppf(0.975, num - 1)) * error
-    return Estimate(statistics.fmean(values), half, num)
+def estimate(values: Sequence[float]) -> MeanOfSeeds:
+    """The mean over seeds, with an interval if there are several, also where some collapse."""
+    return estimate_over_seeds(values) if len(values) > 1 else MeanOfSeeds(values[0])
+
+
+def half_width(value: MeanOfSeeds) -> float:
+    """Half the width of its interval; 0 for a single seed."""
+    return 0.0 if value.interval is None else (value.interval[1] - value.interval[0]) / 2
 
 
 def by_seed(rows: Iterable[Row], task: str, case: tuple[str, str], score: str) -> dict[int, float]:
@@ -96,7 +84,7 @@ def table(rows: Sequence[Row]) -> str:
                     f"{statistics.fmean(case_scores.values()):.1f} ({each})" if case_scores else ""
                 )
                 is_shown = differences and case != CONTROL
-                cells.append(str(estimate(differences)) if is_shown else "")
+                cells.append(estimate(differences).text("+") if is_shown else "")
             if any(cells[2:]):
                 lines.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(lines))
@@ -122,7 +110,7 @@ def draw(rows: Sequence[Row], path: Path, *, score: str = "fresh") -> None:
             axis.errorbar(
                 [interval.mean for interval in by_case.values()],
                 [place + shift for place in by_case],
-                xerr=[interval.half or 0.0 for interval in by_case.values()],
+                xerr=[half_width(interval) for interval in by_case.values()],
                 fmt="o",
                 color=color,
                 label=label,

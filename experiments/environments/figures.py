@@ -13,13 +13,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from mlflow import MlflowClient
 
 from vapo import open_run
-from vapo.sweep.report.crossed import quantile
+from vapo.sweep.report.estimates import estimate_over_seeds
 
 
 def main(folder: Path) -> None:
@@ -56,10 +56,7 @@ def print_scores(runs: list[dict[str, Any]]) -> None:
                 curve_points[place] - other[place]
                 for curve_points, other in zip(curves, first, strict=True)
             ]
-            error = stdev(gaps) / len(gaps) ** 0.5
-            half = quantile(len(gaps) - 1) * error
-            low, high = mean(gaps) - half, mean(gaps) + half
-            gap = f"{mean(gaps):+.1f} [{low:+.1f}, {high:+.1f}]"
+            gap = estimate_over_seeds(gaps).text("+")
             print(f"  at its {name}, difference to {next(iter(scores))}: {gap}")
 
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
-from vapo.sweep.report.crossed import PromptMeans
-from vapo.sweep.report.estimates import MeanOfSeeds, compare, estimate
+from vapo.intervals import interval_text
+from vapo.sweep.report.estimates import MeanOfSeeds, PromptMeans, compare, estimate
 from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 OUTPUT = Path(__file__).parent / "results.json"
@@ -144,8 +144,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows as Markdown, scores in per cent; a system without a critic has no figures of one."""
 
     def score(row: Mapping[str, Any], name: str) -> str:
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
-        return f"{100 * row[name]:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+        limits = 100 * row[f"{name}_low"], 100 * row[f"{name}_high"]
+        return interval_text(100 * row[name], limits)
 
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
@@ -230,13 +230,10 @@ def scores_by_seed(
 
 def shown(value: MeanOfSeeds, sign: str = "") -> str:
     """The mean with its interval, or with the median and each seed where an interval misleads."""
-    mean = f"{value.mean:{sign}.1f}"
     if value.seeds:
         seeds = ", ".join(f"{score:{sign}.1f}" for score in value.seeds)
-        return f"{mean}, median {statistics.median(value.seeds):{sign}.1f} ({seeds})"
-    if value.interval is None or value.over == "prompts":
-        return mean
-    return f"{mean} [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
+        return f"{value.text(sign)}, median {statistics.median(value.seeds):{sign}.1f} ({seeds})"
+    return MeanOfSeeds(value.mean).text(sign) if value.over == "prompts" else value.text(sign)
 
 
 def with_table(page: str, lines: str, *, name: str = OUTPUT.stem) -> str:

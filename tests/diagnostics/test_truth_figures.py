@@ -12,10 +12,10 @@ from statistics import fmean, stdev
 import numpy as np
 import pytest
 
-from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import TruthPoint, true_value_interval
 from vapo.diagnostics.value_truth.verdict import verdict
+from vapo.intervals import Figure
 from vapo.rollouts.continuations import MeasuredState
 
 OUTCOMES = (-1.0, 1.0)

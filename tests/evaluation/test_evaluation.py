@@ -20,8 +20,8 @@ from vapo.evaluation import (
     evaluate,
     majority_is_correct,
     mean_of_all,
-    t_interval,
 )
+from vapo.intervals import t_interval
 from vapo.rewards.scorer import VerifierScorer
 from vapo.rollouts.player import RolloutRunner
 from vapo.system.progress import Progress

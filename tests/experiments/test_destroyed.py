@@ -141,7 +141,7 @@ def test_differences_are_within_a_seed(destroyed: ModuleType, tmp_path: Path) ->
     ]
     found = table.difference(rows, "default", ("turned round", "trusted"), "after")
     assert found == pytest.approx([1.0, 3.0])
-    assert str(table.estimate(found)) == "+2.0 [-10.7, +14.7]"
+    assert table.estimate(found).text("+") == "+2.0 [-10.7, +14.7]"
     output = tmp_path / "results.json"
     output.write_text(json.dumps(rows))
     text = table.write_report(output)

@@ -20,13 +20,13 @@ from vapo.advantages.credit import (
     value_token_mask,
 )
 from vapo.config import Hyperparameters
-from vapo.evaluation import t_interval
 from vapo.functional.metrics import (
     Calibration,
     calibration,
     explained_variance_by_position,
     mean_by_position,
 )
+from vapo.intervals import cut_t_intervals
 from vapo.system.distributed import max_over_ranks, sum_over_ranks
 from vapo.types import TrainingBatch
 
@@ -115,16 +115,12 @@ def value_calibration(batch: TrainingBatch, hyperparameters: Hyperparameters) ->
 def limits_of_bins(table: Calibration, lowest: float, highest: float) -> list[list[float | None]]:
     """Return the low limits and the high limits of the bins' mean returns.
 
-    They are 95 % intervals over the clusters, cut to the lowest and highest return, because
-    Student's t does not respect these. None if an interval has no limit.
+    They are 95 % intervals over the clusters, cut to the lowest and highest return.
     """
     columns = (table.mean_return, table.standard_error, table.num_clusters)
     has_tokens = table.num_tokens > 0
-    intervals = map(t_interval, *(column[has_tokens].tolist() for column in columns))
-    return [
-        [None if math.isinf(x) else min(max(x, lowest), highest) for x in limits]
-        for limits in zip(*intervals, strict=True)
-    ]
+    numbers = (column[has_tokens].tolist() for column in columns)
+    return cut_t_intervals(*numbers, lowest=lowest, highest=highest)
 
 
 def finite_cells(column: Sequence[Any]) -> list[Any]:

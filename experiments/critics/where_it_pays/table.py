@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from run import BY_LENGTH, GROUP_SIZES, ITERATIONS, LAMBDA_1, RESULTS, SCORED, SIZES, TRUSTED, VAPO
-from scipy.stats import t as students_t
+
+from vapo.intervals import interval_text, t_half_width, t_quantile
 
 FOLDER = Path(__file__).parent
 MAP_SEEDS = (0, 1, 2)
@@ -110,7 +111,7 @@ def interval(
     error = float(np.sqrt(pooled / len(values) + of_prompts))
     limits = []
     for level in (0.05, 0.05 / comparisons):
-        width = float(students_t.ppf(1 - level / 2, freedom)) * error
+        width = t_quantile(freedom, 1 - level / 2) * error
         limits.append((mean - width, mean + width))
     return Difference(mean, limits[0], limits[1], values)
 
@@ -122,21 +123,21 @@ def mean_over(
     by_seed = np.array([differences[cell].seeds for cell in cells if cell in differences]).mean(
         axis=0
     )
-    width = students_t.ppf(0.975, len(by_seed) - 1) * by_seed.std(ddof=1) / np.sqrt(len(by_seed))
-    return float(by_seed.mean()), float(by_seed.mean() - width), float(by_seed.mean() + width)
+    mean, width = float(by_seed.mean()), t_half_width(by_seed.tolist())
+    return mean, mean - width, mean + width
 
 
 def shown(difference: Difference | None) -> str:
     if difference is None:
         return ""
-    text = f"{difference.mean:+.1f} [{difference.limits[0]:+.1f}, {difference.limits[1]:+.1f}]"
+    text = interval_text(difference.mean, difference.limits, "+.1f")
     mark = " (all)" if difference.is_clear_of_all else ""
     return f"**{text}**{mark}" if difference.is_clear else text
 
 
 def shown_mean(limits: tuple[float, float, float]) -> str:
     mean, low, high = limits
-    text = f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    text = interval_text(mean, (low, high), "+.1f")
     return f"**{text}**" if low > 0 or high < 0 else text
 
 

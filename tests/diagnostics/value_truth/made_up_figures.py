@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures
+from vapo.intervals import UNKNOWN, Figure
 
 
 def near(value: float, half: float = 0.04) -> Figure:

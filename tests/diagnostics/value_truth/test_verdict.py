@@ -16,9 +16,9 @@ from tests.diagnostics.value_truth.made_up_figures import (
     without_critic,
 )
 from vapo.diagnostics.value_truth import verdict as verdict_module
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures
 from vapo.diagnostics.value_truth.verdict import TRUTH_ROWS, verdict
+from vapo.intervals import UNKNOWN, Figure
 
 PAGE = Path(__file__).parents[3] / "docs/value_page.md"
 

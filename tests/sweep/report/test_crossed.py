@@ -11,9 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from vapo.intervals import crossed_half_width
 from vapo.sweep.grid import GridRow
-from vapo.sweep.report.crossed import half_width, paired_differences, score_table
-from vapo.sweep.report.estimates import compare, estimate
+from vapo.sweep.report.estimates import compare, estimate, paired_differences, score_table
 from vapo.sweep.report.render import as_csv, markdown
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT, RunRecord
@@ -34,7 +34,7 @@ def test_half_width_of_two_seeds_and_three_prompts() -> None:
     """
     scores = np.array([[0.4, 0.3, 0.8], [0.4, 0.7, 1.0]])
     expected = math.sqrt((T1**2 * 0.06 + T2**2 * 0.12) / 6)
-    assert half_width(scores) == pytest.approx(expected, rel=1e-6)
+    assert crossed_half_width(scores) == pytest.approx(expected, rel=1e-6)
 
 
 def test_where_prompts_differ_by_chance_alone_it_is_the_interval_over_seeds() -> None:
@@ -43,7 +43,7 @@ def test_where_prompts_differ_by_chance_alone_it_is_the_interval_over_seeds() ->
     alone = estimate([30.0, 70.0 - 30.0])  # 30 and 40: no collapse
     assert alone.over == "seeds"
     by_seeds = T1 * 0.4 / math.sqrt(2) / math.sqrt(2)
-    assert half_width(scores) == pytest.approx(by_seeds, rel=1e-6)
+    assert crossed_half_width(scores) == pytest.approx(by_seeds, rel=1e-6)
 
 
 def drawn(
@@ -73,7 +73,7 @@ def test_how_often_the_interval_holds_the_truth(
     rng = np.random.default_rng(5)
     tables = drawn(rng, 400, seeds, prompts, spread=spread)
     error = abs(tables.mean(axis=(1, 2)) - 0.5)
-    together = np.array([half_width(table) for table in tables])
+    together = np.array([crossed_half_width(table) for table in tables])
     intervals = [estimate(list(100 * table.mean(axis=1))).interval for table in tables]
     seeds_alone = np.array([(high - low) / 200 for low, high in filter(None, intervals)])
     assert 0.93 <= float((error <= together).mean()) <= 0.995
@@ -90,8 +90,8 @@ def test_how_often_a_paired_difference_holds_the_truth() -> None:
         for _ in range(2)
     ]
     differences = rows[0] - rows[1]
-    widths = np.array([half_width(table) for table in differences])
-    unpaired = np.array([[half_width(table) for table in row] for row in rows])
+    widths = np.array([crossed_half_width(table) for table in differences])
+    unpaired = np.array([[crossed_half_width(table) for table in row] for row in rows])
     assert 0.93 <= float((abs(differences.mean(axis=(1, 2))) <= widths).mean()) <= 0.99
     without_pairs = np.sqrt((unpaired**2).sum(axis=0))
     assert float(np.median(widths)) < 0.8 * float(np.median(without_pairs))
@@ -172,7 +172,7 @@ def test_a_report_has_the_interval_over_seeds_and_prompts() -> None:
     assert full.score is not None
     assert full.score.mean == pytest.approx(71.875)
     scores = np.array([[0.5, 0.5, 1, 0.75], [0.5, 0.75, 1, 0.75]])
-    half = 100 * half_width(scores)
+    half = 100 * crossed_half_width(scores)
     assert full.score.interval == pytest.approx((71.875 - half, 71.875 + half))
     assert new.difference is not None
     assert new.difference.mean == pytest.approx(18.75)

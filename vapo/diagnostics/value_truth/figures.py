@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from vapo.diagnostics.position_profiles import Profile
-from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
 from vapo.diagnostics.value_truth.mistakes import (
     MistakesByMark,
     mistake_sums,
     mistakes_by_mark,
     pair_sums,
 )
-from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint, share_interval
+from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
+from vapo.intervals import Bootstrap, Figure, Sums, share_interval
 
 _POSITION_BINS = 10
 _ROUNDING = 1e-9  # rounding may turn a variance of 0 into this share of the largest squared value

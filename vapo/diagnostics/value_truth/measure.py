@@ -19,10 +19,10 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.diagnostics.value_truth.choice import choose_places
-from vapo.diagnostics.value_truth.figure import Figure
 from vapo.diagnostics.value_truth.figures import TruthFigures, truth_figures
 from vapo.diagnostics.value_truth.points import Outcomes, TruthPoint
 from vapo.functional.baselines import mean_of_others
+from vapo.intervals import Figure
 from vapo.prompts.procedural import OWN_CHECKS
 from vapo.rollouts.continuations import ContinuationSampler
 from vapo.rollouts.engines.contract import sampled_text

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
-from scipy.stats import binomtest
-from scipy.stats import t as students_t
-
+from vapo.intervals import share_interval, t_quantile
 from vapo.rollouts.continuations import MeasuredState
 
 Outcomes = tuple[float, float] | None  # the two possible returns; None if there are others
@@ -41,13 +38,6 @@ class TruthPoint(MeasuredState):
         return self.num_tokens / self.length
 
 
-@lru_cache
-def share_interval(part: int, whole: int) -> tuple[float, float]:
-    """Return Wilson's 95 % interval of a share. It has a width even if all outcomes are alike."""
-    low, high = binomtest(part, whole).proportion_ci(method="wilson")
-    return float(low), float(high)
-
-
 def true_value_interval(
     state: MeasuredState, outcomes: Outcomes, *, spread: float
 ) -> tuple[float, float]:
@@ -64,5 +54,5 @@ def true_value_interval(
         worst, best = outcomes
         low, high = share_interval(round(num * (mean - worst) / (best - worst)), num)
         return worst + low * (best - worst), worst + high * (best - worst)
-    half = float(students_t.ppf(0.975, num)) * math.sqrt((state.squares + spread) / num / num)
+    half = t_quantile(num) * math.sqrt((state.squares + spread) / num / num)
     return mean - half, mean + half

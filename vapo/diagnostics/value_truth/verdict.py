@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from vapo.diagnostics.value_truth.figure import SHIFTED_ABOVE, Figure, quote
 from vapo.diagnostics.value_truth.figures import TruthFigures
+from vapo.intervals import SHIFTED_ABOVE, Figure, quote
 
 EXPLAINS_MUCH = 0.5  # share of the truth's variance above which the critic follows it
 EXPLAINS_LITTLE = 0.1  # share of the truth's variance below which the critic does not know it

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from vapo.evaluation import t_interval
+from vapo.intervals import interval_text, t_interval
 
 Word = Literal["can show", "cannot show", "open"]
 Condition = tuple[bool | None, str]  # whether it holds (None: not known), and its figures as text
@@ -31,7 +31,7 @@ class Interval:
     high: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return interval_text(self.mean, (self.low, self.high), ".3f")
 
 
 @dataclass(frozen=True)

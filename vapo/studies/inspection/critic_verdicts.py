@@ -5,7 +5,7 @@ A remark is made only if the whole interval of its figure lies on one side of a 
 
 from __future__ import annotations
 
-from vapo.diagnostics.value_truth.figure import MIN_PROMPTS, SHIFTED_ABOVE, quote
+from vapo.intervals import MIN_PROMPTS, SHIFTED_ABOVE, quote
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.remarks import Remark, Remarks

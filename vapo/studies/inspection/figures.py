@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
+from vapo.intervals import Bootstrap, Figure, Sums
 from vapo.studies.inspection.group_sample import Tokens
 
 OUTSIDE_BY = 0.25  # of the returns' range: values beyond it belong to no sound critic

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.figure import UNKNOWN, Figure, Sums
+from vapo.intervals import UNKNOWN, Figure, Sums
 from vapo.studies.inspection.figures import bootstrap_over_groups
 
 _TINY = 1e-12

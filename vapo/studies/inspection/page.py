@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.diagnostics.value_page.template import fill_page
 from vapo.diagnostics.value_page.visible_text import visible_text
-from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
+from vapo.intervals import Figure, decimals, quote
 from vapo.studies.inspection.cards import PageSize, cards_data
 from vapo.studies.inspection.figures import CriticFigures
 from vapo.studies.inspection.findings import Findings, PartFindings

@@ -10,9 +10,8 @@ import math
 from typing import Any
 
 import numpy as np
-from scipy.special import stdtrit
 
-from vapo.diagnostics.value_truth.figure import MIN_PROMPTS
+from vapo.intervals import cut_t_intervals
 from vapo.studies.inspection.figures import even_bins
 from vapo.studies.inspection.findings import Findings
 from vapo.studies.inspection.group_sample import Tokens, response_length
@@ -51,7 +50,7 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
         se^2 = K / (K - 1) * sum_k (sum over tokens t of group k of (R_t - mean))^2 / n^2
 
     The tokens of a group count as one draw, and K is the number of groups with a token in the
-    range. If K is below MIN_PROMPTS, the limits are None.
+    range. If K is below 4, the limits are None.
 
     Args:
         is_right: [responses] whether a response's reward is above the mean.
@@ -68,19 +67,13 @@ def calibration_table(tokens: Tokens, is_right: np.ndarray) -> Profile:
     residuals = np.bincount(cell, weights=tokens.returns - mean[bins], minlength=size)
     hits = (np.bincount(cell, minlength=size).reshape(shape) > 0).sum(axis=0)
     squares = (residuals.reshape(shape) ** 2).sum(axis=0)
-    ends = float(tokens.returns.min()), float(tokens.returns.max())
-    lows: list[float | None] = []
-    highs: list[float | None] = []
-    for number in present:
-        k = int(hits[number])
-        if k < MIN_PROMPTS:
-            lows.append(None)
-            highs.append(None)
-            continue
-        error = math.sqrt(k / (k - 1) * squares[number]) / count[number]
-        half = float(stdtrit(k - 1, 0.975)) * error
-        lows.append(max(float(mean[number]) - half, ends[0]))
-        highs.append(min(float(mean[number]) + half, ends[1]))
+    k = hits[present]  # a single group has no interval, whatever its error
+    errors = np.sqrt(k / np.maximum(k - 1, 1) * squares[present]) / count[present]
+    lows, highs = cut_t_intervals(
+        *(mean[present].tolist(), errors.tolist(), k.tolist()),
+        lowest=float(tokens.returns.min()),
+        highest=float(tokens.returns.max()),
+    )
     num_right = np.bincount(bins, weights=is_right[tokens.row], minlength=_VALUE_BINS)
     return {
         "low": edges[:-1][present].tolist(),

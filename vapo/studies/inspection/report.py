@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
 from vapo.errors import UserError
+from vapo.intervals import Figure, decimals, quote
 from vapo.studies.inspection.findings import Findings, collect_findings
 from vapo.studies.inspection.remarks import Remark
 from vapo.studies.inspection.responses import BadRow, InspectedResponse

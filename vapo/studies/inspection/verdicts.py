@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vapo.diagnostics.value_truth.figure import Figure, decimals, quote
+from vapo.intervals import Figure, decimals, quote
 from vapo.studies.inspection.critic_verdicts import (
     main_diagnosis,
     shift_remark,

@@ -11,17 +11,18 @@ from typing import Any, Literal
 import numpy as np
 from scipy.stats import permutation_test
 
-from vapo.sweep.report.crossed import (
-    PromptMeans,
-    half_width,
-    paired_differences,
-    quantile,
-    score_table,
+from vapo.intervals import (
+    MIN_PROMPTS,
+    crossed_half_width,
+    interval_text,
+    t_half_width,
+    t_quantile,
 )
 
 ROUNDING = 1e-9  # per cent: float arithmetic may turn a difference of 0 into this
 COLLAPSE_SPREAD = 10.0  # points of standard deviation; without a collapse it is 2 to 6
-_MIN_PROMPTS = 4  # fewer are too few to estimate the spread between prompts
+PromptMeans = Mapping[str, float]
+"""The share of correct responses to each prompt, by the prompt's digest."""
 Over = Literal["", "seeds", "prompts", "seeds and prompts"]
 """What an interval takes as drawn at random; it takes everything else as fixed."""
 
@@ -54,6 +55,17 @@ class MeanOfSeeds:
             return None
         return self.interval[0] > ROUNDING or self.interval[1] < -ROUNDING
 
+    def text(self, sign: str = "") -> str:
+        """Return the mean to one digit, with its interval if there is one.
+
+        Args:
+            sign: "+" shows the sign of positive numbers, too, as of a difference.
+        """
+        spec = f"{sign}.1f"
+        if self.interval is None:
+            return format(self.mean, spec)
+        return interval_text(self.mean, self.interval, spec)
+
 
 def estimate(values: Sequence[float], prompts: Sequence[PromptMeans] = ()) -> MeanOfSeeds:
     """Return the mean +- t(0.975, n - 1) s / sqrt(n), or each seed's number where some collapse.
@@ -68,19 +80,52 @@ def estimate(values: Sequence[float], prompts: Sequence[PromptMeans] = ()) -> Me
     if stdev(values) > COLLAPSE_SPREAD:
         return MeanOfSeeds(mean, seeds=tuple(values))
     if (scores := score_table(prompts)) is not None:
-        half = 100 * half_width(scores)
+        half = 100 * crossed_half_width(scores)
         return MeanOfSeeds(mean, (mean - half, mean + half), over="seeds and prompts")
-    half = quantile(len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    return estimate_over_seeds(values)
+
+
+def estimate_over_seeds(values: Sequence[float]) -> MeanOfSeeds:
+    """Return the mean of two seeds or more, with Student's interval over them."""
+    mean, half = fmean(values), t_half_width(values)
     return MeanOfSeeds(mean, (mean - half, mean + half), over="seeds")
 
 
 def estimate_one_seed(mean: float, prompts: PromptMeans) -> MeanOfSeeds:
     """Return one run's mean, with Student's interval over its prompts if there are four or more."""
-    if len(prompts) < _MIN_PROMPTS:
+    if len(prompts) < MIN_PROMPTS:
         return MeanOfSeeds(mean)
-    error = 100 * stdev(prompts.values()) / math.sqrt(len(prompts))
-    half = quantile(len(prompts) - 1) * error
+    half = 100 * t_half_width([*prompts.values()])
     return MeanOfSeeds(mean, (mean - half, mean + half), over="prompts")
+
+
+def score_table(seeds: Sequence[PromptMeans]) -> np.ndarray | None:
+    """Return the scores as a table with a row for each seed and a column for each prompt. [S, P]
+
+    Returns None where the table has no interval: with fewer than two seeds or two prompts, or
+    where the seeds were scored on different prompts.
+    """
+    if (
+        len(seeds) < 2
+        or len(seeds[0]) < 2
+        or any(means.keys() != seeds[0].keys() for means in seeds)
+    ):
+        return None
+    return np.array([[means[prompt] for prompt in seeds[0]] for means in seeds])
+
+
+def paired_differences(
+    rows: Sequence[PromptMeans], other_rows: Sequence[PromptMeans]
+) -> list[dict[str, float]]:
+    """Return the differences of two rows on the same seeds, prompt by prompt.
+
+    A seed whose two runs were scored on different prompts has an empty mapping.
+    """
+    both = zip(rows, other_rows, strict=True)
+    return [
+        {p: means[p] - other_means[p] for p in means} if means.keys() == other_means.keys() else {}
+        for means, other_means in both
+    ]
 
 
 def compare(
@@ -118,7 +163,7 @@ def compare(
     degrees = sum(parts) ** 2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, both, strict=True)
     )
-    half = quantile(degrees) * math.sqrt(sum(parts))
+    half = t_quantile(degrees) * math.sqrt(sum(parts))
     return MeanOfSeeds(mean, (mean - half, mean + half), over="seeds"), "unpaired"
 
 

@@ -126,9 +126,7 @@ def _estimate(value: MeanOfSeeds | None, *, signed: bool = False) -> str:
     if value is None:
         return ""
     sign = "+" if signed else ""
-    text = f"{value.mean:{sign}.1f}"
-    if value.interval:
-        text += f" [{value.interval[0]:{sign}.1f}, {value.interval[1]:{sign}.1f}]"
+    text = value.text(sign)
     seeds = ", ".join(f"{seed_mean:{sign}.1f}" for seed_mean in value.seeds)
     p = "" if value.p is None else f"p {value.p:.2g}"
     return f"{text} ({'; '.join(filter(None, (seeds, p)))})" if seeds or p else text

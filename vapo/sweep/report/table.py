@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vapo.sweep.report.crossed import PromptMeans
-from vapo.sweep.report.estimates import ROUNDING, MeanOfSeeds, compare, estimate
+from vapo.sweep.report.estimates import ROUNDING, MeanOfSeeds, PromptMeans, compare, estimate
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT, SCORES
 from vapo.sweep.report.runs import Collection
