@@ -13,10 +13,11 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
-from vapo.commands.command_line import Command, did_you_mean
+from vapo.commands.command_line import Command
 from vapo.commands.command_table import COMMANDS, OTHER_NAMES
 from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserError, check_utf8
 from vapo.errors.redactor import hide_environment, redacted
+from vapo.errors.suggestions import did_you_mean
 from vapo.system.files import why_disk_is_full
 from vapo.system.installation import __version__
 from vapo.system.process import (

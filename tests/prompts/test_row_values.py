@@ -23,8 +23,8 @@ from packaging.version import Version
 
 from tests.prompts.test_sources import read
 from vapo.commands.filter import pass_rate_rows
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 from vapo.prompts.critic_prompts import render
 from vapo.rewards.verifiers import exact
 from vapo.rollouts.rollout_file import rollout_table

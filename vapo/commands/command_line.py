@@ -5,13 +5,13 @@ This module is light to import."""
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from vapo.errors import UserError
+from vapo.errors.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from vapo.config.options import Entry
@@ -161,11 +161,6 @@ def configured(
         "is\nwritten KEY=VALUE, --KEY=VALUE or --KEY VALUE, with a dotted KEY of the list below.",
         **more,
     )  # fmt: skip
-
-
-def did_you_mean(word: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(word, names, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
 
 
 def folder_name(text: str) -> Path:

@@ -6,7 +6,6 @@ imported only if responses are sampled.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,9 +25,9 @@ from vapo.commands.trials import (
 )
 from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
-from vapo.config.nearest_path import nearest_path
 from vapo.config.rewards import RewardModelVerifier, verifiers_in
 from vapo.errors import UserError, about
+from vapo.errors.suggestions import nearest_name, nearest_path
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
@@ -247,8 +246,10 @@ def rows_judged_against(
         elif response.prompt_id in by_id:
             yield by_id[response.prompt_id]
         elif response.prompt_id is not None:
-            close = difflib.get_close_matches(response.prompt_id, by_id, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"the first is {next(iter(by_id))!r}"
+            nearest = nearest_name(response.prompt_id, by_id)
+            hint = (
+                f"did you mean {nearest!r}?" if nearest else f"the first is {next(iter(by_id))!r}"
+            )
             raise UserError(
                 f"{response.place}: no row has the prompt_id {response.prompt_id!r}; {hint}"
             )

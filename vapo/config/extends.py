@@ -11,8 +11,8 @@ from typing import Any
 
 from vapo.config import limits
 from vapo.config.layers import EXTENDS, Layer, is_interpolation, read_file, show
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 
 
 def read_files(paths: Sequence[Path], *, below: Sequence[Layer] = ()) -> list[Layer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import re
 from collections.abc import Mapping
@@ -18,11 +17,11 @@ from omegaconf.errors import OmegaConfBaseException
 from vapo.config import limits
 from vapo.config.foreign_names import did_you_mean_key
 from vapo.config.kinds import is_union, types_in
-from vapo.config.nearest_path import nearest_path
 from vapo.config.options import Entry, Option, Section
 from vapo.config.scalars import as_in_source, is_like_null, is_missing
 from vapo.config.written import leaves
 from vapo.errors import UserError, check_utf8
+from vapo.errors.suggestions import did_you_mean, nearest_path
 
 COMMAND_LINE, ROW = "command line", "overrides"
 _OVERRIDES = (COMMAND_LINE, ROW)
@@ -273,8 +272,7 @@ def is_of_type(kind: Any, value: Any) -> bool:
 def type_error(option: Option, value: Any) -> str:
     words = (get_args(kind) for kind in types_in(option.type) if get_origin(kind) is Literal)
     choices = [word for some in words for word in some]
-    close = difflib.get_close_matches(str(value), [str(choice) for choice in choices], n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(str(value), map(str, choices), quote="")
     if option.nullable and isinstance(value, str) and is_like_null(value):
         hint = "; write null"
     return f"expects {option.label}, got {show(value)}{hint}"

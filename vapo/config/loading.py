@@ -7,7 +7,6 @@ Interpolations are resolved after the last layer, so overrides reach them. Whate
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -46,6 +45,7 @@ from vapo.config.validation import first_problem
 from vapo.config.written import flatten, leaves, texts_of
 from vapo.errors import UserError, check_utf8
 from vapo.errors.redactor import Redactor
+from vapo.errors.suggestions import nearest_name
 
 _T = TypeVar("_T")
 
@@ -227,8 +227,8 @@ def _readable(key: str, value: Any, entries: Entries) -> str:
         and all(value in kinds for kinds in entry.only.values())
     ]
     block, _, leaf = key.rpartition(".")
-    close = difflib.get_close_matches(leaf, names, n=1)
-    return f"; did you mean '{block}.{close[0]}'?" if close else ""
+    nearest = nearest_name(leaf, names)
+    return f"; did you mean '{block}.{nearest}'?" if nearest else ""
 
 
 def _build(schema: type, tree: Tree, entries: Entries, origins: Origins) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import operator
 import textwrap
@@ -17,6 +16,7 @@ from omegaconf import MISSING
 from vapo.config.kinds import kinds_of, make, split_null, types_in
 from vapo.config.limits import integer_excess
 from vapo.config.rules import written
+from vapo.errors.suggestions import nearest_name
 
 _BOUNDS = {
     "ge": (">=", operator.ge),
@@ -220,8 +220,8 @@ def nearest_key(key: str, keys: Iterable[str]) -> str | None:
     names = list(keys)
     parent, _, leaf = key.rpartition(".")
     siblings = {k.rpartition(".")[2]: k for k in names if k.rpartition(".")[0] == parent}
-    if close := difflib.get_close_matches(leaf, siblings, n=1):
-        return siblings[close[0]]
+    if nearest := nearest_name(leaf, siblings):
+        return siblings[nearest]
     same_end = [k for k in names if k == key or k.endswith(f".{key}")]
     same_leaf = [k for k in names if k.rpartition(".")[2] == leaf]
     for candidates in (same_end, same_leaf):
@@ -229,12 +229,12 @@ def nearest_key(key: str, keys: Iterable[str]) -> str | None:
             if len(highest := [k for k in candidates if k.count(".") == 1]) == 1:
                 return highest[0]
             candidates = [k for k in candidates if k.startswith("components.")] or candidates
-            return difflib.get_close_matches(key, candidates, n=1, cutoff=0.0)[0]
-    if close := difflib.get_close_matches(key, names, n=1, cutoff=0.7):
-        return close[0]
+            return nearest_name(key, candidates, cutoff=0.0)
+    if nearest := nearest_name(key, names, cutoff=0.7):
+        return nearest
     leaves = {k.rpartition(".")[2]: k for k in names}
-    close = difflib.get_close_matches(leaf, leaves, n=1, cutoff=0.75)
-    return leaves[close[0]] if close else None
+    nearest = nearest_name(leaf, leaves, cutoff=0.75)
+    return leaves[nearest] if nearest else None
 
 
 def describe_keys(entries: Mapping[str, Entry]) -> str:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 from vapo.networks.config_files import CONFIG_FILE, Shapes, check_config_file
 from vapo.system.hub import read_cache_if_unreachable
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
+from vapo.errors.suggestions import did_you_mean
 from vapo.system.chat_templates import TemplateRefusal, template_arguments
 
 _KEY = "data.chat_template_kwargs"
@@ -37,8 +37,7 @@ def check_template_variables(
     for name in arguments:
         if name in names:
             continue
-        close = difflib.get_close_matches(str(name), names, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(str(name), names)
         listed = ", ".join(f"{name:.60}" for name in names[:_MOST_LISTED])
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
         reads = f"it reads {listed}{more}" if names else "it reads none that can be set"

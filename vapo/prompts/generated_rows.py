@@ -7,7 +7,6 @@ The packages are imported only by sources that need them.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -23,6 +22,7 @@ from vapo.environments.verifiers_package import (
     tools_text,
 )
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_names
 from vapo.prompts import procedural
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.rows import Message, SourceRow
@@ -158,8 +158,8 @@ def _reasoning_gym(source: GeneratedSource, key: str) -> Any:
     except ImportError:
         raise _not_installed(key) from None
     if source.task not in DATASETS:
-        close = difflib.get_close_matches(str(source.task), list(DATASETS), n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else "see reasoning_gym's gallery"
+        similar = nearest_names(str(source.task), DATASETS)
+        hint = f"did you mean {' or '.join(similar)}?" if similar else "see reasoning_gym's gallery"
         raise UserError(f"{key}.task: reasoning_gym has no dataset {source.task!r}; {hint}")
     return reasoning_gym
 

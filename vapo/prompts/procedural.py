@@ -13,12 +13,12 @@ equal states is the best that a critic could know.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_name
 from vapo.prompts.checked_steps import checked_steps, checked_steps_states, own_check
 from vapo.prompts.procedural_rows import EpisodeRow, ProceduralRow
 from vapo.prompts.state_tracking import state_tracking, state_tracking_states
@@ -76,8 +76,6 @@ def _as_type_of(default: Any, name: str, value: Any) -> bool | int | float:
 
 def nearest(name: str, known_names: list[str]) -> str:
     """Suggest a fix for a misspelt name: the nearest known name, then all known names."""
-    close = difflib.get_close_matches(
-        name, known_names, n=1, cutoff=0.7
-    )  # solution is not question
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    similar_name = nearest_name(name, known_names, cutoff=0.7)  # solution is not question
+    hint = f"did you mean {similar_name!r}? " if similar_name else ""
     return f"{hint}known: {', '.join(known_names)}"

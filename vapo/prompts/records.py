@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from vapo.config.data import FileSource, HuggingfaceSource, JsonlSource, ParquetSource
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError, about
+from vapo.errors.suggestions import nearest_path
 from vapo.prompts.procedural import nearest
 from vapo.system.files import check_regular_file, read_line
 from vapo.system.hub import read_cache_if_unreachable

@@ -13,10 +13,10 @@ from typing import Any
 from vapo.config import FitConfig, resolve
 from vapo.config.checkpoints import identity_values
 from vapo.config.layers import read_text
-from vapo.config.nearest_path import nearest_path
 from vapo.config.run_folders import is_run_folder
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 from vapo.runs.manifests import (
     DamagedCheckpointError,
     check,

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_names
 from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
@@ -220,7 +220,7 @@ def _hint(path: Path) -> str:
     folder = path if path.is_dir() else path.parent
     names = sorted(record.parent.name for record in folder.glob(f"*/{SWEEP_RECORD}"))
     if folder != path:
-        names = difflib.get_close_matches(path.name, names) or names
+        names = nearest_names(path.name, names) or names
     if names:
         return f"; sweeps in {folder}: {', '.join(names)}"
     return "; `vapo sweep` prints its folder, and --sweep takes the id of its parent run"

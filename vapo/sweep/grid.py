@@ -6,7 +6,6 @@ Each kind of entry in `rows` is a class here, which says what such an entry may 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import itertools
 import json
 import re
@@ -25,6 +24,7 @@ from vapo.config.options import describe
 from vapo.config.overrides import override_of
 from vapo.config.spelling import as_spelled, null_excess
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_name
 
 
 @dataclass(frozen=True)
@@ -275,8 +275,8 @@ def _unknown(name: str, names: Iterable[str]) -> str:
 def _did_you_mean(name: str, names: Iterable[str]) -> str:
     """Name the nearest known name, if one is near; upper and lower case do not matter."""
     by_lower = {known_name.lower(): known_name for known_name in names}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1)
-    return f"did you mean '{by_lower[close[0]]}'?" if close else ""
+    nearest = nearest_name(name.lower(), by_lower)
+    return f"did you mean '{by_lower[nearest]}'?" if nearest else ""
 
 
 def _overrides(values: Mapping[str, Any]) -> tuple[str, ...]:

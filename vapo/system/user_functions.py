@@ -7,7 +7,6 @@ imports nothing.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -23,6 +22,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_name
 
 MAIN = "__main__"
 HANDED = "__handed__"
@@ -203,8 +203,8 @@ def hint(name: str, texts_by_name: Mapping[str, str]) -> str:
 
     The result is empty if no name is alike.
     """
-    close = difflib.get_close_matches(name, texts_by_name, n=1)
-    return f"; did you mean {texts_by_name[close[0]]}?" if close else ""
+    nearest = nearest_name(name, texts_by_name)
+    return f"; did you mean {texts_by_name[nearest]}?" if nearest else ""
 
 
 def _has_no(owner: Any, name: str, module: ModuleType) -> str:

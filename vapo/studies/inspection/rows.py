@@ -19,8 +19,8 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 from vapo.studies.inspection.fields import Row
 from vapo.system.files import check_regular_file
 from vapo.system.long_lines import MOST_ROW_BYTES, lines_of

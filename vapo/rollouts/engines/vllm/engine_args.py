@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from vapo.config.engines import ColocatedVllm, ServerOptions, VllmOptions
 from vapo.errors import UserError
+from vapo.errors.suggestions import did_you_mean
 from vapo.system.installation import install_command
 
 INSTALL = (
@@ -111,6 +111,5 @@ def check_engine_args(options: VllmOptions, engine_args_type: type) -> None:
         if name in _SOURCES:
             raise UserError(f"{key} is set by {_SOURCES[name].format(section)}; leave it out here")
         if name not in argument_names:
-            close = difflib.get_close_matches(name, argument_names, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, argument_names, quote="")
             raise UserError(f"{key} is not an argument of vLLM's EngineArgs{hint}")

@@ -9,8 +9,8 @@ import pytest
 from tests.config.fits import ROOT
 from vapo.config.data import JsonlSource
 from vapo.config.layers import read_file
-from vapo.config.nearest_path import nearest_path
 from vapo.errors import UserError
+from vapo.errors.suggestions import nearest_path
 from vapo.networks.loading import load_tokenizer
 from vapo.prompts.sources import check_source
 

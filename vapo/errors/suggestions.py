@@ -1,14 +1,37 @@
-"""What a path that leads nowhere most likely means."""
+"""Finds the known name, or the existing path, that a mistyped one most likely means."""
 
 from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
 _MOST_NAMES = 10_000  # looked at in one folder, and in all folders of one
+
+
+def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> str:
+    """Return `; did you mean 'NAME'?` with the most similar name, or no text if none is similar.
+
+    >>> did_you_mean("fitt", ["fit", "sweep"]), did_you_mean("serve", ["fit"])
+    ("; did you mean 'fit'?", '')
+    """
+    nearest = nearest_name(name, known_names)
+    return "" if nearest is None else f"; did you mean {quote}{nearest}{quote}?"
+
+
+def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """Return the most similar name; None if the similarity of all is below `cutoff`, 0 to 1."""
+    return next(iter(nearest_names(name, known_names, most=1, cutoff=cutoff)), None)
+
+
+def nearest_names(
+    name: str, known_names: Iterable[str], *, most: int = 3, cutoff: float = 0.6
+) -> list[str]:
+    """Return the names that are similar to this one, `most` of them at most, the nearest first."""
+    return difflib.get_close_matches(name, list(known_names), n=most, cutoff=cutoff)
 
 
 def nearest_path(path: Path) -> str:
@@ -24,7 +47,7 @@ def nearest_path(path: Path) -> str:
         if os.path.exists(existing / part):  # False, too, where a name is too long
             existing /= part
             continue
-        near = _most_alike(part, _names(existing), cutoff=0.7)
+        near = nearest_name(part, _names(existing), cutoff=0.7)
         if near is None and index == len(parts) - 1:
             near = _most_alike_below(part, existing)
         if near is None:
@@ -40,10 +63,6 @@ def _names(folder: Path) -> list[str]:
     return names
 
 
-def _most_alike(name: str, names: list[str], *, cutoff: float) -> str | None:
-    return next(iter(difflib.get_close_matches(name, names, n=1, cutoff=cutoff)), None)
-
-
 def _most_alike_below(name: str, folder: Path) -> Path | None:
     """Return the nearest name in the folders of a folder, which has to be more alike than a
     neighbour.
@@ -55,5 +74,5 @@ def _most_alike_below(name: str, folder: Path) -> Path | None:
         for inner in sorted(_names(folder / beside))
     )
     places = {inner: Path(beside, inner) for beside, inner in islice(below, _MOST_NAMES)}
-    near = _most_alike(name, list(places), cutoff=0.85)
+    near = nearest_name(name, list(places), cutoff=0.85)
     return None if near is None else places[near]
