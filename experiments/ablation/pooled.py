@@ -23,6 +23,7 @@ from scipy.stats import chi2
 
 from vapo.intervals import interval_text, t_quantile
 from vapo.sweep.report.estimates import COLLAPSE_SPREAD
+from vapo.sweep.report.tables import markdown_table
 
 
 @dataclass(frozen=True)
@@ -76,19 +77,19 @@ def pool(parts: list[Difference]) -> Pooled:
 
 def table(sizes: list[dict[str, Difference]]) -> str:
     """The rows that every size has, in the first one's order."""
-    lines = ["| row | difference to the full system, pooled | p that the sizes agree |"]
-    lines.append("|---|---:|---:|")
+    lines = []
     for name in sizes[0]:
         parts = [size[name] for size in sizes if name in size]
         if len(parts) < len(sizes):
             continue
         if max(part.spread for part in parts) > COLLAPSE_SPREAD:
-            lines.append(f"| {name} | not pooled: seeds collapse | |")
+            lines.append([name, "not pooled: seeds collapse", ""])
             continue
         pooled = pool(parts)
         text = interval_text(pooled.mean, (pooled.low, pooled.high), "+.1f")
-        lines.append(f"| {name} | {text} | {pooled.p:.2g} |")
-    return "\n".join(lines) + "\n"
+        lines.append([name, text, f"{pooled.p:.2g}"])
+    titles = ["row", "difference to the full system, pooled", "p that the sizes agree"]
+    return markdown_table(titles, lines, align="lr") + "\n"
 
 
 if __name__ == "__main__":

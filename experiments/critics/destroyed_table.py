@@ -15,6 +15,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from vapo.sweep.report.estimates import MeanOfSeeds, estimate_over_seeds
+from vapo.sweep.report.tables import markdown_table
 
 OUTPUT = Path(__file__).parent / "destroyed/results.json"
 SCORES = {"after": "held out", "fresh": "fresh prompts"}
@@ -67,12 +68,7 @@ def table(rows: Sequence[Row]) -> str:
     """One part for each task, in points of avg@k; seeds in brackets."""
     parts = []
     for task in dict.fromkeys(row["task"] for row in rows):
-        lines = [
-            f"**{task[0].upper()}{task[1:]}**",
-            "",
-            "| values | baseline | held out | difference | fresh prompts | difference |",
-            "|---|---|---|---|---|---|",
-        ]
+        lines = []
         cases = [CONTROL, *((kind, name) for kind in kinds(rows) for name in BASELINES)]
         for case in cases:
             cells = [case[0] or "none", BASELINES.get(case[1], "the others' mean, lambda 1")]
@@ -86,8 +82,9 @@ def table(rows: Sequence[Row]) -> str:
                 is_shown = differences and case != CONTROL
                 cells.append(estimate(differences).text("+") if is_shown else "")
             if any(cells[2:]):
-                lines.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(lines))
+                lines.append(cells)
+        titles = ["values", "baseline", "held out", "difference", "fresh prompts", "difference"]
+        parts.append(f"**{task[0].upper()}{task[1:]}**\n\n{markdown_table(titles, lines)}")
     return "\n\n".join(parts) + "\n"
 
 

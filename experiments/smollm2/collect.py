@@ -21,6 +21,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.intervals import interval_text
 from vapo.sweep.report.estimates import MeanOfSeeds, PromptMeans, compare, estimate
+from vapo.sweep.report.tables import markdown_table
 from vapo.tracking.prompt_scores import SCORES_NAME, history_of
 
 OUTPUT = Path(__file__).parent / "results.json"
@@ -150,11 +151,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     def figure(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
 
-    lines = [
-        "| system | seed | before | after | responses | hours | explained variance "
-        "| of the truth, within | first mistake named |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
+    titles = ["system", "seed", "before", "after", "responses", "hours", "explained variance"]
+    titles += ["of the truth, within", "first mistake named"]
+    lines = []
     for row in rows:
         cells = [
             *(row["system"], str(row["seed"]), score(row, "before"), score(row, "after")),
@@ -163,8 +162,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
             figure(row["truth_explained_within"]),
             figure(row["truth_mistake_recall"]),
         ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(titles, lines) + "\n"
 
 
 def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
@@ -195,11 +194,9 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
         name: {row["seed"]: prompt_means(row) for row in rows if row["system"] == name}
         for name in systems
     }
-    lines = [
-        f"| system | seeds | after | points gained | difference from {against} "
-        f"| the same on fresh prompts, batches {start + 1} to {end} |",
-        "|---|---|---|---|---|---|",
-    ]
+    titles = ["system", "seeds", "after", "points gained", f"difference from {against}"]
+    titles.append(f"the same on fresh prompts, batches {start + 1} to {end}")
+    lines = []
     for system in systems:
         cells = [
             *(system, str(len(after[system]))),
@@ -217,8 +214,8 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
             cells.append(shown(compare(mine[1], theirs[1])[0], "+"))
         else:
             cells += ["", ""]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        lines.append(cells)
+    return markdown_table(titles, lines) + "\n"
 
 
 def scores_by_seed(

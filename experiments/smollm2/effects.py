@@ -23,6 +23,7 @@ from typing import Any
 from collect import shown
 
 from vapo.sweep.report.estimates import estimate
+from vapo.sweep.report.tables import markdown_table
 
 OUTPUT = Path(__file__).parent / "results_loss_parts.json"
 Row = Mapping[str, Any]
@@ -71,15 +72,15 @@ def differences(rows: Sequence[Row], contrast: str, figure: str) -> list[float]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    lines = [f"| with, against without | {' | '.join(FIGURES)} |", f"|---|{'---|' * len(FIGURES)}"]
+    rows_of_text = []
     for contrast in CONTRASTS:
         cells = [contrast]
         for figure in FIGURES:
             values = differences(rows, contrast, figure)
             each = ", ".join(f"{value:+.1f}" for value in values)
             cells.append(f"{shown(estimate(values), '+')} ({each})")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+        rows_of_text.append(cells)
+    return markdown_table(["with, against without", *FIGURES], rows_of_text) + "\n"
 
 
 def moves(rows: Sequence[Row]) -> list[float]:

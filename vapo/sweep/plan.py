@@ -37,7 +37,7 @@ from vapo.config.written import flatten_written
 from vapo.errors import UserError, about
 from vapo.sweep.grid import Grid, GridRow, as_text
 from vapo.sweep.identity import code_version, task_identity
-from vapo.system.table_text import markdown_text
+from vapo.sweep.report.tables import markdown_text
 
 PRETRAINING_SEED_OFFSET = 1_000_000
 _NO_INFLUENCE = (

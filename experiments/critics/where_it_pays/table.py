@@ -21,6 +21,7 @@ import numpy as np
 from run import BY_LENGTH, GROUP_SIZES, ITERATIONS, LAMBDA_1, RESULTS, SCORED, SIZES, TRUSTED, VAPO
 
 from vapo.intervals import interval_text, t_half_width, t_quantile
+from vapo.sweep.report.tables import markdown_table
 
 FOLDER = Path(__file__).parent
 MAP_SEEDS = (0, 1, 2)
@@ -163,15 +164,15 @@ def columns(runs: Sequence[Run]) -> dict[str, dict[tuple[int, int], Difference]]
 def table(runs: Sequence[Run]) -> str:
     """The Markdown table with a row for each cell."""
     differences = columns(runs)
-    lines = [
-        "| steps | group | without a critic | " + " | ".join(differences) + " |",
-        "|---:|---:|---:|" + "---|" * len(differences),
+    rows = [
+        [
+            *(str(cell[0]), str(cell[1]), scores(runs, *cell, LAMBDA_1)),
+            *(shown(column.get(cell)) for column in differences.values()),
+        ]
+        for cell in ((size, group) for size in SIZES for group in GROUP_SIZES)
     ]
-    for cell in ((size, group) for size in SIZES for group in GROUP_SIZES):
-        cells = [shown(column.get(cell)) for column in differences.values()]
-        first = f"| {cell[0]} | {cell[1]} | {scores(runs, *cell, LAMBDA_1)} |"
-        lines.append(f"{first} {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+    titles = ["steps", "group", "without a critic", *differences]
+    return markdown_table(titles, rows, align="rrrl") + "\n"
 
 
 def pooled(runs: Sequence[Run]) -> str:
@@ -180,14 +181,17 @@ def pooled(runs: Sequence[Run]) -> str:
     parts = {f"{size} steps": [(size, g) for g in GROUP_SIZES] for size in SIZES}
     parts |= {f"groups of {g}": [(size, g) for size in SIZES] for g in GROUP_SIZES}
     parts |= {"all": [(size, g) for size in SIZES for g in GROUP_SIZES]}
-    lines = ["| mean over | " + " | ".join(differences) + " |", "|---|" + "---|" * len(differences)]
-    for name, cells in parts.items():
-        texts = [
-            shown_mean(mean_over(column, cells)) if set(cells) & set(column) else ""
-            for column in differences.values()
+    rows = [
+        [
+            name,
+            *(
+                shown_mean(mean_over(column, cells)) if set(cells) & set(column) else ""
+                for column in differences.values()
+            ),
         ]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+        for name, cells in parts.items()
+    ]
+    return markdown_table(["mean over", *differences], rows) + "\n"
 
 
 def is_whole(difference: Difference | None) -> bool:
@@ -202,8 +206,7 @@ def again(runs: Sequence[Run], second: Sequence[Run]) -> str:
     shared_cells = {
         cell for cell in new["VAPO"] if all(is_whole(new[name].get(cell)) for name in AGAIN)
     }
-    lines = ["| steps | group | seeds | " + " | ".join(AGAIN) + " |"]
-    lines.append("|---:|---:|---|" + "---|" * len(AGAIN))
+    lines = []
     for label, part in (("new", second), ("all", runs)):
         part_columns = columns(part)
         rows = [(str(size), group, [(size, group)]) for size, group in sorted(shared_cells)]
@@ -213,8 +216,8 @@ def again(runs: Sequence[Run], second: Sequence[Run]) -> str:
         ]
         for name, group, cells in rows:
             texts = [shown_mean(mean_over(part_columns[column], cells)) for column in AGAIN]
-            lines.append(f"| {name} | {group} | {label} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+            lines.append([name, str(group), label, *texts])
+    return markdown_table(["steps", "group", "seeds", *AGAIN], lines, align="rrl") + "\n"
 
 
 def across(runs: Sequence[Run]) -> str:
@@ -222,9 +225,9 @@ def across(runs: Sequence[Run]) -> str:
     the loss without a critic whose baseline is the batch's mean, one response per prompt."""
     by_key = {(r["size"], r["group_size"], r["system"], r["seed"]): r["score"] for r in runs}
     systems = (LAMBDA_1, VAPO, TRUSTED)
-    lines = ["| group | " + " | ".join(systems) + " |", "|---:|" + "---|" * len(systems)]
+    rows = []
     for group in GROUP_SIZES:
-        texts = []
+        texts = [str(group)]
         for system in systems:
             scores_of = [[by_key[n, group, system, s] for n in SIZES] for s in MAP_SEEDS]
             beside = [[by_key[n, 1, LAMBDA_1, s] for n in SIZES] for s in MAP_SEEDS]
@@ -233,8 +236,8 @@ def across(runs: Sequence[Run]) -> str:
             is_itself = (group, system) == (1, LAMBDA_1)
             text = "" if is_itself else f", {shown_mean(mean_over({(0, 0): single}, [(0, 0)]))}"
             texts.append(f"{100 * np.mean(scores_of):.1f}{text}")
-        lines.append(f"| {group} | {' | '.join(texts)} |")
-    return "\n".join(lines) + "\n"
+        rows.append(texts)
+    return markdown_table(["group", *systems], rows, align="rl") + "\n"
 
 
 def report(runs: Sequence[Run]) -> str:

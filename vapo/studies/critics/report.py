@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +11,13 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 from vapo.sweep.report.style import house_style, line_styles
-from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
+from vapo.sweep.report.tables import (
+    csv_cell,
+    csv_text,
+    markdown_cell,
+    markdown_table,
+    markdown_text,
+)
 
 NEARLY = 0.9
 
@@ -125,22 +129,21 @@ def mean_curves(curves: Sequence[Curve]) -> dict[str, list[tuple[int, float, flo
 
 def markdown(table: Sequence[Summary], *, reference: str) -> str:
     """The table as Markdown, with a row for the oracle and a line on which critic knows most."""
-    lines = [
-        "| critic | seeds | held-out explained variance, last | best | at step | tokens until 90 % "
-        f"of best | s | tokens/s, {markdown_cell(reference)} = 1 |",
-        "|---|" + "---:|" * 7,
+    titles = ["critic", "seeds", "held-out explained variance, last", "best", "at step"]
+    titles += ["tokens until 90 % of best", "s", f"tokens/s, {markdown_cell(reference)} = 1"]
+    rows = [
+        [
+            *(markdown_cell(row.critic), str(row.num_seeds)),
+            *(_shown(row.last, row.last_spread), _shown(row.best, row.best_spread)),
+            *(str(row.best_step), "" if row.nearly_tokens is None else f"{row.nearly_tokens:,}"),
+            *(f"{row.seconds:.1f}", f"{row.relative_speed:.2f}"),
+        ]
+        for row in table
     ]
-    for row in table:
-        nearly = "" if row.nearly_tokens is None else f"{row.nearly_tokens:,}"
-        lines.append(
-            f"| {markdown_cell(row.critic)} | {row.num_seeds} | "
-            f"{_shown(row.last, row.last_spread)} | {_shown(row.best, row.best_spread)} | "
-            f"{row.best_step} | {nearly} | {row.seconds:.1f} | {row.relative_speed:.2f} |"
-        )
-    oracle = table[0].oracle
-    if oracle is not None:
-        lines.append(f"| oracle | {table[0].num_seeds} | {oracle:.3f} | {oracle:.3f} | | | | |")
-    return "\n".join([*lines, "", markdown_text(_conclusion(table))]) + "\n"
+    if (oracle := table[0].oracle) is not None:
+        rows.append(["oracle", str(table[0].num_seeds), *[f"{oracle:.3f}"] * 2, *[""] * 4])
+    lines = markdown_table(titles, rows, align="lr")
+    return "\n".join([lines, "", markdown_text(_conclusion(table))]) + "\n"
 
 
 def _conclusion(table: Sequence[Summary]) -> str:
@@ -172,12 +175,8 @@ def _shown(mean: float, spread: float | None) -> str:
 
 def as_csv(table: Sequence[Summary]) -> str:
     """The summaries as CSV. Numbers are not rounded, and a cell is empty if there is no number."""
-    stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(Summary.__dataclass_fields__), lineterminator="\n")
-    writer.writeheader()
-    for row in table:
-        writer.writerow({name: csv_cell(value) for name, value in vars(row).items()})
-    return stream.getvalue()
+    names = list(Summary.__dataclass_fields__)
+    return csv_text(names, [[csv_cell(getattr(row, name)) for name in names] for row in table])
 
 
 def figure(curves: Sequence[Curve], *, reference: str) -> Figure:

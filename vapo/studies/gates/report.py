@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures
 from vapo.sweep.report.style import house_style
-from vapo.system.table_text import markdown_cell, markdown_text
+from vapo.sweep.report.tables import markdown_cell, markdown_table, markdown_text
 
 _WIDTH = 96
 _GREY = "#666666"
@@ -103,13 +103,13 @@ def markdown(figures: GateFigures, gates: Sequence[Gate], *, about: Sequence[str
         *(f"- {markdown_text(line)}" for line in about),
         "",
     ]
-    lines += ["| component | verdict | because |", "|---|---|---|"]
-    for gate in gates:
-        reasons = markdown_cell("; ".join(gate.reasons))
-        lines.append(f"| {gate.component} | **{gate.word}** | {reasons} |")
-    lines += ["", "| figure | value |", "|---|---|"]
-    lines += [f"| {name} | {value} |" for name, value in figure_rows(figures)]
-    return "\n".join([*lines, "", "![The three curves](gates.png)"]) + "\n"
+    verdicts = [
+        (gate.component, f"**{gate.word}**", markdown_cell("; ".join(gate.reasons)))
+        for gate in gates
+    ]
+    lines += [markdown_table(["component", "verdict", "because"], verdicts), ""]
+    lines += [markdown_table(["figure", "value"], figure_rows(figures)), ""]
+    return "\n".join([*lines, "![The three curves](gates.png)"]) + "\n"
 
 
 def figure(figures: GateFigures, curves: GateCurves) -> Figure:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import base64
-import csv
 import html
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from vapo.sweep.report.estimates import MeanOfSeeds
 from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT
 from vapo.sweep.report.runs import Collection
 from vapo.sweep.report.table import RowResult, conclusion, shown_scores
-from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
+from vapo.sweep.report.tables import (
+    csv_cell,
+    csv_text,
+    markdown_cell,
+    markdown_table,
+    markdown_text,
+)
 
 _STYLE = """
 body { font: 11pt/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 60em; margin: 2em auto;
@@ -64,35 +68,29 @@ def columns(
 
 def markdown(collection: Collection, table: Sequence[RowResult]) -> str:
     cells = columns(collection, table)
-    lines = [_markdown_row(map(markdown_cell, cells)), "|---|" + "---:|" * (len(cells) - 1)]
+    rows = []
     for row in table:
         texts = [markdown_cell(cell(row)) for cell in cells.values()]
         if row.name == collection.full_system:
             texts = [f"**{text}**" if text else "" for text in texts]
-        lines.append(_markdown_row(texts))
+        rows.append(texts)
+    lines = markdown_table([*map(markdown_cell, cells)], rows, align="lr")
     sentences = map(markdown_text, conclusion(collection, table))
-    return "\n".join([*lines, "", *sentences]) + "\n"
-
-
-def _markdown_row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return "\n".join([lines, "", *sentences]) + "\n"
 
 
 def as_csv(table: Sequence[RowResult]) -> str:
     """Return the table's numbers, unrounded, as CSV; a missing number is an empty cell."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
-    for row in table:
-        clear = "" if row.is_shown is None else row.is_shown
-        writer.writerow(
-            [csv_cell(row.name), row.num_runs, *_numbers(row.score), *_numbers(row.difference),
-             row.difference and row.difference.p, row.how, row.common_seeds,
-             row.paper_score, row.paper_difference, row.sign, str(clear).lower(),
-             row.score and row.score.over, row.difference and row.difference.over,
-             *(cell for key in (FRESH, RECENT, AVERAGE) for cell in _other_numbers(row, key))]
-        )  # fmt: skip
-    return stream.getvalue()
+    rows = [
+        [csv_cell(row.name), row.num_runs, *_numbers(row.score), *_numbers(row.difference),
+         row.difference and row.difference.p, row.how, row.common_seeds,
+         row.paper_score, row.paper_difference, row.sign,
+         str("" if row.is_shown is None else row.is_shown).lower(),
+         row.score and row.score.over, row.difference and row.difference.over,
+         *(cell for key in (FRESH, RECENT, AVERAGE) for cell in _other_numbers(row, key))]
+        for row in table
+    ]  # fmt: skip
+    return csv_text(_CSV_COLUMNS, rows)
 
 
 def page(

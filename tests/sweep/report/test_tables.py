@@ -15,7 +15,7 @@ from vapo.studies.critics import report as critics
 from vapo.studies.gates import report as gates
 from vapo.sweep.report.render import as_csv, markdown
 from vapo.sweep.report.table import make_table
-from vapo.system.table_text import csv_cell, markdown_cell, markdown_text
+from vapo.sweep.report.tables import csv_cell, markdown_cell, markdown_text
 
 WIDE = "\uff1d\uff0b\uff0d\uff20"  # the same signs in full width
 

@@ -1,14 +1,47 @@
-"""Escapes text for tables: what a spreadsheet would compute, and what Markdown would act on."""
+"""Writes tables as Markdown and CSV, without what a spreadsheet or Markdown would act on."""
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 _FORMULA = re.compile(r"(^|;)(?=\s*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _MARKS = re.compile(
     r"^[#>+-](?=\s|$)|[\\`*~<]|!(?=\[)|\](?=[(\[:])|@|(?<=:)/(?=/)|(?<=\bwww)\.", re.IGNORECASE
 )
+
+
+def markdown_table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, align: str = "l"
+) -> str:
+    """Return a table in Markdown. Texts of others in its cells must come from `markdown_cell`.
+
+    Args:
+        align: a letter for each column, "l" for text and "r" for numbers. The last letter is also
+            that of the columns after it.
+
+    >>> print(markdown_table(["row", "seeds", "score"], [["PPO", "3", "41.0"]], align="lr"))
+    | row | seeds | score |
+    |---|---:|---:|
+    | PPO | 3 | 41.0 |
+    """
+    letters = align.ljust(len(titles), align[-1])
+    rules = "|".join({"l": "---", "r": "---:"}[letter] for letter in letters)
+    lines = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([f"| {' | '.join(titles)} |", f"|{rules}|", *lines])
+
+
+def csv_text(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a table as CSV. Texts of others in its cells must come from `csv_cell`.
+
+    Numbers are not rounded, and None is an empty cell.
+    """
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows([titles, *rows])
+    return stream.getvalue()
 
 
 def csv_cell(value: Any) -> Any:
