@@ -34,7 +34,7 @@ from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_value
 from vapo.networks.layouts import choose_layout
 from vapo.networks.model_configs import read_model_config
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.studies.memory.estimate import estimate_memory
+from vapo.studies.estimate.memory import estimate_memory
 from vapo.system.host_memory import GIB
 from vapo.training.minibatches import make_minibatches, passes
 from vapo.training.objective import Totals, value_objective

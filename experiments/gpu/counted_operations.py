@@ -23,9 +23,9 @@ from training_tables import table  # beside this file
 
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.value_head import ValueHead, write_head
-from vapo.studies.memory.passes import FakeNetwork
-from vapo.studies.memory.shapes import NetworkShape
-from vapo.studies.memory.tracking import MemoryTracker
+from vapo.studies.estimate.memory_tracker import MemoryTracker
+from vapo.studies.estimate.passes import FakeNetwork
+from vapo.studies.estimate.shapes import NetworkShape
 from vapo.system.host_memory import GIB
 
 SHAPES = Path(__file__).parents[2] / "models/shapes"

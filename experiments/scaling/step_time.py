@@ -5,7 +5,7 @@
         docs/images/scaling_step.png
 
 Each number of ranks is simulated with 2 and with 3 of the 64 layers: work is linear in layers
-(tests/studies/simulation/). The rates are assumptions, given once more when it is drawn.
+(tests/studies/estimate/). The rates are assumptions, given once more when it is drawn.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from matplotlib.figure import Figure
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.studies.simulation.counting import StepWork
-from vapo.studies.simulation.report import Rates, policy_works, step_seconds
-from vapo.studies.simulation.step import simulate
+from vapo.studies.estimate.simulated_step import simulate
+from vapo.studies.estimate.simulation_report import Rates, policy_works, step_seconds
+from vapo.studies.estimate.step_counts import StepWork
 from vapo.system.libraries import quiet_libraries
 
 ROOT = Path(__file__).parents[2]

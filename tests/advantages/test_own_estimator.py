@@ -23,7 +23,7 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.functional.columns import float_columns
 from vapo.networks.build import check_critic
-from vapo.studies.memory.states import read_layers
+from vapo.studies.estimate.waiting_states import read_layers
 from vapo.types import EvaluatedBatch
 
 MODULE = "own_estimator_of_a_test"

@@ -26,7 +26,7 @@ from vapo.networks.build import check_critic
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout, TokenInputs
-from vapo.studies.memory.states import read_layers
+from vapo.studies.estimate.waiting_states import read_layers
 from vapo.types import EvaluatedBatch, Phase, RolloutBatch
 
 PAIRS = (

@@ -61,8 +61,8 @@ QUESTIONS = {
     ("training/trainer.py", "cuda.is_available"): "system/test_devices.py",
     ("training/strategy.py", "cuda.is_available"): "networks/test_offload.py",
     ("commands/own_model.py", "cuda.is_available"): "commands/test_own_model.py",
-    ("studies/memory/engine_beside.py", "cuda.is_available"): (
-        "studies/memory/test_engine_beside.py"
+    ("studies/estimate/engine_beside.py", "cuda.is_available"): (
+        "studies/estimate/test_engine_beside.py"
     ),
     ("rollouts/engines/vllm_server/folder_backend.py", "accelerator.is_available"): (
         "rollouts/test_folder_backend.py"

@@ -13,7 +13,7 @@ from transformers import AutoConfig
 
 from tests.config.fits import fit_config
 from tests.judged import judged
-from tests.studies.memory.remembered_passes import remembered_passes
+from tests.studies.estimate.remembered_passes import remembered_passes
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
@@ -36,8 +36,8 @@ from vapo.prompts.fingerprint import fingerprint
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import check_compatible, network_state, parameters_of
 from vapo.runs.manifests import Manifest
-from vapo.studies.memory import network as network_module
-from vapo.studies.memory.estimate import estimate_memory
+from vapo.studies.estimate import network_bytes as network_module
+from vapo.studies.estimate.memory import estimate_memory
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
 INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)

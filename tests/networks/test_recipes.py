@@ -66,7 +66,7 @@ def test_the_simulated_step_of_its_header_is_that_of_the_page(recipe: Path) -> N
     assert f"Simulated: {largest} GiB in its largest training step" in header(recipe)
 
 
-@pytest.mark.night  # the arithmetic itself: tests/studies/memory
+@pytest.mark.night  # the arithmetic itself: tests/studies/estimate
 @recipes
 def test_the_estimate_of_its_header_is_what_the_command_prints(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

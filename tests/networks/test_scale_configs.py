@@ -91,7 +91,7 @@ def test_the_papers_networks_shard_over_64_processes() -> None:
         assert here == pytest.approx(whole / 64, rel=1e-3)
 
 
-@pytest.mark.night  # the arithmetic itself: tests/studies/memory
+@pytest.mark.night  # the arithmetic itself: tests/studies/estimate
 @pytest.mark.parametrize(
     ("name", "shape", "gpu_memory_gib"),
     [

@@ -23,9 +23,9 @@ from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
 from vapo.networks.model_configs import read_model_config
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.studies.memory.passes import FakeNetwork
-from vapo.studies.memory.shapes import NetworkShape
-from vapo.studies.memory.tracking import MemoryTracker
+from vapo.studies.estimate.memory_tracker import MemoryTracker
+from vapo.studies.estimate.passes import FakeNetwork
+from vapo.studies.estimate.shapes import NetworkShape
 from vapo.training import microbatching
 from vapo.training.microbatching import (
     KeptBytes,

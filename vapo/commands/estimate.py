@@ -22,8 +22,8 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
 from vapo.runs.checkpoint_saving import num_kept, shown_size
-from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
-from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
+from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.host_memory import GIB
 from vapo.system.libraries import quiet_libraries
 from vapo.system.shown_text import say
@@ -121,8 +121,8 @@ def _say_simulation(
     interconnect_gb_s: float | None,
 ) -> None:
     """Simulate a training step and print it. `model` replaces the models of both networks."""
-    from vapo.studies.simulation.report import Rates, simulation_lines
-    from vapo.studies.simulation.step import simulate
+    from vapo.studies.estimate.simulated_step import simulate
+    from vapo.studies.estimate.simulation_report import Rates, simulation_lines
 
     if model is not None:
         actor, critic = replace(config.actor, path=model), replace(config.critic, init="policy")

@@ -37,8 +37,8 @@ from vapo.runs.run_dirs import FIRST_FILES, RunDir, open_run_dir
 from vapo.runs.shard_index import check_shards
 from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
-from vapo.studies.memory.engine_beside import with_sleep_level
-from vapo.studies.memory.estimate import MemoryEstimate
+from vapo.studies.estimate.engine_beside import with_sleep_level
+from vapo.studies.estimate.memory import MemoryEstimate
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device

@@ -15,8 +15,7 @@ from vapo.system.installation import __version__
 _PACKAGE = Path(__file__).parents[1]
 # Parts of the package that no training process loads: a change of them reruns nothing. The code
 # that trains the critics of `vapo critics` is not in the list: their results depend on it.
-_AFTERWARDS = ("sweep", "studies/gates", "studies/memory", "studies/simulation",
-               "studies/run_hours.py", "studies/critics/report.py", "cli.py",
+_AFTERWARDS = ("sweep", "studies/gates", "studies/estimate", "studies/critics/report.py", "cli.py",
                "commands/command_line.py", "commands/command_table.py", "commands/early_checks.py",
                "commands/estimate_checks.py", "commands/file_checks.py", "commands/ui.py",
                "commands/sweep.py", "commands/report.py", "commands/rollouts.py",

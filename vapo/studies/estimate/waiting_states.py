@@ -11,7 +11,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic import ProbeCritic
 from vapo.config.estimators import PoiseOptions
 from vapo.functional.logprob_columns import NUM_LOGPROB_COLUMNS
-from vapo.studies.memory.sizes import local_rollouts
+from vapo.studies.estimate.sizes import local_rollouts
 
 
 def read_layers(config: FitConfig) -> tuple[int, ...]:

@@ -34,8 +34,8 @@ from vapo.rollouts.engines.transformers.token_sampling import (
     float32_logits,
     inverse_cdf,
 )
-from vapo.studies.memory.shapes import NetworkShape, frozen_base, make_network, with_first_layers
-from vapo.studies.memory.tracking import MemoryTracker
+from vapo.studies.estimate.memory_tracker import MemoryTracker
+from vapo.studies.estimate.shapes import NetworkShape, frozen_base, make_network, with_first_layers
 from vapo.system.private_attributes import attention_implementation
 
 

@@ -22,9 +22,9 @@ from vapo.networks.critics_on_actors import critic_of
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.model_configs import cut_layers
 from vapo.networks.probe import layer_numbers
-from vapo.studies.memory.shapes import frozen_base
-from vapo.studies.memory.sizes import local_minibatch, num_processes
-from vapo.studies.memory.states import read_layers
+from vapo.studies.estimate.shapes import frozen_base
+from vapo.studies.estimate.sizes import local_minibatch, num_processes
+from vapo.studies.estimate.waiting_states import read_layers
 
 
 @dataclass(frozen=True)

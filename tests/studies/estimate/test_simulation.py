@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
-from tests.studies.memory.memory_measurement import (
+from tests.studies.estimate.memory_measurement import (
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     VOCAB,
@@ -29,18 +29,18 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.networks.model_configs import keep_first_layers
 from vapo.networks.token_inputs import Layout
-from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
-from vapo.studies.memory.sizes import worst_microbatch
-from vapo.studies.simulation.counting import StepCounts
-from vapo.studies.simulation.cutting import cut_minibatch, fake_rows
-from vapo.studies.simulation.report import (
+from vapo.studies.estimate.cut_minibatch import cut_minibatch, fake_rows
+from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.simulated_step import Simulation, simulate
+from vapo.studies.estimate.simulation_report import (
     Rates,
     policy_works,
     simulation_lines,
     stage_bytes,
     step_seconds,
 )
-from vapo.studies.simulation.step import Simulation, simulate
+from vapo.studies.estimate.sizes import worst_microbatch
+from vapo.studies.estimate.step_counts import StepCounts
 from vapo.training.minibatches import make_minibatches
 from vapo.types import FinishReason, Phase, Prompt, Rollout
 

@@ -26,9 +26,9 @@ from vapo.networks.packed_attention import counts_for_gpu
 from vapo.networks.precision import computing_dtype
 from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.networks.token_inputs import token_inputs
-from vapo.studies.simulation.counting import OPTIMIZER_STEP, StepCounts, StepWork
-from vapo.studies.simulation.cutting import Cut, cut_minibatch, fake_rows
-from vapo.studies.simulation.tracking import ShardedStageTracker, StageTracker
+from vapo.studies.estimate.cut_minibatch import Cut, cut_minibatch, fake_rows
+from vapo.studies.estimate.stage_tracker import ShardedStageTracker, StageTracker
+from vapo.studies.estimate.step_counts import OPTIMIZER_STEP, StepCounts, StepWork
 from vapo.system.private_attributes import checkpoint_state, watch_propagation
 from vapo.training.minibatches import Microbatch, Microbatches, Minibatch, passes
 from vapo.training.module import VapoModule

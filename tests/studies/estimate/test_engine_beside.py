@@ -13,8 +13,8 @@ from tests.config.fits import fit_config
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.rollouts.engines.vllm.engine_args import EngineSize, engine_arguments
-from vapo.studies.memory.engine_beside import choose_sleep, with_sleep_level
-from vapo.studies.memory.estimate import MemoryEstimate
+from vapo.studies.estimate.engine_beside import choose_sleep, with_sleep_level
+from vapo.studies.estimate.memory import MemoryEstimate
 from vapo.system.host_memory import GIB
 
 VLLM = ("rollouts.engine=vllm",)

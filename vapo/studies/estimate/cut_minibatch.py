@@ -10,8 +10,8 @@ import torch
 
 from vapo.config import FitConfig
 from vapo.networks.token_inputs import Layout
-from vapo.studies.memory.sizes import Lengths, local_minibatch, longest_rows, worst_microbatch
-from vapo.studies.simulation.counting import StepWork
+from vapo.studies.estimate.sizes import Lengths, local_minibatch, longest_rows, worst_microbatch
+from vapo.studies.estimate.step_counts import StepWork
 from vapo.training.minibatches import cut_microbatches
 from vapo.types import FinishReason, Prompt, Rollout, TrainingBatch
 

@@ -13,25 +13,25 @@ from transformers import AutoConfig
 
 from tests.networks.architectures import HYBRIDS
 from tests.networks.windowed_models import windowed_model
-from tests.studies.memory.memory_measurement import (
+from tests.studies.estimate.memory_measurement import (
     VOCAB,
     measure,
     mid_size_config,
     save_mid_size_model,
 )
-from tests.studies.memory.remembered_passes import remembered_passes
+from tests.studies.estimate.remembered_passes import remembered_passes
 from tests.systems import system_config
 from tests.tiny_model import tiny_model
 from vapo.commands.estimate import continuations_line, disk_line, memory_verdict, run, stage_table
 from vapo.config import FitConfig
 from vapo.config.continuation_rules import most_continuations
 from vapo.errors import UserError
-from vapo.studies.memory import network as network_module
-from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
-from vapo.studies.memory.passes import FakeNetwork, NetworkPasses
-from vapo.studies.memory.shapes import NetworkShape
-from vapo.studies.memory.sizes import worst_microbatch
-from vapo.studies.memory.tracking import MemoryTracker
+from vapo.studies.estimate import network_bytes as network_module
+from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.memory_tracker import MemoryTracker
+from vapo.studies.estimate.passes import FakeNetwork, NetworkPasses
+from vapo.studies.estimate.shapes import NetworkShape
+from vapo.studies.estimate.sizes import worst_microbatch
 from vapo.system.host_memory import GIB
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")

@@ -16,7 +16,7 @@ import torch
 from vapo.config import FitConfig
 from vapo.config.engines import ColocatedVllm, VllmEngine
 from vapo.errors import UserError
-from vapo.studies.memory.estimate import MemoryEstimate
+from vapo.studies.estimate.memory import MemoryEstimate
 from vapo.system.host_memory import GIB
 
 _CONTEXT = 1.5 * GIB  # what CUDA and its libraries take before the first tensor

@@ -1,7 +1,7 @@
 """Estimates the memory that a config needs on each GPU, stage by stage, without loading weights.
 
-Parameters are counted on empty networks (`network`), and passes run on fake tensors (`passes`).
-Every prompt and response is as long as the config allows.
+Parameters are counted on empty networks (`network_bytes`), and passes run on fake tensors
+(`passes`). Every prompt and response is as long as the config allows.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from vapo.config.hyperparameters import reads_old_logprobs
 from vapo.errors import UserError
 from vapo.networks.value_head import plan_head, write_head
 from vapo.rollouts.engines.selection import has_mixed_copy
-from vapo.studies.memory.network import BYTES, NetworkBytes
-from vapo.studies.memory.passes import FakeNetwork, shares_prompts
-from vapo.studies.memory.sizes import (
+from vapo.studies.estimate.network_bytes import BYTES, NetworkBytes
+from vapo.studies.estimate.passes import FakeNetwork, shares_prompts
+from vapo.studies.estimate.sizes import (
     local_minibatch,
     local_rollouts,
     longest_rows,
     num_processes,
     worst_microbatch,
 )
-from vapo.studies.memory.states import gram_bytes, read_layers, states_bytes
+from vapo.studies.estimate.waiting_states import gram_bytes, read_layers, states_bytes
 
 _SPARE_COLUMNS = 64  # the sampler's cache grows by this many columns
 _PREFILL_TOKENS = 16_384  # the most tokens of one prefill forward of the sampler

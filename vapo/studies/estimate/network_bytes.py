@@ -12,10 +12,10 @@ from vapo.networks.build import choose_trained
 from vapo.networks.lora import add_adapters
 from vapo.networks.meta_device import Kind, model_of_config
 from vapo.networks.precision import computing_dtype
-from vapo.studies.memory.passes import NetworkPasses
-from vapo.studies.memory.shapes import NetworkShape
-from vapo.studies.memory.sizes import num_processes
-from vapo.studies.memory.states import read_layers
+from vapo.studies.estimate.passes import NetworkPasses
+from vapo.studies.estimate.shapes import NetworkShape
+from vapo.studies.estimate.sizes import num_processes
+from vapo.studies.estimate.waiting_states import read_layers
 
 BYTES = {"float32": 4, "bfloat16": 2}
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from tests.studies.memory.memory_measurement import mid_size_config, save_mid_size_model
+from tests.studies.estimate.memory_measurement import mid_size_config, save_mid_size_model
 from vapo.commands.estimate import estimate_config
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.studies.memory.estimate import MemoryEstimate
-from vapo.studies.simulation.step import simulate
+from vapo.studies.estimate.memory import MemoryEstimate
+from vapo.studies.estimate.simulated_step import simulate
 
 ROOT = Path(__file__).parents[3]
 LORA = ("actor.lora.rank=4", "critic.lora.rank=2", "critic.init=policy")

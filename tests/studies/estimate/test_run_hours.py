@@ -15,7 +15,7 @@ from vapo.config import FitConfig, resolve
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.model_configs import as_critic
-from vapo.studies.run_hours import Hardware, PhaseHours, run_hours
+from vapo.studies.estimate.run_hours import Hardware, PhaseHours, run_hours
 
 HARDWARE = Hardware(1.0, 10.0, 4.0)
 FIGURES: dict[str, Any] = {

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from vapo.networks.token_inputs import TokenInputs
-from vapo.studies.memory.tracking import ASKS_FOR_DEVICE
+from vapo.studies.estimate.memory_tracker import ASKS_FOR_DEVICE
 from vapo.system.private_attributes import propagates_shards
 
 OPTIMIZER_STEP = "optimizer step"

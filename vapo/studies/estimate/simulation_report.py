@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from vapo.studies.memory.estimate import MemoryEstimate
-from vapo.studies.simulation.counting import KINDS, StepWork
-from vapo.studies.simulation.step import Simulation
+from vapo.studies.estimate.memory import MemoryEstimate
+from vapo.studies.estimate.simulated_step import Simulation
+from vapo.studies.estimate.step_counts import KINDS, StepWork
 from vapo.system.host_memory import GIB
 from vapo.types import Phase
 

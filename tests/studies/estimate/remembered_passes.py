@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
-from vapo.studies.memory.passes import NetworkPasses, PassMemory
-from vapo.studies.memory.shapes import NetworkShape
+from vapo.studies.estimate.passes import NetworkPasses, PassMemory
+from vapo.studies.estimate.shapes import NetworkShape
 
 _networks: dict[tuple[str, ...], RememberedPasses] = {}
 

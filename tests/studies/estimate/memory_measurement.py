@@ -18,7 +18,7 @@ from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.environments.contract import Verdict
 from vapo.rollouts.batch import make_rollout_batch
-from vapo.studies.memory.tracking import MemoryTracker
+from vapo.studies.estimate.memory_tracker import MemoryTracker
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.module import VapoModule

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from tests.studies.memory.memory_measurement import mid_size_config, save_mid_size_model
+from tests.studies.estimate.memory_measurement import mid_size_config, save_mid_size_model
 from tests.systems import CONF
 from vapo.commands.estimate import run
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.model_configs import as_critic
 from vapo.networks.probe import ProbeForSequenceClassification
-from vapo.studies.memory.estimate import MemoryEstimate, estimate_memory
+from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
 
 PROBE = ("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]")
 

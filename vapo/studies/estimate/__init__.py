@@ -1,0 +1,1 @@
+"""What a config needs, behind `vapo estimate`: memory by arithmetic, a simulated step, hours."""

@@ -1,1 +1,0 @@
-"""The memory that a config needs, behind `vapo estimate`."""

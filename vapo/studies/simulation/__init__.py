@@ -1,1 +1,0 @@
-"""The module's own training step on fake tensors and ranks, behind `vapo estimate`."""
