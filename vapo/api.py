@@ -18,8 +18,8 @@ from vapo.commands.early_checks import checked_command
 from vapo.commands.python_values import Overrides, as_overrides
 from vapo.config import FitConfig, loading
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 if TYPE_CHECKING:
     from lightning.pytorch.callbacks import Callback

@@ -17,8 +17,9 @@ from vapo.commands.command_line import Command
 from vapo.commands.command_table import COMMANDS, OTHER_NAMES
 from vapo.errors import InterruptedRunError, StoppedRun, StopRequested, UserError, check_utf8
 from vapo.errors.redactor import hide_environment, redacted
+from vapo.errors.shown_text import say
 from vapo.errors.suggestions import did_you_mean
-from vapo.system.files import why_disk_is_full
+from vapo.files.whole_files import why_disk_is_full
 from vapo.system.installation import __version__
 from vapo.system.process import (
     ending_signals,
@@ -26,9 +27,8 @@ from vapo.system.process import (
     stop_in_good_order,
     stop_with_starter,
 )
-from vapo.system.process_memory import overwrite_secrets
-from vapo.system.python_child import safe_path_in_children
-from vapo.system.shown_text import say
+from vapo.user_code.process_memory import overwrite_secrets
+from vapo.user_code.python_child import safe_path_in_children
 
 
 def main(argv: Sequence[str] | None = None) -> int:

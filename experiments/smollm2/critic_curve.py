@@ -30,11 +30,11 @@ from transformers import PreTrainedTokenizerBase
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.diagnostics.oracle import state_values
+from vapo.files.whole_files import write_text
 from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_with_callback
-from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of

@@ -29,6 +29,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
+from vapo.files.whole_files import write_text
 from vapo.functional.milestones import milestone_values
 from vapo.networks.build import make_actor
 from vapo.networks.forward_passes import cut_rollouts
@@ -37,7 +38,6 @@ from vapo.networks.token_inputs import rollout_inputs
 from vapo.rollouts.milestones import numbered_milestones, token_texts
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
-from vapo.system.files import write_text
 from vapo.system.libraries import set_threads
 
 Values = list[np.ndarray]  # of each response, of the state before each token

@@ -16,7 +16,7 @@ ROOMS = {"rewards", "runs", "integration"}
         (["tests/runs/test_a.py", "docs/data.md"], ["tests/integration", "tests/runs"]),
         (["tests/integration/test_fit.py"], ["tests/integration"]),
         (["docs/data.md", "experiments/LOG.md", "README.md", "models/a/config.json"], []),
-        (["vapo/rewards/scorer.py", "vapo/system/supervision.py"], ["tests"]),
+        (["vapo/rewards/scorer.py", "vapo/user_code/supervision.py"], ["tests"]),
         (["vapo/cli.py"], ["tests"]),
         (["tests/conftest.py"], ["tests"]),
         (["conf/vapo.yaml"], ["tests"]),

@@ -58,7 +58,7 @@ def test_no_grab_bag_files() -> None:
 
 def test_everything_is_printed_without_what_a_terminal_acts_on() -> None:
     """By `say`, which escapes it; a user's traceback goes to a pipe, whose reader escapes it."""
-    assert with_mark("calls print") == {"system/shown_text.py", "system/process_protocol.py"}
+    assert with_mark("calls print") == {"errors/shown_text.py", "user_code/process_protocol.py"}
 
 
 def test_only_resolve_reads_enabled() -> None:
@@ -69,7 +69,7 @@ def test_only_resolve_reads_enabled() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_runs_foreign_code(path: Path) -> None:
     picklers = {"pickle", "dill", "joblib", "cloudpickle"}
-    if path.relative_to(PACKAGE).as_posix() == "system/handed_functions.py":
+    if path.relative_to(PACKAGE).as_posix() == "user_code/handed_functions.py":
         picklers.remove("cloudpickle")  # from a process to its own child
     refused = {f"imports {name}" for name in picklers}
     refused |= {f"calls {name}" for name in ("eval", "exec", "compile", "__import__")}
@@ -199,9 +199,9 @@ def ways_to_start(node: ast.AST) -> Iterator[str]:
 
 
 def test_one_file_starts_python() -> None:
-    """`vapo.system.python_child`: a process that starts in another way reads the user's files."""
+    """`user_code/python_child.py`: a process that starts in another way reads the user's files."""
     starting = {path for way in STARTS_PYTHON for path in with_mark(way)}
-    assert starting == {"system/python_child.py"}
+    assert starting == {"user_code/python_child.py"}
 
 
 @pytest.mark.parametrize(

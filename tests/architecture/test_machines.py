@@ -32,9 +32,9 @@ SKIPS = {
             "tests/studies/inspection/test_page.py",
         ],
     ),
-    "tests/system/test_process_memory.py": (
+    "tests/user_code/test_process_memory.py": (
         "Linux",
-        ["tests/system/test_process_memory_elsewhere.py"],
+        ["tests/user_code/test_process_memory_elsewhere.py"],
     ),
     "tests/environments/test_verifiers_package.py": (
         "the package verifiers",
@@ -75,8 +75,8 @@ QUESTIONS = {
     ("tracking/also.py", "find_spec"): "tracking/test_also.py",
 }
 NO_QUESTIONS = {
-    "system/user_functions.py": "looks for a user's module",
-    "system/function_files.py": "looks for a user's module",
+    "user_code/user_functions.py": "looks for a user's module",
+    "user_code/function_files.py": "looks for a user's module",
     "networks/weights_lineage.py": "an instruction set is one word of a digest",
     "tracking/provenance.py": "a machine is recorded",
 }

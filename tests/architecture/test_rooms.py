@@ -13,6 +13,8 @@ ROOMS = (
     "intervals",
     "functional",
     "config",
+    "user_code",
+    "files",
     "system",
     "networks",
     "environments",
@@ -33,7 +35,7 @@ ROOMS = (
     "__main__",
 )
 USERS = ("studies", "commands", "api", "cli", "__main__")  # they use the core, and it none of them
-MAX_ARROWS = 88
+MAX_ARROWS = 106
 
 
 def file_imports() -> dict[str, set[str]]:

@@ -19,7 +19,7 @@ from vapo.commands.early_checks import check_early
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.errors import UserError
-from vapo.system.function_files import check_function
+from vapo.user_code.function_files import check_function
 
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "lightning", "transformers", "mlflow", "torchmetrics", "datasets", "scipy"}

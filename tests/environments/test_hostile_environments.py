@@ -19,8 +19,8 @@ from tests.rewards.processes import ends, is_running
 from vapo.environments.contract import Reply
 from vapo.environments.episode_code import MAX_OBSERVATION_CHARS, EpisodeCode
 from vapo.environments.processes import ProcessEnvironments
-from vapo.system.process_protocol import read_reply
-from vapo.system.user_processes import GARBLED
+from vapo.user_code.process_protocol import read_reply
+from vapo.user_code.user_processes import GARBLED
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ OVERLAY = "rewards: {verifier: python, function: 'deep/my-verifier.py:score'}\n"
 POLICY = ROOT / "models" / "state_tracking"
 
 
-@pytest.mark.night  # tests/system/test_user_functions.py finds what a run records
+@pytest.mark.night  # tests/user_code/test_user_functions.py finds what a run records
 def test_resumed_and_validated_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from vapo.prompts.load import load_prompts
 from vapo.prompts.spelled_text import SpelledText
 from vapo.rollouts.observations import ObservationTokens, chat_frame
 from vapo.runs.run_dirs import identity_of
-from vapo.system.chat_templates import template_arguments
+from vapo.user_code.chat_templates import template_arguments
 
 KEY = "data.chat_template_kwargs"
 CHAT = "data.chat_template=true"

@@ -25,11 +25,11 @@ from tests.prompts.test_sources import read
 from vapo.commands.filter import pass_rate_rows
 from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_path
+from vapo.files.parquet_rows import opened
+from vapo.files.row_values import RefusedValue, check_carried
 from vapo.prompts.critic_prompts import render
 from vapo.rewards.verifiers import exact
 from vapo.rollouts.rollout_file import rollout_table
-from vapo.system.parquet_rows import opened
-from vapo.system.row_values import RefusedValue, check_carried
 from vapo.types import FinishReason, Prompt, Rollout, Turn
 
 WRITTEN = [

@@ -14,7 +14,7 @@ from vapo.config.options import Option, describe
 from vapo.errors import UserError
 from vapo.rewards.reward_model import ModelJudge
 from vapo.rollouts.stored_columns import FileRow
-from vapo.system.process_protocol import MAX_REWARD, reward_of, reward_problem
+from vapo.user_code.process_protocol import MAX_REWARD, reward_of, reward_problem
 
 TOO_LARGE = [1.001e12, 1e15, 1e19, 1e25, 1e38, 3.4e38, 1e39, 1e308, 10**400]
 

@@ -13,8 +13,8 @@ from tests.rewards.processes import ends, is_running
 from tests.rewards.rollouts_for_tests import hostile, rollout
 from vapo.rewards.verifier_code import VerifierCode
 from vapo.rewards.verifiers import VoteTask
-from vapo.system.process_protocol import read_reply
-from vapo.system.user_processes import GARBLED
+from vapo.user_code.process_protocol import read_reply
+from vapo.user_code.user_processes import GARBLED
 
 
 @pytest.mark.attacks

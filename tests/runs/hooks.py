@@ -75,10 +75,10 @@ def _nth(place: str, count: int, action: Callable[[], None]) -> None:
 def _find(place: str) -> tuple[Any, str]:
     import torch
 
+    from vapo.files import whole_files as durable
     from vapo.rollouts.collection import RolloutCollection
     from vapo.rollouts.kept_rollouts import ResumeCache
     from vapo.runs import checkpoint_saving, manifests
-    from vapo.system import files as durable
     from vapo.training.callbacks.checkpointing import Checkpointing
     from vapo.training.iteration import IterationRunner
     from vapo.training.module import VapoModule

@@ -19,6 +19,7 @@ from tests.runs.test_checkpointing import IN_BOTH_WAYS, Iterations
 from tests.runs.test_manifests import write
 from vapo.commands.early_checks import check_early
 from vapo.errors import UserError
+from vapo.files.whole_files import folder_locked, point_link, put_aside, remove, write_text
 from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs import manifests, run_dirs
 from vapo.runs.manifests import (
@@ -33,7 +34,6 @@ from vapo.runs.manifests import (
 )
 from vapo.runs.resuming import choose_resume, find_checkpoint
 from vapo.runs.run_dirs import RunDir, number_of, open_run_dir
-from vapo.system.files import folder_locked, point_link, put_aside, remove, write_text
 
 
 def copied(folder: Path, name: str) -> Path:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from vapo.errors import UserError
+from vapo.files.whole_files import point_link
 from vapo.runs.checkpoint_saving import DiskUse, check_space, expected_bytes
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import (
@@ -21,7 +22,6 @@ from vapo.runs.manifests import (
     sound_checkpoint,
     verify,
 )
-from vapo.system.files import point_link
 from vapo.training.supervised import require_room
 
 NUM_PLACES = 25

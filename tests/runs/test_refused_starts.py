@@ -22,10 +22,10 @@ from vapo.commands.fit import run
 from vapo.config import FitConfig, SftConfig
 from vapo.config.loading import load_config
 from vapo.errors import InterruptedRunError, UserError
+from vapo.files.made_folders import make_folders, taken_back_if_refused
 from vapo.prompts.load import PromptSplit
 from vapo.runs.run_dirs import FIRST_FILES
 from vapo.sweep.folders import locked
-from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.progress import Progress
 from vapo.training.supervised import recorded_run
 

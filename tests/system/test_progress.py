@@ -10,9 +10,9 @@ import time
 
 import pytest
 
+from vapo.errors.shown_text import format_seconds
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress, StageState, describe_speed
-from vapo.system.shown_text import format_seconds
 from vapo.types import Phase
 
 

@@ -23,8 +23,8 @@ from vapo.rewards.verifier_code import VerifierCode
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import make_plan
 from vapo.sweep.recording import ParentRun
-from vapo.system.host_process import HostProcess
 from vapo.tracking.stores import locate_store
+from vapo.user_code.host_process import HostProcess
 
 NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
 DATABASE = "postgresql://me:pa55word@127.0.0.1:1/db"

@@ -15,8 +15,8 @@ from vapo.config.schema import AlgorithmConfig
 from vapo.errors import UserError
 from vapo.functional.columns import bad_inputs
 from vapo.functional.masking import zero_outside
-from vapo.system.user_functions import check_arguments, import_function, raised_in
 from vapo.types import EvaluatedBatch
+from vapo.user_code.user_functions import check_arguments, import_function, raised_in
 
 _KEY = "algorithm.estimator_function"
 

@@ -20,6 +20,9 @@ from vapo.config import FitConfig, resolve
 from vapo.config.overrides import override_of
 from vapo.diagnostics.oracle import oracle_explained_variance
 from vapo.errors import about
+from vapo.errors.shown_text import say
+from vapo.files.made_folders import make_folders, taken_back_if_refused
+from vapo.files.whole_files import sha256, write_text, write_whole
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.loading import load_tokenizer
 from vapo.networks.precision import resolve_precision
@@ -39,11 +42,8 @@ from vapo.studies.critics.report import (
 from vapo.sweep.grid import Grid, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
-from vapo.system.files import sha256, write_text, write_whole
 from vapo.system.libraries import quiet_libraries, set_threads
-from vapo.system.made_folders import make_folders, taken_back_if_refused
 from vapo.system.progress import Progress
-from vapo.system.shown_text import say
 from vapo.tracking.logger import RunLogger
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from vapo.config.credentials import without_credentials
 from vapo.errors import UserError
-from vapo.system.shown_text import say
+from vapo.errors.shown_text import say
 from vapo.tracking.delivery import Delivery
 from vapo.tracking.journal import Journal, JournalInUseError
 from vapo.tracking.journal_folders import JOURNAL_NAME, read_target

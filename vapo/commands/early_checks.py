@@ -40,7 +40,7 @@ from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.networks.written_folders import check_new_folder
 from vapo.runs.resuming import check_resumable, readable_checkpoint
-from vapo.system.credentials import secret_texts
+from vapo.user_code.credentials import secret_texts
 
 Options = Mapping[str, Any]
 """A command's own options, by name."""

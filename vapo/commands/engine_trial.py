@@ -21,8 +21,8 @@ from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.errors.redactor import redacted
-from vapo.system.python_child import python_command, python_environment
-from vapo.system.shown_text import say
+from vapo.errors.shown_text import say
+from vapo.user_code.python_child import python_command, python_environment
 
 TIME_LIMIT_S = 600.0  # on a GPU vLLM's first start compiles for more than a minute
 _LOG, _RESULT = "doctor.log", "result.json"

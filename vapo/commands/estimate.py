@@ -18,6 +18,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
@@ -26,7 +27,6 @@ from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
 from vapo.studies.estimate.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.host_memory import GIB
 from vapo.system.libraries import quiet_libraries
-from vapo.system.shown_text import say
 
 # what CUDA, its libraries and NCCL take before the first tensor; an assumption, not measured
 _CONTEXT_GIB = 1.5

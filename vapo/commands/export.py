@@ -10,6 +10,7 @@ from typing import Any, Literal
 from vapo.config import FitConfig
 from vapo.config.loading import from_yaml
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.export import save_folder
 from vapo.networks.generation_files import generation_file
@@ -17,7 +18,6 @@ from vapo.networks.loading import load_causal_lm, load_tokenizer, load_value_mod
 from vapo.networks.written_folders import check_new_folder, whole_folder
 from vapo.prompts.fingerprint import fingerprint
 from vapo.runs.checkpoints import network_state, read_checkpoint
-from vapo.system.shown_text import say
 
 
 def run(checkpoint: Path, output_dir: Path, network: Literal["actor", "critic"]) -> None:

@@ -23,9 +23,9 @@ from vapo.prompts.sources import check_source
 from vapo.rewards.verifiers import check_package
 from vapo.rollouts.engines.vllm.engine_args import check_installed
 from vapo.runs.run_dirs import check_output_dir
-from vapo.system.function_files import check_function
 from vapo.tracking.known_stores import check_known
 from vapo.tracking.stores import check_writable, locate_store
+from vapo.user_code.function_files import check_function
 
 DATA_KEY = "components.value_pretraining.data"
 Config = FitConfig | SftConfig | RewardModelConfig

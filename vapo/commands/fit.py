@@ -22,6 +22,8 @@ from vapo.config.written import config_hash, flatten, to_yaml
 from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
+from vapo.errors.shown_text import say
+from vapo.files.made_folders import taken_back_if_refused
 from vapo.networks.build import check_critic, check_head_is_kept, check_tokenizers
 from vapo.networks.critic_folders import critic_path, critic_start
 from vapo.networks.export import check_saving
@@ -42,10 +44,8 @@ from vapo.studies.estimate.memory import MemoryEstimate
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device
-from vapo.system.made_folders import taken_back_if_refused
 from vapo.system.process import is_main_process
 from vapo.system.progress import Progress
-from vapo.system.shown_text import say
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger

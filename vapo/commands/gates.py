@@ -17,6 +17,9 @@ from vapo.config import FitConfig, resolve
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.value_page.heldout import check_heldout_groups
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
+from vapo.files.made_folders import make_folders, taken_back_if_refused
+from vapo.files.whole_files import write_text, write_whole
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.critic_folders import critic_start
 from vapo.rewards.scorer import make_scorer
@@ -25,9 +28,6 @@ from vapo.studies.gates.measuring import measure, policy_iterations
 from vapo.studies.gates.report import console_text, figure, markdown
 from vapo.studies.gates.rules import Gate, GateCurves, GateFigures, judge
 from vapo.studies.gates.start_policy import StartPolicy, answer_token_ids, sample_start
-from vapo.system.files import write_text, write_whole
-from vapo.system.made_folders import make_folders, taken_back_if_refused
-from vapo.system.shown_text import say
 from vapo.tracking.logger import RunLogger
 from vapo.training.parts import Sampling
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.importing import (
     Dtype,
     ImportedModel,
@@ -15,7 +16,6 @@ from vapo.networks.importing import (
 )
 from vapo.networks.written_folders import check_new_folder, whole_folder
 from vapo.system.libraries import quiet_libraries
-from vapo.system.shown_text import say
 
 
 def run(source: str, output_dir: Path, dtype: Dtype) -> None:

@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.system.files import why_not_writable
+from vapo.errors.shown_text import say
+from vapo.files.whole_files import why_not_writable
 from vapo.system.installation import file_names, root
-from vapo.system.shown_text import say
 
 _README = """\
 # A folder for vapo

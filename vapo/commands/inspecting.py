@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError, about
+from vapo.errors.shown_text import say
+from vapo.files.whole_files import why_not_writable, write_text
 from vapo.networks.model_folders import check_critic_folder, check_model_folder
 from vapo.studies.inspection.reading import ResponseReader
 from vapo.studies.inspection.rows import find_files
-from vapo.system.files import why_not_writable, write_text
-from vapo.system.shown_text import say
 
 if TYPE_CHECKING:
     from vapo.studies.inspection.report import Inspection

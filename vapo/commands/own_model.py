@@ -28,12 +28,12 @@ from vapo.config.overrides import read_overrides
 from vapo.config.schema import SourceConfig
 from vapo.errors import UserError, about
 from vapo.errors.redactor import redacted
+from vapo.errors.shown_text import visible
+from vapo.files.row_values import value_text
 from vapo.networks.model_folders import check_model_folder
 from vapo.prompts.columns import take
 from vapo.prompts.records import read_records
 from vapo.system.installation import root
-from vapo.system.row_values import value_text
-from vapo.system.shown_text import visible
 
 _NO_CHAT_TEMPLATE = (
     "no chat template, so the prompts are plain text (a chat model needs its own, as "

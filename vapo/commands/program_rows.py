@@ -12,14 +12,14 @@ from tempfile import NamedTemporaryFile
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.prompts.records import plain_dataset
-from vapo.system.row_values import (
+from vapo.files.row_values import (
     RefusedValue,
     check_names,
     narrow_width,
     plain_value,
     shortest_floats,
 )
+from vapo.prompts.records import plain_dataset
 
 
 def written_rows(rows: Any, key: str, folder: Path) -> Path:
@@ -92,7 +92,7 @@ def _frame_records(frame: Any) -> Iterator[dict[Any, Any]]:
 
 
 def _arrow_records(table: Any, key: str) -> Iterator[dict[str, Any]]:
-    from vapo.system.parquet_rows import plain_rows
+    from vapo.files.parquet_rows import plain_rows
 
     check_names(table.schema.names, key)
     for batch in table.to_batches():

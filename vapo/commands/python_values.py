@@ -12,7 +12,7 @@ from vapo.config.options import describe, holds_text
 from vapo.config.overrides import override_of
 from vapo.config.scalars import escape_missing
 from vapo.errors import UserError, check_utf8
-from vapo.system.handed_functions import function_path
+from vapo.user_code.handed_functions import function_path
 
 Overrides = Sequence[str] | Mapping[str, Any]
 

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.sweep.folders import SWEEP_RECORD, read_sweep_folder
 from vapo.sweep.report.figures import draw_all
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
 from vapo.sweep.report.table import make_table
-from vapo.system.shown_text import say
 from vapo.tracking.known_stores import check_known
 from vapo.tracking.records import NOTE_TAG
 from vapo.tracking.stores import locate_store

@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from vapo.commands.sampling import policy_player_of, read_prompts, settled_sampling
 from vapo.config import RewardModelConfig
 from vapo.config.schema import EvaluationConfig
+from vapo.errors.shown_text import say
 from vapo.functional.metrics import explained_variance
 from vapo.networks.actor_critic import Critic, CriticOutput
 from vapo.networks.export import check_saving, save_folder
@@ -31,7 +32,6 @@ from vapo.rollouts.engines.selection import access_to
 from vapo.rollouts.segments import with_response
 from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
-from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,
     SupervisedBatch,

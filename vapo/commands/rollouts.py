@@ -23,6 +23,7 @@ from vapo.config.written import config_hash
 from vapo.diagnostics.oracle import oracle_states
 from vapo.diagnostics.value_truth.choice import expected_tokens
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.saved_tokenizers import tokenizer_fingerprint
 from vapo.prompts.load import PromptSplit
 from vapo.prompts.training_set import group_sampling
@@ -42,7 +43,6 @@ from vapo.rollouts.segments import step_starts
 from vapo.rollouts.stored_columns import returns_settings
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.shown_text import say
 from vapo.types import Rollout
 
 _SPENT = "continuation_tokens"

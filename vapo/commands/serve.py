@@ -10,14 +10,14 @@ from ipaddress import ip_address
 from vapo.config import FitConfig
 from vapo.config.engines import VllmServerEngine
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.precision import resolve_precision
 from vapo.rollouts.engines.vllm.colocated import check_options
 from vapo.rollouts.engines.vllm_server.command import serve_command, serve_environment
 from vapo.system.libraries import pick_device
 from vapo.system.ports import check_port
-from vapo.system.python_child import python_environment
-from vapo.system.shown_text import say
+from vapo.user_code.python_child import python_environment
 
 
 def run(config: FitConfig, *, host: str, port: int, print_command: bool = False) -> None:

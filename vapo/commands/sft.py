@@ -17,6 +17,7 @@ from vapo.commands.sampling import policy_player_of, read_prompts, settled_sampl
 from vapo.config import FitConfig, SftConfig
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.evaluation import evaluate, evaluation_settings
 from vapo.networks.actor_critic import Actor
 from vapo.networks.end_tokens import EndTokens, end_tokens, name_end_tokens, turn_ids_with_end
@@ -33,7 +34,6 @@ from vapo.rollouts.engines.selection import access_to
 from vapo.system.libraries import pick_device
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.shown_text import say
 from vapo.training.supervised import (
     Batches,
     SupervisedBatch,

@@ -11,12 +11,12 @@ from vapo.commands.file_checks import check_run
 from vapo.config.unread_changes import check_rows_are_read
 from vapo.config.written import written_source
 from vapo.errors import StopRequested, UserError, about
+from vapo.errors.shown_text import say
 from vapo.sweep.folders import TaskFolder, describe_finished, locked
 from vapo.sweep.grid import choose_rows, read_grid
 from vapo.sweep.launch import Launcher, LocalLauncher, SlurmLauncher, visible_gpus
 from vapo.sweep.plan import Plan, describe_plan, describe_size, make_plan
 from vapo.sweep.work import TaskRunner
-from vapo.system.shown_text import say
 from vapo.tracking.provenance import git_state
 
 

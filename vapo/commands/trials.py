@@ -17,10 +17,10 @@ from typing import Any
 from vapo.config import FitConfig
 from vapo.config.environments import environment_name
 from vapo.config.rewards import RegexVerifier, RewardConfig, SeveralVerifiers
+from vapo.errors.shown_text import visible
 from vapo.rewards.large_rewards import about_large
 from vapo.rewards.text_judge import judged_part
 from vapo.rewards.thoughts import THOUGHT_END
-from vapo.system.shown_text import visible
 
 MAX_SHOWN_CHARS = 4_000
 """The most characters that are shown of a text: its beginning, and its end with the answer."""

@@ -27,7 +27,10 @@ from vapo.config import FitConfig
 from vapo.config.data import GeneratedSource, source_name, sources_of
 from vapo.config.rewards import RewardModelVerifier, verifiers_in
 from vapo.errors import UserError, about
+from vapo.errors.shown_text import say
 from vapo.errors.suggestions import nearest_name, nearest_path
+from vapo.files.row_values import RefusedValue, check_carried
+from vapo.files.whole_files import check_regular_file, read_line
 from vapo.prompts.generated_rows import stage_source
 from vapo.prompts.rows import SourceRow
 from vapo.prompts.sources import read_rows
@@ -40,9 +43,6 @@ from vapo.rewards.text_judge import (
     verdict_fields,
 )
 from vapo.rewards.verifier_output import VerifierOutput
-from vapo.system.files import check_regular_file, read_line
-from vapo.system.row_values import RefusedValue, check_carried
-from vapo.system.shown_text import say
 
 _COLUMNS = ("response", "prompt_id", "answer")
 Judge = TextJudge | SeveralJudges[TextJudge]

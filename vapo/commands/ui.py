@@ -12,13 +12,13 @@ from contextlib import suppress
 
 from vapo.commands.ui_hosts import allowed_hosts, allowed_origins
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.system.ports import check_port
-from vapo.system.python_child import python_command, python_environment
-from vapo.system.shown_text import say
 from vapo.tracking.links import SCORE, curves_page, experiments_page, run_page, runs_page
 from vapo.tracking.metric_names import stored_names
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
+from vapo.user_code.python_child import python_command, python_environment
 
 _WARNING = "starlette.middleware.wsgi is deprecated"
 _CURE = (

@@ -28,6 +28,7 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.diagnostics.value_truth.verdict import verdict
+from vapo.errors.shown_text import say
 from vapo.evaluation import EvaluationResult, evaluate, evaluation_settings
 from vapo.networks.build import check_head_is_kept
 from vapo.networks.own_head import check_own_head
@@ -40,7 +41,6 @@ from vapo.runs.checkpoints import Checkpoint, read_checkpoint
 from vapo.runs.resuming import find_checkpoint
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
-from vapo.system.shown_text import say
 from vapo.types import RolloutBatch
 
 

@@ -9,7 +9,7 @@ from omegaconf import MISSING
 
 from vapo.config.kinds import FOLDER_DOC, choice, kind_options, make, option, section
 
-REWARD_RANGE = {"ge": -1e12, "le": 1e12}  # that of every reward: MAX_REWARD in vapo.system
+REWARD_RANGE = {"ge": -1e12, "le": 1e12}  # that of every reward: MAX_REWARD in vapo.user_code
 
 
 @dataclass

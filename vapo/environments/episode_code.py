@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from vapo.errors import UserError
-from vapo.system.handed_functions import function_of
-from vapo.system.process_protocol import UserCode, printable, reward_of, reward_problem
-from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments
+from vapo.errors.shown_text import beginning
+from vapo.user_code.handed_functions import function_of
+from vapo.user_code.process_protocol import UserCode, printable, reward_of, reward_problem
+from vapo.user_code.user_functions import check_arguments
 
 KEY = "environment.function"
 
@@ -135,7 +135,7 @@ class EpisodeCode(UserCode):
     args: Mapping[str, Any] = field(default_factory=dict)
     function_folder: str | None = None
     function_bytes: bytes | None = None
-    """A class of the trainer's own notebook or script (`vapo.system.handed_functions`)."""
+    """A class of the trainer's own notebook or script (`vapo.user_code.handed_functions`)."""
     max_answer_bytes: int = 12 * MAX_OBSERVATION_CHARS + 4096  # JSON: up to 12 for a character
 
     @property

@@ -10,12 +10,12 @@ from vapo.config.environments import FunctionEnvironment, VerifiersEnvironment, 
 from vapo.config.schema import FitConfig
 from vapo.environments.contract import Environments, EpisodeKey, Reply
 from vapo.environments.episode_code import KEY, EpisodeCode
-from vapo.system.credentials import check_passed, secret_texts_of_code
-from vapo.system.handed_functions import bytes_of
 from vapo.system.process import derive_seed
-from vapo.system.process_protocol import Order, UserCode
-from vapo.system.user_processes import UserProcesses
 from vapo.types import Prompt
+from vapo.user_code.credentials import check_passed, secret_texts_of_code
+from vapo.user_code.handed_functions import bytes_of
+from vapo.user_code.process_protocol import Order, UserCode
+from vapo.user_code.user_processes import UserProcesses
 
 
 def data_row(prompt: Prompt) -> dict[str, Any]:

@@ -24,14 +24,14 @@ def did_you_mean(name: str, known_names: Iterable[str], *, quote: str = "'") -> 
 
 def nearest_name(name: str, known_names: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """Return the most similar name; None if the similarity of all is below `cutoff`, 0 to 1."""
-    return next(iter(nearest_names(name, known_names, most=1, cutoff=cutoff)), None)
+    return next(iter(nearest_names(name, known_names, max_names=1, cutoff=cutoff)), None)
 
 
 def nearest_names(
-    name: str, known_names: Iterable[str], *, most: int = 3, cutoff: float = 0.6
+    name: str, known_names: Iterable[str], *, max_names: int = 3, cutoff: float = 0.6
 ) -> list[str]:
-    """Return the names that are similar to this one, `most` of them at most, the nearest first."""
-    return difflib.get_close_matches(name, list(known_names), n=most, cutoff=cutoff)
+    """Return up to `max_names` names that are similar to this one, the nearest first."""
+    return difflib.get_close_matches(name, list(known_names), n=max_names, cutoff=cutoff)
 
 
 def nearest_path(path: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.files import read_bounded
+from vapo.files.whole_files import read_bounded
 
 CONFIG_FILE = "config.json"
 MAX_BYTES = 2**24

@@ -19,7 +19,7 @@ from vapo.networks.generation_files import read_generation_config, with_end_toke
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import end_token_ids
 from vapo.networks.special_tokens import special_ids
-from vapo.system.chat_templates import TemplateRefusal, render_chat
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat
 
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 

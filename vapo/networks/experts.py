@@ -18,8 +18,8 @@ from torch.nn.functional import pad, silu
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 # Names in a config of the number of experts that a token goes through.
 _NUMS_CHOSEN = ("num_experts_per_tok", "top_k_experts", "moe_topk")

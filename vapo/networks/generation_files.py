@@ -16,9 +16,9 @@ from transformers import GenerationConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from vapo.errors import UserError
+from vapo.files.whole_files import read_bounded
 from vapo.networks.config_files import CONFIG_FILE, MAX_BYTES
 from vapo.networks.model_folders import local_folder
-from vapo.system.files import read_bounded
 
 logger = logging.getLogger(__name__)
 

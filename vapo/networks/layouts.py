@@ -9,6 +9,7 @@ from typing import Literal
 from transformers import PreTrainedModel
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.networks.adapters import AdaptersForSequenceClassification
 from vapo.networks.attention_windows import ATTENTION_LAYERS
 from vapo.networks.packed_attention import PACKED_SDPA
@@ -17,7 +18,6 @@ from vapo.networks.recurrent_layers import cache_layers
 from vapo.networks.token_inputs import Layout
 from vapo.system.private_attributes import attention_implementation, can_change_attention
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 # Architectures whose layers change the attention mask, which packed rows do not have.
 _OWN_MASKS = ("doge",)

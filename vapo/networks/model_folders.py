@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_path
 from vapo.networks.config_files import CONFIG_FILE, Shapes, check_config_file
-from vapo.system.hub import read_cache_if_unreachable
+from vapo.networks.hub import read_cache_if_unreachable
 
 _NO_OWNERS = ("models", "runs", "mlruns")
 """Folders that vapo works in: a path that begins with one is not tried as a hub's `owner/name`."""

@@ -13,7 +13,7 @@ from vapo.errors import UserError
 from vapo.networks.loading import remove_dropout
 from vapo.networks.model_configs import read_model_config
 from vapo.system.process import derive_seed
-from vapo.system.user_functions import check_arguments, import_function, raised_in
+from vapo.user_code.user_functions import check_arguments, import_function, raised_in
 
 _KEY = "critic.head_function"
 

@@ -12,11 +12,11 @@ from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.engines import VllmServerEngine
 from vapo.config.rewards import RewardModelVerifier, verifiers_in
 from vapo.config.schema import TrainerConfig
+from vapo.errors.shown_text import say
 from vapo.networks.model_configs import read_model_config
 from vapo.system.libraries import pick_device
 from vapo.system.private_attributes import cpu_has_bfloat16_products
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 # Below this width matrix products are so small that bfloat16 gains little, and costs digits: a
 # width of 96 took 0.9 to 1.1 times as long in float32, 192 1.3 to 1.7, 256 1.6 to 1.8, 384 2.1.

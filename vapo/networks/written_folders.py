@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.system.files import sync, why_not_writable
-from vapo.system.made_folders import missing_folders
+from vapo.files.made_folders import missing_folders
+from vapo.files.whole_files import sync, why_not_writable
 
 _ASIDE = ".saving"
 """The folder in which a model lies until it is complete. A killed command leaves it behind."""

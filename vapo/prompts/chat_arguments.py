@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
 from vapo.errors.suggestions import did_you_mean
-from vapo.system.chat_templates import TemplateRefusal, template_arguments
+from vapo.user_code.chat_templates import TemplateRefusal, template_arguments
 
 _KEY = "data.chat_template_kwargs"
 _MOST_LISTED = 20

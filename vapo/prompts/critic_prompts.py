@@ -17,12 +17,12 @@ from vapo.config import FitConfig
 from vapo.config.critic import PrivilegedPrompt
 from vapo.config.estimators import OppoOptions
 from vapo.errors import UserError
+from vapo.files.row_values import value_text
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import read_model_config
 from vapo.networks.saved_tokenizers import start_ids, with_start
 from vapo.prompts.load import PromptSplit, token_ids
 from vapo.prompts.training_set import TrainingSet
-from vapo.system.row_values import value_text
 from vapo.types import Prompt
 
 _KEY = "critic.prompt.template"

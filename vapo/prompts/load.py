@@ -24,8 +24,8 @@ from vapo.prompts.rows import LeftOut
 from vapo.prompts.sources import SourceRow, read_rows
 from vapo.prompts.spelled_text import SpecialTexts, SpelledText
 from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
-from vapo.system.chat_templates import TemplateRefusal, render_chat
 from vapo.types import Prompt
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat
 
 _SYSTEM_ROLES = ("system", "developer")  # some templates call it so
 

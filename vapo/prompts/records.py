@@ -14,10 +14,10 @@ from typing import Any
 from vapo.config.data import FileSource, HuggingfaceSource, JsonlSource, ParquetSource
 from vapo.errors import UserError, about
 from vapo.errors.suggestions import nearest_path
+from vapo.files.long_lines import MOST_ROW_BYTES, lines_of
+from vapo.files.whole_files import check_regular_file, read_line
+from vapo.networks.hub import read_cache_if_unreachable
 from vapo.prompts.procedural import nearest
-from vapo.system.files import check_regular_file, read_line
-from vapo.system.hub import read_cache_if_unreachable
-from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
 
 _MOST_ARRAY_BYTES = 64 * 2**20
 """A larger file of one JSON array is refused, since it would have to be in memory as a whole."""
@@ -162,7 +162,7 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_records(source: FileSource, key: str) -> Records:
-    from vapo.system.parquet_rows import parquet_rows  # it loads pyarrow
+    from vapo.files.parquet_rows import parquet_rows  # it loads pyarrow
 
     file = _existing_file(source.path, key)
     _check_no_csv(source.path, key)
@@ -236,7 +236,7 @@ def plain_dataset(rows: Any) -> Iterator[dict[str, Any]]:
     Tensors would lose digits: torch's format makes all floats float32. A transform of the user's
     own still applies.
     """
-    from vapo.system.parquet_rows import narrow_columns
+    from vapo.files.parquet_rows import narrow_columns
 
     formatted = getattr(rows, "format", None) or {}
     if formatted.get("type") not in (None, "custom"):

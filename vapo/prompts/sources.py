@@ -23,6 +23,7 @@ from vapo.config.data import (
 )
 from vapo.environments.verifiers_package import check_verifiers_installed
 from vapo.errors import UserError
+from vapo.files.row_values import RefusedValue, check_carried, number_text
 from vapo.prompts.columns import match_answer, take
 from vapo.prompts.generated_rows import (
     check_reasoning_gym,
@@ -33,7 +34,6 @@ from vapo.prompts.generated_rows import (
 from vapo.prompts.procedural_rows import Demonstration
 from vapo.prompts.records import check_dataset_path, is_on_a_hub, read_records
 from vapo.prompts.rows import LeftOut, Message, SourceRow, first_of_each, passing
-from vapo.system.row_values import RefusedValue, check_carried, number_text
 
 
 def read_rows(

@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vapo.networks.special_tokens import control_ids, special_ids, text_of_any
 from vapo.prompts.rows import SourceRow
-from vapo.system.chat_templates import TemplateRefusal, render_chat
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat
 
 _NAME = "x7f3a9c1e5b2d8046x"  # letters and digits alone: no template changes, splits or trims them
 _MARK = re.compile(rf"{_NAME}(\d+)x", re.IGNORECASE)

@@ -22,8 +22,8 @@ from vapo.networks.token_inputs import Sequences, TokenInputs, token_inputs
 from vapo.rewards.hostile_text import UnsafeTextError
 from vapo.rewards.text_judge import OnReply
 from vapo.system.libraries import pick_device
-from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Rollout
+from vapo.user_code.process_protocol import reward_problem
 
 BATCH_TOKENS = 16_384
 """The most tokens of a padded batch, padding included. It is also the longest text's length if

@@ -22,6 +22,7 @@ from vapo.config.schema import FitConfig, RewardConfig
 from vapo.environments.contract import Environments, Verdict
 from vapo.environments.processes import make_environments
 from vapo.errors import UserError
+from vapo.errors.shown_text import visible
 from vapo.rewards.judged_responses import JudgedResponses, OnVerdict
 from vapo.rewards.reward_model import ModelJudge
 from vapo.rewards.several_judges import SeveralJudges, one_or_several
@@ -36,7 +37,6 @@ from vapo.rewards.text_judge import (
 from vapo.rewards.verifier_output import VerifierOutput
 from vapo.rewards.votes import count_votes
 from vapo.system.distributed import sum_over_ranks
-from vapo.system.shown_text import visible
 from vapo.types import Rollout
 
 OneJudge = TextJudge | ModelJudge

@@ -13,7 +13,7 @@ from vapo.config.rewards import SeveralVerifiers, rewards_of_each
 from vapo.config.schema import RewardConfig
 from vapo.errors import about
 from vapo.rewards.text_judge import WAIT_S, OnReply, verdict_fields
-from vapo.system.process_protocol import MAX_REWARD
+from vapo.user_code.process_protocol import MAX_REWARD
 
 Withdraw = Callable[[], object]
 

@@ -22,10 +22,10 @@ from vapo.rewards.verifiers import (
     exact,
     make_regex,
 )
-from vapo.system.credentials import check_passed, secret_texts_of_code
-from vapo.system.handed_functions import bytes_of
-from vapo.system.process_protocol import Order, UserCode
-from vapo.system.user_processes import Answer, UserProcesses
+from vapo.user_code.credentials import check_passed, secret_texts_of_code
+from vapo.user_code.handed_functions import bytes_of
+from vapo.user_code.process_protocol import Order, UserCode
+from vapo.user_code.user_processes import Answer, UserProcesses
 
 MAX_TASKS_PER_PROCESS = 16
 """A process has at most this many tasks at a time."""

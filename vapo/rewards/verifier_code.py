@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import beginning
 from vapo.rewards.foreign_functions import ThreeArguments, as_trl_or_verl_function
 from vapo.rewards.hostile_text import guarded, install
 from vapo.rewards.verifiers import (
@@ -27,11 +28,16 @@ from vapo.rewards.verifiers import (
     make_regex,
     math_vote_classes,
 )
-from vapo.system.concurrent_answers import awaited
-from vapo.system.handed_functions import function_of
-from vapo.system.process_protocol import Answering, UserCode, printable, reward_of, reward_problem
-from vapo.system.shown_text import beginning
-from vapo.system.user_functions import check_arguments
+from vapo.user_code.concurrent_answers import awaited
+from vapo.user_code.handed_functions import function_of
+from vapo.user_code.process_protocol import (
+    Answering,
+    UserCode,
+    printable,
+    reward_of,
+    reward_problem,
+)
+from vapo.user_code.user_functions import check_arguments
 
 FUNCTION_KEY = "rewards.function"
 _ARGUMENTS = ("response_text", "answer", "metadata")
@@ -167,7 +173,7 @@ class VerifierCode(UserCode):
     function_folder: str | None = None
     function_bytes: bytes | None = None
     """The pickled function, if the trainer's program handed one over
-    (`vapo.system.handed_functions`)."""
+    (`vapo.user_code.handed_functions`)."""
     percent: str = "either"
     """See `make_math`."""
     correct: float = 1.0

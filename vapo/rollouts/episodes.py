@@ -24,8 +24,8 @@ from vapo.rollouts.engines.contract import (
     sampled_text,
 )
 from vapo.rollouts.observations import ObservationTokens
-from vapo.system.process_protocol import reward_problem
 from vapo.types import FinishReason, Prompt, Rollout, Turn
+from vapo.user_code.process_protocol import reward_problem
 
 REPLAY = "replay"
 """The failure of an episode that could not be continued begins with this word."""

@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from vapo.files.whole_files import write_whole
 from vapo.system.distributed import rank, world_size
-from vapo.system.files import write_whole
 from vapo.types import FinishReason, Phase, Prompt, PromptScore, Rollout, RolloutBatch, Turn
 
 _FILE = re.compile(r"iteration_([0-9]{6,})_rank_[0-9]+\.safetensors")

@@ -16,7 +16,7 @@ from vapo.errors import UserError
 from vapo.networks.special_tokens import special_text
 from vapo.prompts.characters import dropped_characters, listed_characters
 from vapo.prompts.spelled_text import SpelledText
-from vapo.system.chat_templates import TemplateRefusal, render_chat
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat
 
 logger = logging.getLogger(__name__)
 

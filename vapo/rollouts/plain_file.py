@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 
+from vapo.files.whole_files import write_whole
 from vapo.rollouts.stored_columns import TURN_COLUMNS
-from vapo.system.files import write_whole
 
 _UNCHANGED = ("prompt", "response", "reward", "group", "prompt_ids", "response_ids", "answer")
 

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 
 from vapo.errors import UserError, about
+from vapo.files.parquet_rows import read_whole
+from vapo.files.row_values import row_text
+from vapo.files.whole_files import check_regular_file, write_whole
 from vapo.rollouts.stored_columns import stored_truth, stored_turns
-from vapo.system.files import check_regular_file, write_whole
-from vapo.system.parquet_rows import read_whole
-from vapo.system.process_protocol import printable
-from vapo.system.row_values import row_text
+from vapo.user_code.process_protocol import printable
 
 if TYPE_CHECKING:
     from vapo.rollouts.continuations import MeasuredState

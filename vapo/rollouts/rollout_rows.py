@@ -18,13 +18,13 @@ import pyarrow as pa
 from transformers import PreTrainedTokenizerBase
 
 from vapo.errors import UserError
+from vapo.files.row_values import value_text
 from vapo.networks.end_tokens import EndTokens, end_tokens, turn_ids_with_end
 from vapo.networks.saved_tokenizers import start_ids, tokenizer_fingerprint, with_start
 from vapo.rollouts.engines.contract import has_ended
 from vapo.rollouts.stored_columns import FileRow, StoredTruth, is_episode, read_truth, read_turns
-from vapo.system.process_protocol import reward_problem
-from vapo.system.row_values import value_text
 from vapo.types import FinishReason, Prompt, Rollout, Turn
+from vapo.user_code.process_protocol import reward_problem
 
 _REQUIRED_COLUMNS = (
     ("group",),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from vapo.config import FitConfig
 from vapo.config.hyperparameters import critic_is_punished
 from vapo.errors import UserError
-from vapo.system.process_protocol import reward_problem
+from vapo.user_code.process_protocol import reward_problem
 
 if TYPE_CHECKING:  # a file is looked at before torch is loaded
     from vapo.rollouts.continuations import MeasuredState

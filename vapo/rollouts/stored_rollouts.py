@@ -16,6 +16,7 @@ from vapo.config import FitConfig, resolve
 from vapo.config.critic import PrivilegedPrompt
 from vapo.config.critic_rules import gives_configured_rewards
 from vapo.errors import UserError
+from vapo.files.whole_files import sha256
 from vapo.networks.end_tokens import folder_end_tokens
 from vapo.networks.model_configs import read_model_config
 from vapo.prompts.critic_prompts import critic_prompt_adder
@@ -24,7 +25,6 @@ from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.rollout_file import read_table
 from vapo.rollouts.rollout_rows import RowReader, StoredRollout
 from vapo.rollouts.stored_columns import check_truth, with_truth
-from vapo.system.files import sha256
 from vapo.system.process import derive_seed
 from vapo.types import RolloutBatch
 

@@ -24,10 +24,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from vapo.errors import InterruptedRunError
+from vapo.files.whole_files import put_aside, replace_folder, sync
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file, is_own
 from vapo.runs.resuming import tell
 from vapo.system.distributed import all_ranks, gather_objects, leave_together, rank
-from vapo.system.files import put_aside, replace_folder, sync
 from vapo.system.host_memory import available_memory
 
 _SPARE_BYTES = 1 << 20

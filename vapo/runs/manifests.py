@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.files import read_bounded, sha256, write_text
+from vapo.files.whole_files import read_bounded, sha256, write_text
 from vapo.system.installation import __version__
 from vapo.system.process import is_main_process
 

@@ -16,6 +16,7 @@ from vapo.config.layers import read_text
 from vapo.config.run_folders import is_run_folder
 from vapo.config.written import flatten_tree, to_yaml
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.errors.suggestions import nearest_path
 from vapo.runs.manifests import (
     DamagedCheckpointError,
@@ -29,7 +30,6 @@ from vapo.runs.manifests import (
 from vapo.runs.run_dirs import LAST, Resume, RunDir, identity_of, newest_first, read_record
 from vapo.runs.summary import CONFIG_NAME
 from vapo.system.process import is_main_process
-from vapo.system.shown_text import say
 
 Warn = Callable[[str], None]
 

@@ -29,9 +29,15 @@ from vapo.config.checkpoints import config_identity
 from vapo.config.run_folders import RECORD_NAME, is_run_folder
 from vapo.config.written import flatten_deciding, to_yaml
 from vapo.errors import UserError
+from vapo.files.made_folders import missing_folders, taken_back_if_refused
+from vapo.files.whole_files import (
+    folder_locked,
+    read_bounded,
+    try_lock,
+    why_not_writable,
+    write_text,
+)
 from vapo.runs.summary import CONFIG_NAME, SUMMARY_NAME
-from vapo.system.files import folder_locked, read_bounded, try_lock, why_not_writable, write_text
-from vapo.system.made_folders import missing_folders, taken_back_if_refused
 from vapo.system.process import is_main_process
 from vapo.tracking.records import is_run_id
 

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
 from vapo.errors import UserError
-from vapo.system.files import read_bounded
+from vapo.files.whole_files import read_bounded
 
 INDEX_NAME = ".metadata"  # torch's
 _METADATA = "torch.distributed.checkpoint.metadata"

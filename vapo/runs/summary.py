@@ -13,8 +13,8 @@ from typing import Any
 
 from vapo.config.credentials import without_credentials
 from vapo.errors import InterruptedRunError
-from vapo.system.files import write_text
-from vapo.system.shown_text import format_seconds
+from vapo.errors.shown_text import format_seconds
+from vapo.files.whole_files import write_text
 from vapo.tracking.links import how_to_open
 from vapo.tracking.provenance import versions
 from vapo.tracking.records import SCORE_START

@@ -20,11 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.config import FitConfig, resolve
+from vapo.errors.shown_text import TextStream, can_redraw, format_seconds, visible
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.plan import Task
 from vapo.sweep.stopping import Stoppable
 from vapo.system.progress import Display
-from vapo.system.shown_text import TextStream, can_redraw, format_seconds, visible
 from vapo.tracking.journal import read_from
 from vapo.tracking.journal_folders import JOURNAL_NAME
 

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Literal
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import format_seconds
 from vapo.errors.suggestions import nearest_names
+from vapo.files.made_folders import make_folders, taken_back_if_refused
+from vapo.files.whole_files import try_lock, write_text
 from vapo.runs.run_dirs import order_of_runs
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task
-from vapo.system.files import try_lock, write_text
-from vapo.system.made_folders import make_folders, taken_back_if_refused
-from vapo.system.shown_text import format_seconds
 from vapo.tracking.journal_folders import read_target
 
 SWEEP_RECORD = "sweep.json"

@@ -18,12 +18,12 @@ from vapo.errors import UserError
 from vapo.sweep.stopping import Stoppable
 from vapo.system.installation import install_command
 from vapo.system.process import STARTER
-from vapo.system.python_child import (
+from vapo.tracking.provenance import output_of
+from vapo.user_code.python_child import (
     python_command,
     python_environment,
     safe_path_in_children,
 )
-from vapo.tracking.provenance import output_of
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from vapo.config import FitConfig
 from vapo.config.written import is_from_environment
+from vapo.files.whole_files import write_text
 from vapo.runs.run_dirs import read_record
 from vapo.sweep.folders import SWEEP_RECORD, Outcome
 from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task, describe_plan, differences
 from vapo.sweep.report.tables import markdown_text
-from vapo.system.files import write_text
 from vapo.tracking.delivery import one_line
 from vapo.tracking.links import curves_page, how_to_open
 from vapo.tracking.opening import open_store

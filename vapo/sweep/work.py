@@ -9,12 +9,12 @@ from pathlib import Path
 
 from vapo.config import FitConfig
 from vapo.config.written import to_yaml
+from vapo.errors.shown_text import format_seconds
 from vapo.sweep.display import RunningTask, SweepDisplay, seconds_left
 from vapo.sweep.folders import Outcome, TaskFolder
 from vapo.sweep.launch import Launcher, fit_command
 from vapo.sweep.plan import Task, set_key
 from vapo.sweep.stopping import SweepSignals
-from vapo.system.shown_text import format_seconds
 
 _POLL_S = 0.2
 

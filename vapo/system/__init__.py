@@ -1,1 +1,1 @@
-"""The machine: processes, devices, sharding, seeds, progress, times."""
+"""The machine: devices, the ranks of a run and their sums, seeds, progress, installation."""

@@ -22,8 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from vapo.errors.redactor import without_hidden
-from vapo.system.process import is_main_process
-from vapo.system.shown_text import (
+from vapo.errors.shown_text import (
     TextStream,
     can_redraw,
     describe_metrics,
@@ -31,6 +30,7 @@ from vapo.system.shown_text import (
     say,
     visible,
 )
+from vapo.system.process import is_main_process
 
 _RECENT_ITERATIONS = 5
 _SHORT_S = 1.0  # a stage without a count that ends sooner is not worth a line

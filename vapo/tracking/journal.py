@@ -26,7 +26,7 @@ from typing import Any
 from uuid import uuid4
 
 from vapo.errors import UserError
-from vapo.system.files import open_inside, read_inside, remove_inside, try_lock, write_whole
+from vapo.files.whole_files import open_inside, read_inside, remove_inside, try_lock, write_whole
 from vapo.tracking.journal_folders import (
     ASIDE_NAME,
     CONTENTS_FOLDER,

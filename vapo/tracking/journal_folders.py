@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.files import open_inside, read_inside
+from vapo.files.whole_files import open_inside, read_inside
 from vapo.tracking.records import is_run_id
 
 JOURNAL_NAME = "journal.jsonl"

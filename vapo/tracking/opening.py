@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
 from vapo.errors.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_USER
-from vapo.system.files import write_whole
+from vapo.files.whole_files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.known_stores import remember_store
 from vapo.tracking.sink import is_active, known_run

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vapo.system.files import open_inside, read_inside, read_line
+from vapo.files.whole_files import open_inside, read_inside, read_line
 from vapo.types import PromptScore
 
 SCORES_NAME = "prompt_scores.jsonl"

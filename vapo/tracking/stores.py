@@ -23,7 +23,7 @@ from vapo.errors.secret_rule import (
     TRACKING_USER,
     secrets_within,
 )
-from vapo.system.files import why_not_writable
+from vapo.files.whole_files import why_not_writable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

@@ -32,7 +32,6 @@ from vapo.networks.probe import estimator_layers
 from vapo.networks.token_inputs import Layout
 from vapo.networks.weights_lineage import Lineage
 from vapo.system.distributed import reshard, set_gradient_sync, sum_over_ranks, world_size
-from vapo.system.stage_times import timed
 from vapo.training.faults import Faults, finite_over_ranks, inspect_minibatch
 from vapo.training.microbatching import Measurement, MicrobatchChoice
 from vapo.training.minibatches import Microbatch, Minibatch, passes
@@ -48,6 +47,7 @@ from vapo.training.optimizers import (
     take_options,
 )
 from vapo.training.ridge_fit import RidgeFit
+from vapo.training.stage_times import timed
 from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 PHASES = list(Phase)

@@ -23,10 +23,10 @@ from vapo.config.schema import OptimizerConfig
 from vapo.config.sources import default_name
 from vapo.config.written import flatten_written, to_yaml
 from vapo.errors import UserError
+from vapo.files.made_folders import missing_folders, taken_back_if_refused
 from vapo.prompts.load import PromptSplit
 from vapo.rewards.scorer import Scorer, make_scorer
 from vapo.runs.checkpoint_saving import DiskUse, check_space
-from vapo.system.made_folders import missing_folders, taken_back_if_refused
 from vapo.system.process import derive_seed
 from vapo.system.progress import Progress
 from vapo.tracking.inputs import recorded_tracking

@@ -27,6 +27,7 @@ from vapo.diagnostics.value_page.rendering import render_page
 from vapo.diagnostics.value_page.token_text import TokenText
 from vapo.diagnostics.value_truth.measure import ValueTruth
 from vapo.errors import UserError
+from vapo.files.whole_files import write_text
 from vapo.functional.columns import without_failed
 from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.build import check_tokenizers, make_actor, make_critic
@@ -38,7 +39,6 @@ from vapo.networks.probe import estimator_layers
 from vapo.rollouts.bad_rows import BadRollouts, CheckedBatch, check_batch
 from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import Checkpoint, check_count, check_saved_head, value_head_options
-from vapo.system.files import write_text
 from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 
 

@@ -10,8 +10,8 @@ import time
 from types import TracebackType
 from typing import Any
 
+from vapo.errors.shown_text import say
 from vapo.rollouts.engines.engine import RESUME_HINT, EngineError
-from vapo.system.shown_text import say
 
 _GRACE_S = 30.0
 

@@ -10,8 +10,8 @@ from hashlib import blake2b
 from itertools import repeat
 from typing import Any
 
+from vapo.files.row_values import value_text
 from vapo.studies.inspection.responses import InspectedResponse
-from vapo.system.row_values import value_text
 
 Row = Mapping[str, Any]
 PER_TOKEN = (

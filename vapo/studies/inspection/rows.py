@@ -21,10 +21,10 @@ from typing import Any
 
 from vapo.errors import UserError
 from vapo.errors.suggestions import nearest_path
+from vapo.files.long_lines import MOST_ROW_BYTES, lines_of
+from vapo.files.whole_files import check_regular_file
 from vapo.studies.inspection.fields import Row
-from vapo.system.files import check_regular_file
-from vapo.system.long_lines import MOST_ROW_BYTES, lines_of
-from vapo.system.process_protocol import printable
+from vapo.user_code.process_protocol import printable
 
 NumberedRow = tuple[int, Row | str]
 """A row's number in the file, from 1 up, and the row, or a text that says why it is unreadable."""
@@ -167,7 +167,7 @@ def _hint(line: bytes) -> str:
 
 
 def _parquet_rows(path: Path) -> Iterator[NumberedRow]:
-    from vapo.system.parquet_rows import parquet_rows  # it loads pyarrow
+    from vapo.files.parquet_rows import parquet_rows  # it loads pyarrow
 
     yield from enumerate(parquet_rows(path, own_digits=False), start=1)
 
@@ -177,7 +177,7 @@ def parquet_columns(path: Path) -> list[str]:
 
     Raises: UserError: it is not a readable Parquet file.
     """
-    from vapo.system.parquet_rows import column_names
+    from vapo.files.parquet_rows import column_names
 
     return column_names(path)
 
@@ -187,7 +187,7 @@ def parquet_digest(path: Path, columns: Sequence[str]) -> bytes:
 
     Raises: UserError: it is not a readable Parquet file.
     """
-    from vapo.system.parquet_rows import checked_batches, opened
+    from vapo.files.parquet_rows import checked_batches, opened
 
     digest = blake2b(digest_size=16)
     with opened(path) as file:

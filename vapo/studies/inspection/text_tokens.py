@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from vapo.errors import UserError
 from vapo.studies.inspection.fields import PER_TOKEN, RowError, conversation
 from vapo.studies.inspection.responses import InspectedResponse
-from vapo.system.chat_templates import TemplateRefusal, render_chat
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

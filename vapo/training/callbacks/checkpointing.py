@@ -17,6 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
+from vapo.files.whole_files import point_link, put_aside, remove
 from vapo.rollouts.kept_rollouts import ResumeCache, max_cache_bytes
 from vapo.runs.checkpoint_saving import (
     BackgroundSaves,
@@ -45,7 +46,6 @@ from vapo.runs.manifests import (
 from vapo.runs.resuming import tell
 from vapo.runs.run_dirs import BEST, LAST, RunDir
 from vapo.system.distributed import gather_objects, rank
-from vapo.system.files import point_link, put_aside, remove
 from vapo.system.private_attributes import checkpoint_state
 from vapo.tracking.logger import RunLogger
 from vapo.training.module import VapoModule

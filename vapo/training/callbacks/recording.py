@@ -30,11 +30,11 @@ from vapo.system.distributed import (
 )
 from vapo.system.host_memory import GIB
 from vapo.system.progress import Progress
-from vapo.system.stage_times import StageTimes
 from vapo.tracking.logger import RunLogger
 from vapo.training.datamodule import iteration_of
 from vapo.training.faults import Faults
 from vapo.training.module import PHASES, VapoModule
+from vapo.training.stage_times import StageTimes
 from vapo.types import Phase
 
 # Dense bfloat16 peaks of NVIDIA's data sheets, in TFLOP/s, by a part of torch's device name.

@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 
 from vapo.errors.redactor import redacted
-from vapo.system.shown_text import format_seconds
+from vapo.errors.shown_text import format_seconds
 
 NAME = "logs/vllm.log"
 """The file's path in a run's folder. Each rank other than 0 has another file."""

@@ -14,7 +14,7 @@ from vapo.config.engines import VllmServerEngine
 from vapo.rollouts.engines.selection import engine_dtype, engine_size
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import engine_arguments
-from vapo.system.python_child import python_command
+from vapo.user_code.python_child import python_command
 
 FOLDER_BACKEND = "vapo_folder"
 

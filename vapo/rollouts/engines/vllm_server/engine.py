@@ -16,11 +16,11 @@ import aiohttp
 from torch import Tensor
 
 from vapo.errors import UserError
+from vapo.errors.shown_text import say
 from vapo.rollouts.engines.engine import EngineError, Generated, Request, SteppedEngine
 from vapo.rollouts.engines.vllm_server.server import LostServerError, ServerAnswer, VllmServer
 from vapo.rollouts.engines.vllm_server.weights import WeightTransfer
 from vapo.system.distributed import gather_objects, rank, world_size
-from vapo.system.shown_text import say
 
 _CONNECTIONS = 512  # to one server; further requests wait for one that ends
 _KEEP_S = 2.0  # for an idle connection, which vLLM closes after 5 s

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from vapo.system.process_memory import overwrite_secrets
+from vapo.user_code.process_memory import overwrite_secrets
 
 
 def test_elsewhere_than_on_linux_nothing_is_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:

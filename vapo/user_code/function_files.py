@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from vapo.errors import UserError
-from vapo.system.user_functions import HANDED, hint, import_function
+from vapo.user_code.user_functions import HANDED, hint, import_function
 
 _OPEN = ("__getattr__", "globals", "setattr", "exec")
 """A module that names one of these may have functions that its text does not show."""

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from vapo.errors import UserError
-from vapo.system.files import try_lock
+from vapo.files.whole_files import try_lock
 
 
 def _hold(path: Path, with_children: bool, ready: Any) -> None:

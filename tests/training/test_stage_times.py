@@ -11,8 +11,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassifi
 from vapo.config.schema import TrainerConfig
 from vapo.networks.actor_critic import Actor, Critic, ForwardFlops
 from vapo.networks.token_inputs import token_inputs
-from vapo.system.stage_times import StageTimes
 from vapo.training.callbacks.recording import peak_tflops
+from vapo.training.stage_times import StageTimes
 
 TIMES = StageTimes(
     stages={"rollout": 4.0, "training": 5.0},

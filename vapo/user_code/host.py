@@ -1,4 +1,6 @@
-"""The host of the processes that run a user's code: `python -m vapo.system.host CHANNEL CONTROL`.
+"""The host of the processes that run a user's code.
+
+It is started as `python -m vapo.user_code.host CHANNEL CONTROL`.
 
 It imports the user's module once and forks each process from there. So a process costs
 milliseconds, and one that hangs, crashes or fills its memory harms no other. The trainer keeps a
@@ -24,8 +26,8 @@ import psutil
 
 from vapo.errors import UserError
 from vapo.errors.redactor import hide
-from vapo.system.concurrent_answers import answer_concurrently
-from vapo.system.process_protocol import (
+from vapo.user_code.concurrent_answers import answer_concurrently
+from vapo.user_code.process_protocol import (
     CLOSE_TIMEOUT_S,
     MEMORY_HEADROOM_BYTES,
     MESSAGE,
@@ -39,7 +41,7 @@ from vapo.system.process_protocol import (
     print_error,
     write_reply,
 )
-from vapo.system.supervision import (
+from vapo.user_code.supervision import (
     adopt_orphans,
     die_with_parent,
     fork_supervised,

@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from tests.tiny_model import save_tiny_folder, tiny_tokenizer
 from vapo.errors import UserError
 from vapo.networks.loading import load_tokenizer
-from vapo.system import chat_templates
-from vapo.system.chat_templates import TemplateRefusal, render_chat, template_arguments
-from vapo.system.template_process import Renderer
+from vapo.user_code import chat_templates
+from vapo.user_code.chat_templates import TemplateRefusal, render_chat, template_arguments
+from vapo.user_code.template_process import Renderer
 
 CHATML = """{% for message in messages %}
 {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] | trim + '<|im_end|>' + '\\n' }}
@@ -142,7 +142,7 @@ def test_the_time_of_many_conversations_is_bounded(monkeypatch: pytest.MonkeyPat
         given.append(seconds)
         return (given[-2] - 0.5 if seconds == 0 else 0.0), 0.0  # each takes half a second
 
-    monkeypatch.setattr("vapo.system.template_process.signal.setitimer", settimer)
+    monkeypatch.setattr("vapo.user_code.template_process.signal.setitimer", settimer)
     renderer = Renderer()
     assert renderer.answer(b'{"template": "a{{ n }}"}') is None
     for _ in range(3):

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.system.files import check_regular_file
-from vapo.system.long_lines import MOST_ROW_BYTES
-from vapo.system.row_values import check_names, shortest_float
+from vapo.files.long_lines import MOST_ROW_BYTES
+from vapo.files.row_values import check_names, shortest_float
+from vapo.files.whole_files import check_regular_file
 
 if TYPE_CHECKING:
     import pyarrow as pa

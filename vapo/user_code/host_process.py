@@ -14,11 +14,11 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.credentials import variables_without_credentials
-from vapo.system.process_memory import overwrite_secrets
-from vapo.system.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
-from vapo.system.python_child import environment_of_user_code, python_command
-from vapo.system.user_functions import python_path
+from vapo.user_code.credentials import variables_without_credentials
+from vapo.user_code.process_memory import overwrite_secrets
+from vapo.user_code.process_protocol import CLOSE_TIMEOUT_S, MESSAGE, Order, UserCode, read_reply
+from vapo.user_code.python_child import environment_of_user_code, python_command
+from vapo.user_code.user_functions import python_path
 
 START_TIMEOUT_S = 120.0
 MAX_START_FAILURES = 3
@@ -150,7 +150,7 @@ class HostProcess:
         self.wait_until_ready()
 
     def _start(self) -> None:
-        """Start `python -m vapo.system.host`, whose first act is to fork its supervisor."""
+        """Start `python -m vapo.user_code.host`, whose first act is to fork its supervisor."""
         overwrite_secrets()  # it is started by a notebook or script, too
         self._channel, host_channel = socket.socketpair()
         control, self._control = os.pipe()
@@ -170,7 +170,7 @@ class HostProcess:
         printed = subprocess.DEVNULL if self._output is None else self._output
         descriptors = [host_channel.fileno(), control]
         self.process = subprocess.Popen(
-            python_command("vapo.system.host", *map(str, descriptors)),
+            python_command("vapo.user_code.host", *map(str, descriptors)),
             stdin=subprocess.DEVNULL,
             stdout=printed,
             stderr=printed,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from vapo.system.files import point_link, replace_folder, write_text, write_whole
+from vapo.files.whole_files import point_link, replace_folder, write_text, write_whole
 
 
 def test_a_file_is_whole_or_as_it_was(tmp_path: Path) -> None:

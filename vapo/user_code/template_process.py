@@ -25,15 +25,15 @@ from jinja2.parser import Parser
 from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vapo.system.process_protocol import limit_memory
-from vapo.system.template_frames import (
+from vapo.user_code.process_protocol import limit_memory
+from vapo.user_code.template_frames import (
     MEMORY_BYTES,
     SECONDS,
     max_chars,
     read_frame,
     write_frame,
 )
-from vapo.system.template_names import names_from_outside
+from vapo.user_code.template_names import names_from_outside
 
 _SECONDS_EARNED = 0.02
 """How much time each conversation adds to what the earlier ones have left, up to `SECONDS`. If each

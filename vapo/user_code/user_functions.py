@@ -30,7 +30,7 @@ HANDED = "__handed__"
 has under their name."""
 
 handed: dict[str, Callable[..., Any]] = {}
-"""The functions handed over in this process, by name (`vapo.system.handed_functions`)."""
+"""The functions handed over in this process, by name (`vapo.user_code.handed_functions`)."""
 
 _MAX_LISTED = 20
 _appended_folders: list[str] = []

@@ -17,7 +17,7 @@ from types import MethodType
 from typing import Any
 
 from vapo.errors import UserError
-from vapo.system.user_functions import HANDED, MAIN, handed, import_function
+from vapo.user_code.user_functions import HANDED, MAIN, handed, import_function
 
 _BY_VALUE = (f"{MAIN}:", f"{HANDED}:")
 _REWARD = "rewards.function"

@@ -4,7 +4,7 @@ With `python -m` and `python -c` the current folder comes before Python's own li
 the user's that is called random.py or mlflow.py would be executed in the place of the library. The
 option -P keeps the folder out, and the variable PYTHONSAFEPATH does the same for the processes that
 a library starts: MLflow's server, the ranks of Lightning, the workers of vLLM. A user's own
-functions are found without it: `vapo.system.user_functions` looks into the current folder last.
+functions are found without it: `vapo.user_code.user_functions` looks into the current folder last.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from functools import cache
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from vapo.system.shown_text import say
+from vapo.errors.shown_text import say
 
 _TIMEOUT_S = 5.0
 

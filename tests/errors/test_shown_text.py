@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from vapo.errors.redactor import hide, redacted
-from vapo.system.credentials import secret_texts, secret_texts_of_code
-from vapo.system.shown_text import beginning, say, visible
+from vapo.errors.shown_text import beginning, say, visible
+from vapo.user_code.credentials import secret_texts, secret_texts_of_code
 
 
 @pytest.fixture(autouse=True)

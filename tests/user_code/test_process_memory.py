@@ -14,7 +14,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc to
 STARTED = """
 import ctypes, os, subprocess, sys
 from pathlib import Path
-from vapo.system.process_memory import overwrite_secrets
+from vapo.user_code.process_memory import overwrite_secrets
 seen = lambda pid="self": Path(f"/proc/{pid}/environ").read_bytes()
 assert b"word5-of" in seen()
 overwrite_secrets()
@@ -66,8 +66,8 @@ COMMAND = """
 import sys
 from vapo import cli
 from vapo.rewards.verifier_code import VerifierCode
-from vapo.system.credentials import secret_texts_of_code
-from vapo.system.user_processes import UserProcesses
+from vapo.user_code.credentials import secret_texts_of_code
+from vapo.user_code.user_processes import UserProcesses
 
 def judged(argv):
     hidden = secret_texts_of_code(())

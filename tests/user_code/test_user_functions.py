@@ -26,10 +26,10 @@ from vapo.rewards.verifier_code import VerifierCode, make_python
 from vapo.rewards.verifiers import Judgement
 from vapo.sweep.grid import read_grid
 from vapo.sweep.plan import compose_rows
-from vapo.system import handed_functions, user_functions
-from vapo.system.function_files import check_function
-from vapo.system.handed_functions import bytes_of, function_path
-from vapo.system.user_functions import import_function
+from vapo.user_code import handed_functions, user_functions
+from vapo.user_code.function_files import check_function
+from vapo.user_code.handed_functions import bytes_of, function_path
+from vapo.user_code.user_functions import import_function
 
 KEY = "rewards.function"
 HERE, THERE = "def score(*_):\n    return True\n", "def score(*_):\n    return False\n"
@@ -223,7 +223,7 @@ def test_a_function_of_a_script_reaches_the_workers(tmp_path: Path) -> None:
         import math
         from vapo.rewards.verifier_code import VerifierCode
         from vapo.rewards.text_judge import WorkerPool
-        from vapo.system.handed_functions import bytes_of, function_path
+        from vapo.user_code.handed_functions import bytes_of, function_path
 
         print("started")
         FACTOR = 2
@@ -261,7 +261,7 @@ def test_what_cannot_be_sent_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_lookup_is_light() -> None:
     code = (
-        "import sys\nfrom vapo.system.user_functions import import_function\n"
+        "import sys\nfrom vapo.user_code.user_functions import import_function\n"
         "import_function('json:dumps', key='k')\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -470,7 +470,7 @@ def test_what_a_script_has_in_hand_reaches_the_workers(tmp_path: Path) -> None:
         import mine_beside
         from vapo.rewards.verifier_code import VerifierCode
         from vapo.rewards.text_judge import WorkerPool
-        from vapo.system.handed_functions import bytes_of, function_path
+        from vapo.user_code.handed_functions import bytes_of, function_path
 
         class Judge:
             def __init__(self, part):

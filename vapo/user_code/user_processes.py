@@ -29,8 +29,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any, NamedTuple
 
-from vapo.system.host_process import HostProcess, limit_sending
-from vapo.system.process_protocol import Order, UserCode, read_reply
+from vapo.user_code.host_process import HostProcess, limit_sending
+from vapo.user_code.process_protocol import Order, UserCode, read_reply
 
 GARBLED = "garbled: something other than the answer came through the process's channel"
 

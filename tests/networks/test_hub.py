@@ -11,9 +11,9 @@ import pytest
 from huggingface_hub.constants import is_offline_mode
 
 from vapo.config.data import HuggingfaceSource
+from vapo.networks.hub import read_cache_if_unreachable
 from vapo.networks.model_folders import folder_with_config
 from vapo.prompts.sources import check_source
-from vapo.system.hub import read_cache_if_unreachable
 
 
 @pytest.fixture

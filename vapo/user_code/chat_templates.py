@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vapo.errors import UserError
-from vapo.system.credentials import variables_without_credentials
-from vapo.system.python_child import python_program
-from vapo.system.template_frames import LENGTH, SECONDS, max_chars, read_frame, write_frame
+from vapo.user_code.credentials import variables_without_credentials
+from vapo.user_code.python_child import python_program
+from vapo.user_code.template_frames import LENGTH, SECONDS, max_chars, read_frame, write_frame
 
 if TYPE_CHECKING:  # commands without a model do without its seconds
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +26,7 @@ _ROOT = str(Path(__file__).parents[2])
 _PROGRAM = """\
 import sys
 sys.path.append(sys.argv[1])  # last: nothing beside the package stands in for a library
-from vapo.system.template_process import answer_frames
+from vapo.user_code.template_process import answer_frames
 answer_frames()
 """
 _WITHOUT_A_VALUE = ("tools", "documents")  # Transformers gives a template None for these

@@ -14,10 +14,10 @@ from vapo.cli import main
 from vapo.commands import ui
 from vapo.rewards.verifier_code import VerifierCode
 from vapo.sweep.launch import LocalLauncher, fit_command
-from vapo.system import python_child
-from vapo.system.host_process import HostProcess
-from vapo.system.python_child import python_command, python_environment
 from vapo.tracking.stores import locate_store
+from vapo.user_code import python_child
+from vapo.user_code.host_process import HostProcess
+from vapo.user_code.python_child import python_command, python_environment
 
 TRAP = "import os, sys\nopen('executed', 'a').write(f'{__name__} in {sys.argv}')\nos._exit(9)\n"
 NAMES = ("random", "mlflow", "vapo", "lightning", "socket", "tempfile", "uvicorn", "vllm", "yaml")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from vapo.errors.redactor import redacted
-from vapo.system.shown_text import beginning, visible
+from vapo.errors.shown_text import beginning, visible
 
 CLOSE_TIMEOUT_S = 2.0
 """How long a process that is no longer needed may take to close before it is killed."""
@@ -62,7 +62,7 @@ class UserCode(ABC):
     """A longer line counts as garbled."""
     num_calls: int = 1
     """How many questions a process answers at a time, each in a thread; more than 1 is for code
-    that waits (`vapo.system.concurrent_answers`)."""
+    that waits (`vapo.user_code.concurrent_answers`)."""
     call_timeout_s: float = math.inf
     """The time limit of one call, in seconds, if a process answers several at a time."""
     is_shared: bool = True
