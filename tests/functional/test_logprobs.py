@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vapo.functional import logprobs as logprobs_module
 from vapo.functional.logprobs import output_logits, token_logprobs
-from vapo.system.products import rounded_inputs
+from vapo.networks.precision import rounded_inputs
 
 
 def test_logprobs_and_entropy_by_hand() -> None:

@@ -14,7 +14,7 @@ from tests.config.fits import fit_config
 from tests.networks.chat_tokenizers import text_of
 from tests.prompts.test_load_prompts import both
 from tests.prompts.thinking_chat import ASKS, NO_THOUGHTS, OFF, TEMPLATE, thinking_tokenizer
-from tests.system.test_chat_templates import THINKING, with_template
+from tests.user_code.test_chat_templates import THINKING, with_template
 from vapo.commands.python_values import as_overrides
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import from_yaml, load_config

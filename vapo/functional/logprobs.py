@@ -15,7 +15,7 @@ from vapo.functional.logit_transforms import LogitTransform
 
 _BLOCK = 2**20  # weights that a CPU turns into float32 at a time: 4 MiB, which fit its cache
 
-Rounding = Callable[..., Any]  # makes a context, as `vapo.system.products.rounded_inputs` does
+Rounding = Callable[..., Any]  # makes a context, as `vapo.networks.precision.rounded_inputs` does
 
 
 def token_logprobs(

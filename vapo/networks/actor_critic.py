@@ -26,11 +26,11 @@ from vapo.networks.experts import num_active
 from vapo.networks.logit_transforms import logit_transform
 from vapo.networks.lora import adapter_layers, adapters_off
 from vapo.networks.packed_attention import computes_on_cpu, hidden_states, last_hidden_states
+from vapo.networks.precision import rounded_inputs
 from vapo.networks.recurrent_layers import num_attention_layers
 from vapo.networks.token_inputs import TokenInputs
 from vapo.networks.value_head import HEAD_LAYERS, LOGPROB_SCORE, head_from_config
 from vapo.system.process import derive_seed
-from vapo.system.products import rounded_inputs
 from vapo.types import RolloutBatch
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -130,3 +132,20 @@ def _width(config: FitConfig | SftConfig | RewardModelConfig) -> int:
     else:
         path = config.policy_path if isinstance(config, RewardModelConfig) else config.actor.path
     return int(read_model_config(path).get_text_config().hidden_size)
+
+
+@contextmanager
+def rounded_inputs() -> Iterator[None]:
+    """Let a CPU's float32 products in the block round their inputs to bfloat16.
+
+    Sums and results stay float32. The setting holds for the whole process, so no other thread may
+    multiply meanwhile (`may_round_products`). In the block torch's older
+    getter, `torch.get_float32_matmul_precision`, raises an error.
+    """
+    backend: Any = torch.backends.mkldnn  # the stub does not have `matmul`
+    previous_precision = backend.matmul.fp32_precision
+    backend.matmul.fp32_precision = "bf16"
+    try:
+        yield
+    finally:
+        backend.matmul.fp32_precision = previous_precision

@@ -16,10 +16,11 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import Environment, Template, TemplateError, nodes
+from jinja2 import Environment, Template, TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Macro
@@ -33,11 +34,11 @@ from vapo.user_code.template_frames import (
     read_frame,
     write_frame,
 )
-from vapo.user_code.template_names import names_from_outside
 
 _SECONDS_EARNED = 0.02
 """How much time each conversation adds to what the earlier ones have left, up to `SECONDS`. If each
 had the whole time, many could take hours. An ordinary template takes a thousandth of this."""
+_OF_MACROS = ("caller", "varargs", "kwargs")
 
 
 class _Generation(Extension):
@@ -70,6 +71,69 @@ def variable_names(template: str) -> list[str]:
     Raises: TemplateError: the text is not a template.
     """
     return sorted(names_from_outside(template_environment().parse(template)))
+
+
+def names_from_outside(template: nodes.Template) -> set[str]:
+    """Return the names that a template reads in places where it may not have set them.
+
+    jinja's own function knows the scopes. But it also returns names that are set and read inside
+    one branch of an `if`, as `reasoning` in `{% if a %}{% set reasoning = a %}{{ reasoning }}`. So
+    a name is returned only if one of the places that read it comes before it is set.
+    """
+    reads: set[str] = set()
+    _read_all(template.body, set(), reads)
+    return reads & meta.find_undeclared_variables(template)
+
+
+def _read_all(all_nodes: Iterable[nodes.Node], defined: set[str], reads: set[str]) -> None:
+    for node in all_nodes:
+        _read(node, defined, reads)
+
+
+def _read(node: nodes.Node, defined: set[str], reads: set[str]) -> None:
+    """Add the names that the node reads undefined to `reads`, and those that it certainly sets to
+    `defined`."""
+    if isinstance(node, nodes.Name):
+        if node.ctx == "load" and node.name not in defined:
+            reads.add(node.name)
+        elif node.ctx != "load":
+            defined.add(node.name)
+    elif isinstance(node, nodes.Assign):
+        _read_all((node.node, node.target), defined, reads)  # the value first
+    elif isinstance(node, nodes.If):
+        _read(node.test, defined, reads)
+        branches = [
+            node.body,
+            *([elif_node.test, *elif_node.body] for elif_node in node.elif_),
+            node.else_,
+        ]
+        names_after_branches = []
+        for branch in branches:  # without an else there is an empty one
+            names_after_branches.append(set(defined))
+            _read_all(branch, names_after_branches[-1], reads)
+        defined |= set.intersection(*names_after_branches)
+    elif isinstance(node, nodes.For):
+        _read(node.iter, defined, reads)
+        inside = {*defined, "loop"}
+        _read_all((node.target, *filter(None, [node.test]), *node.body), inside, reads)
+        _read_all(node.else_, set(defined), reads)
+    elif isinstance(node, (nodes.Macro, nodes.CallBlock)):
+        if isinstance(node, nodes.CallBlock):
+            _read(node.call, defined, reads)
+        else:
+            defined.add(node.name)
+        _read_all(node.defaults, defined, reads)
+        _read_all((*node.args, *node.body), {*defined, *_OF_MACROS}, reads)
+    elif isinstance(node, nodes.With):
+        _read_all(node.values, defined, reads)
+        _read_all((*node.targets, *node.body), set(defined), reads)
+    elif isinstance(node, nodes.AssignBlock):
+        _read_all((*filter(None, [node.filter]), *node.body), set(defined), reads)
+        _read(node.target, defined, reads)
+    elif isinstance(node, (nodes.FilterBlock, nodes.Block, nodes.Scope)):
+        _read_all(node.iter_child_nodes(), set(defined), reads)
+    else:
+        _read_all(node.iter_child_nodes(), defined, reads)
 
 
 def _tojson(

@@ -15,8 +15,8 @@ from transformers import PreTrainedModel
 
 from vapo.functional.logprobs import output_logits
 from vapo.networks.packed_attention import computes_on_cpu
+from vapo.networks.precision import rounded_inputs
 from vapo.rollouts.engines.contract import SamplingSettings
-from vapo.system.products import rounded_inputs
 
 _ORDERED_AT_FIRST = 256  # on a CPU, where ordering a large vocabulary takes longer than the model
 _CPU_LOGITS = 2**20  # sampled from at a time: tensors that a CPU's cache and its allocator keep
