@@ -200,7 +200,7 @@ class CriticConfig:
     target: Literal["return", "residual"] = option(
         "return",
         "what the critic predicts; residual: what is left of the return after the mean reward of "
-        "the prompt's other responses, which the value has added again (docs/critic_options.md)",
+        "the prompt's other responses, which the value has added again (docs/critic_training.md)",
     )
     loss: Literal["squared_error", "cross_entropy"] = option(
         "squared_error",

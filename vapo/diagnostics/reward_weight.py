@@ -37,14 +37,14 @@ def reward_weight_notes(config: FitConfig) -> list[str]:
     helper = "the critic" if algorithm.has_critic else "estimated values"
     lines = [
         f"{setting}: a long response's first token hears {100 * weight:.3g} % of the reward itself"
-        + (f" and relies on {helper} for the rest (docs/critic_options.md)" if weight < 1 else "")
+        + (f" and relies on {helper} for the rest (docs/critic_training.md)" if weight < 1 else "")
     ]
     is_pretrained = resolve(config).value_pretraining_iterations or not algorithm.has_critic
     if weight < _LEAST_WITHOUT_PRETRAINING and not is_pretrained:
         lines.append(
             "warning: without components.value_pretraining early tokens are trained on the values "
             "of a critic that has learned nothing yet, since the reward itself hardly reaches them "
-            "(docs/critic_options.md)"
+            "(docs/critic_training.md)"
         )
     if algorithm.baseline.kind == "tether" and _bootstraps(config):
         lines.append(
