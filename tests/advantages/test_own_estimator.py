@@ -132,7 +132,7 @@ def test_it_reads_layers_that_the_actor_has_and_their_states_wait(write: Write) 
     assert estimated(config, replace(made, actor_states=states)).actor_states is None
     actor = f"actor.path={ROOT / 'models/state_tracking/policy'}"
     check_critic(own("grpo", actor, "algorithm.estimator_reads_layers=[-1,0]"))
-    with pytest.raises(UserError, match=r"algorithm\.estimator_reads_layers: 9 is none of "):
+    with pytest.raises(UserError, match=r"algorithm\.estimator_reads_layers: .* has no layer 9; "):
         check_critic(own("grpo", actor, "algorithm.estimator_reads_layers=[9]"))
 
 
@@ -148,8 +148,8 @@ def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:
     ("body", "overrides", "message"),
     [
         ("return token_rewards", [], r"returned Tensor, not a vapo.advantages.contract.Estimate"),
-        ("return Estimate(batch.rewards)", [], r"advantages have the shape \[12\], and it must be"),
-        ("return Estimate(token_rewards.half())", [], "the dtype torch.float16, and it must be"),
+        ("return Estimate(batch.rewards)", [], r"advantages have the shape \[12\], but need"),
+        ("return Estimate(token_rewards.half())", [], "the dtype torch.float16, but need"),
         ("return Estimate(1.0)", [], "advantages are float, not a tensor"),
         (
             "return Estimate(token_rewards / 0)",
@@ -161,7 +161,7 @@ def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:
         (
             "return Estimate(token_rewards, value_targets=token_rewards)",
             [],
-            "returned value_targets, and there is no critic",
+            "returned value_targets, but this run trains no critic",
         ),
         (
             "return Estimate(token_rewards, value_targets=token_rewards.log() )",
@@ -171,7 +171,7 @@ def test_it_cannot_change_the_rewards_of_the_batch(write: Write) -> None:
         (
             "return Estimate(token_rewards, kept=batch.rewards)",
             [],
-            "kept have the dtype torch.float64, and it must be torch.bool",
+            "kept have the dtype torch.float64, but need torch.bool",
         ),
         (
             "x = 1\nreturn Estimate(token_rewards * x.y)",

@@ -198,7 +198,7 @@ def test_what_both_need(tmp_path: Path) -> None:
         (("algorithm.oppo.template='{answer}'",), "must contain {prompt}, and {answer} or another"),
         (
             ("rewards.verifier=python", "rewards.function=mine:judge"),
-            "values a state between rewards.incorrect and rewards.correct",
+            "gives values between rewards.incorrect and rewards.correct",
         ),
         (
             ("environment.kind=function", "environment.function=my_games:Guess"),
@@ -230,7 +230,9 @@ def test_the_answers_prompt_is_made_by_the_template(tmp_path: Path) -> None:
 
 def test_rows_that_do_not_do(tmp_path: Path) -> None:
     made = adder(tmp_path, "algorithm.oppo.template='{answer}{prompt}'")
-    with pytest.raises(UserError, match=r"oppo\.template has {answer}, and p:1 has none: leave"):
+    with pytest.raises(
+        UserError, match=r"oppo\.template has {answer}, but the answer of p:1 is empty: leave"
+    ):
         made(Prompt("p:1", "a=", (3,), ""))
     with pytest.raises(UserError, match=r"oppo\.template: p:1 becomes a prompt of .* 128 posit"):
         made(Prompt("p:1", "a" * 200, (3,), "1"))

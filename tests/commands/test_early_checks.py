@@ -261,7 +261,7 @@ def test_the_other_commands_with_a_config(tmp_path: Path) -> None:
             "gpu_memory_gib",
         )
     )
-    with pytest.raises(UserError, match=r"of a GPU, and trainer\.accelerator is cpu"):
+    with pytest.raises(UserError, match=r"of a GPU, but trainer\.accelerator is cpu"):
         check_early(
             "estimate", fit_config("trainer.accelerator=cpu"), options | {"gpu_memory_gib": 24.0}
         )

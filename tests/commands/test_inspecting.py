@@ -214,8 +214,8 @@ def test_the_policy_s_tokenizer_is_enough(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("{enable", "'{enable' is no JSON"),
-        ("[1]", "is no JSON object of names and values"),
+        ("{enable", "'{enable' is not valid JSON"),
+        ("[1]", "is not a JSON object: write"),
         ('{"a": 1}', "give --policy, whose chat template has them"),
     ],
 )

@@ -94,7 +94,7 @@ def test_rows_of_a_program_are_written_once(model: str, rows: Any, tmp_path: Pat
          r"prompt, question, .*; its columns are text, answer: set data.train.prompt_column="),
         ([{"prompt": "1"}], r"data.train.answer_column: .* its columns are prompt: set"),
         ([{"prompt": "1", "answer": "1"}, {"prompt": b"1"}],
-         r"data.train: row 2: column 'prompt' has bytes, which is no type of JSON: convert it"),
+         r"data.train: row 2: column 'prompt' has bytes, which JSON cannot hold: convert it"),
         ([], r"data.train: .* has no rows"),
         (7, r"data.train: a path, a hub id, or rows, not int"),
     ],

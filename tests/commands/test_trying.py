@@ -156,7 +156,7 @@ def test_it_says_which_part_of_a_response_is_judged(
         ("a.txt", "\n \n", "it has no responses"),
         ("a.txt", "1\n2\n3\n4\n5\n", "a.txt:5: it is response 5, and there are 4 training rows"),
         ("a.jsonl", '{"response": "1"}\n{"response"\n', "a.jsonl:2: not a line of JSON"),
-        ("a.jsonl", "[1]\n", "a.jsonl:1: a response is an object"),
+        ("a.jsonl", "[1]\n", "a.jsonl:1: this line is not a JSON object"),
         ("a.jsonl", '{"text": "1"}\n', "a.jsonl:1: it has no `response`"),
         ("a.jsonl", '{"response": 1}\n', "a.jsonl:1: `response` must be text"),
         (
@@ -169,7 +169,7 @@ def test_it_says_which_part_of_a_response_is_judged(
             f'{{"response": "1", "m": {"[" * 600}{"]" * 600}}}\n',
             "has lists or obj",
         ),
-        ("a.jsonl", '{"response": "1", "n": 3}\n', "a.jsonl:1: `n` has no effect"),
+        ("a.jsonl", '{"response": "1", "n": 3}\n', "a.jsonl:1: `n` is not read"),
         (
             "a.jsonl",
             '{"response": "1", "prompt_id": "rows.jsonl:9"}\n',
@@ -239,7 +239,7 @@ def test_a_key_that_a_line_has_twice_is_an_error(
 
 def test_what_does_not_go_together(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(project, "1\n", "a.txt")
-    assert "--num has no effect" in tried(capsys, "--responses", "a.txt", "--num", "3", code=2)
+    assert "--num is not read" in tried(capsys, "--responses", "a.txt", "--num", "3", code=2)
     model = ["rewards.verifier=reward_model", "rewards.reward_model_path=x"]
     assert "without a model" in tried(capsys, "--responses", "a.txt", *model, code=2)
     assert "is one process" in tried(capsys, "trainer.strategy=fsdp", code=2)

@@ -81,14 +81,14 @@ OF_A_NETWORK = {
 @pytest.mark.parametrize("option", OF_A_NETWORK)
 def test_a_probe_has_no_network(tmp_path: Path, option: str) -> None:
     message = problem(tmp_path, "critic.kind=probe", "critic.init=policy", *option.split())
-    assert "is of a critic with a network, and critic.kind probe reads the actor's" in message
+    assert "is for a critic with a network, but critic.kind probe has no network" in message
     assert message.endswith(f"set {OF_A_NETWORK[option]}, or critic.kind=network")
     fit_config(tmp_path, "critic.kind=probe", "critic.init=policy", *OF_A_NETWORK.values())
 
 
 def test_a_probe_starts_from_no_reward_model_and_reads_some_layer(tmp_path: Path) -> None:
     message = problem(tmp_path, "critic.kind=probe", "critic.init=reward_model")
-    assert message.endswith("set critic.init=policy, or to the folder of a saved probe")
+    assert message.endswith("set critic.init=policy, or critic.init to the folder of a saved probe")
     for layers in ("[]", "[1,1]"):
         options = ("critic.kind=probe", "critic.init=policy", f"critic.probe.layers={layers}")
         assert "must name one layer of the actor or more, each once" in problem(tmp_path, *options)
@@ -159,8 +159,8 @@ BESIDE_A_BASE = {
     ),
     "critic.dtype=bfloat16": "set critic.dtype=float32, or critic.kind=network",
     "critic.frozen=[self_attn.]": "or set critic.lora=null",
-    "critic.gradient_checkpointing=true": "critic.kind adapters: give both the same value",
-    "actor.gradient_checkpointing=true": "critic.kind adapters: give both the same value",
+    "critic.gradient_checkpointing=true": "read the same layers: give both the same value",
+    "actor.gradient_checkpointing=true": "read the same layers: give both the same value",
     "critic.init=reward_model": "set critic.init=policy, or to the folder of saved ones",
     "actor.lora=null": "set actor.lora={}, or critic.kind=network",
     "critic.lora=null": "or critic.kind=probe, which trains a head alone",

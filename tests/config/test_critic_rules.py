@@ -21,8 +21,8 @@ MEAN = "critic.head.start=mean_reward"
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ((CROSS_ENTROPY,), "a scalar head has none: set critic.head.kind=categorical"),
-        ((CROSS_ENTROPY, BOUNDED), "a bounded head has none"),
+        ((CROSS_ENTROPY,), "a scalar head has no bins: set critic.head.kind=categorical"),
+        ((CROSS_ENTROPY, BOUNDED), "a bounded head has no bins"),
         ((CATEGORICAL, "critic.value_clip=0.2"), "a categorical head moves a distribution"),
         ((CATEGORICAL, "critic.head.targets=two_hot"), "targets two_hot has no effect: critic.los"),
         ((CATEGORICAL, "critic.head.sigma_ratio=1"), "sigma_ratio 1.0 has no effect: critic.loss"),

@@ -112,7 +112,7 @@ def test_a_cold_start_has_the_rules_of_its_environment(override: str, message: s
         ),
         (
             [TURNS, "algorithm.advantage_estimator=leave_one_out", *CRITIC_FREE],
-            "leave_one_out makes its own advantages: set algorithm.gae_over=tokens",
+            "the estimator is leave_one_out: set algorithm.gae_over=tokens",
         ),
         ([TURNS, "algorithm.baseline.kind=tether"], "set algorithm.baseline.kind=critic"),
         ([TURNS, "algorithm.baseline.kind=evpo"], "set algorithm.baseline.kind=critic"),

@@ -45,8 +45,11 @@ OWN = (
 
 REFUSED = [
     ((NOISE, SINGLE), "there is one response per prompt"),
-    ((NOISE, "rewards.verifier=reward_model", "rewards.reward_model_path=x"), "has none"),
-    ((NOISE, "rewards.verifier=python", "rewards.function=a:b"), "has none"),
+    (
+        (NOISE, "rewards.verifier=reward_model", "rewards.reward_model_path=x"),
+        "may return any",
+    ),
+    ((NOISE, "rewards.verifier=python", "rewards.function=a:b"), "may return any"),
     (
         (
             "algorithm.surrogate=dis",
@@ -71,12 +74,12 @@ REFUSED = [
     (("critic.anchors=[0.5]", *NO_CRITIC), "critic.anchors has no effect"),
     (("critic.reward=unshaped", *OWN), "makes its own: leave it at shaped"),
     (("critic.reward=unshaped",), "set rewards.overlong.soft_punishment=true, or critic.reward=sh"),
-    (("critic.reward=unshaped", FILTERED), "and there is none, so it has no effect"),
+    (("critic.reward=unshaped", FILTERED), "so there is no punishment to leave out"),
     (
         ("critic.truncated=train",),
         "set rewards.overlong.filter_truncated=true, or critic.truncated=as_policy",
     ),
-    (("critic.truncated=train", PUNISHED), "none is taken from the policy, so it has no effect"),
+    (("critic.truncated=train", PUNISHED), "the policy trains on truncated responses here"),
     ((LINEAR_MIX, *NO_CRITIC), "weighs the advantages of GAE"),
     ((LINEAR_MIX, SINGLE), "mean reward of a prompt's responses as a baseline"),
     (("algorithm.baseline.kind=tether", SINGLE), "group_size to 2 or more"),
@@ -84,7 +87,7 @@ REFUSED = [
     ((EVPO, "algorithm.gamma=0.99"), "not discounted: set algorithm.gamma=1"),
     ((K, "components.length_adaptive_gae.enabled=false"), "while the component is off"),
     ((K, *CRITIC_FREE), "components.length_adaptive_gae.enabled=false"),
-    ((DIS[0],), "of PPO's clip, which it takes the place of: set components.clip_higher"),
+    ((DIS[0],), "sets PPO's clip, which is not used then: set components.clip_higher"),
     ((*DPPO, "algorithm.dual_clip=3"), "algorithm.dual_clip=null"),
     ((*DIS, "algorithm.mismatch.tis_cap=2"), "a second time: set algorithm.mismatch.tis_cap=null"),
     ((*DPPO, "algorithm.mismatch.mask_above=2"), "algorithm.mismatch.mask_above=null"),
@@ -93,7 +96,10 @@ REFUSED = [
         "has no policy gradient to correct",
     ),
     (GSPO[:2], "is a mean over responses: set components.token_level_loss.enabled=false"),
-    ((GSPO[0], GSPO[2]), "takes the place of: set components.clip_higher.enabled=false"),
+    (
+        (GSPO[0], GSPO[2]),
+        "is not used then: set components.clip_higher.enabled=false",
+    ),
     (
         (*GSPO, "algorithm.sequence_reduction=sum"),
         "over responses: set algorithm.sequence_reduction=mean",
@@ -104,7 +110,7 @@ REFUSED = [
         (*GSPO, *NO_CRITIC, "algorithm.advantage_estimator=correct_only"),
         "has no policy gradient to correct",
     ),
-    ((CISPO[0],), "of PPO's clip, which it takes the place of: set components.clip_higher"),
+    ((CISPO[0],), "sets PPO's clip, which is not used then: set components.clip_higher"),
     ((*CISPO, "algorithm.dual_clip=3"), "algorithm.dual_clip=null"),
     ((*CISPO, "algorithm.gspo_eps_low=1e-3"), "unknown key 'algorithm.gspo_eps_low'"),
     ((*GSPO, "algorithm.gspo_eps_high=0"), "must be"),

@@ -114,17 +114,23 @@ def test_minibatches_divide_the_iteration(tmp_path: Path) -> None:
 def test_options_of_shards_need_shards(tmp_path: Path, name: str) -> None:
     on = f"trainer.{name}=true"
     message = problem(tmp_path, on)
-    assert message == f"trainer.{name} has no effect without trainer.strategy=fsdp"
+    assert message == (
+        f"trainer.{name} has no effect without trainer.strategy=fsdp: set that, or "
+        f"trainer.{name}=false"
+    )
     fit_config(tmp_path, on, "trainer.strategy=fsdp")
 
 
 def test_offload_needs_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on = ("trainer.cpu_offload=true", "trainer.strategy=fsdp")
     message = problem(tmp_path, *on, "trainer.accelerator=cpu")
-    assert message == "trainer.cpu_offload has no effect with trainer.accelerator=cpu"
+    assert message == (
+        "trainer.cpu_offload has no effect with trainer.accelerator=cpu: set "
+        "trainer.cpu_offload=false"
+    )
     trainer = fit_config(tmp_path, *on).trainer
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="cpu_offload has no effect without a GPU"):
+    with pytest.raises(UserError, match="cpu_offload needs a GPU, but torch sees none"):
         pick_device(trainer)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick_device(trainer).type == "cuda"

@@ -153,7 +153,7 @@ REFUSED: dict[str, set[frozenset[str]]] = {
         *("bootstrap", "residual", "noise_weights", "unshaped", "linear_mix"),
         *("tether", "trusted", "evpo", "evpo_group"),
     ),
-    "is of a critic with a network, and critic.kind probe reads the actor's states": pairs(
+    "is for a critic with a network, but critic.kind probe has no network": pairs(
         "probe", "frozen", "critic_lora", "privileged"
     ),
     "would take adapters from it": pairs("frozen", "critic_lora", "adapters"),

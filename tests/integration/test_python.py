@@ -131,8 +131,8 @@ def test_values_of_python_become_those_of_the_config(
     ("overrides", "said"),
     [
         ("seed=3", "give a list of 'key=value' or a mapping, not 'seed=3'"),
-        ({"output_dir": len}, "output_dir: a function is no value of this key"),
-        ({"seed": object()}, "seed: object is no type of a config"),
+        ({"output_dir": len}, "output_dir: this key does not take a function"),
+        ({"seed": object()}, "seed: a config cannot hold a value of type object"),
     ],
 )
 def test_other_overrides_are_one_error(overrides: Any, said: str) -> None:

@@ -88,14 +88,14 @@ def test_a_file_that_is_no_json_is_named(
     path = with_file(tmp_path, content)
     with caplog.at_level(logging.WARNING, "vapo"):
         model = load_causal_lm(path, dtype="float32", attn_implementation="auto")
-    assert f"{path}/{FILE} is no JSON object, so it names no end token" in caplog.text
+    assert f"{path}/{FILE} is not a JSON object, so no end token is read from it" in caplog.text
     assert end_token_ids(model.generation_config, load_tokenizer(path)) == {1}
 
 
 @pytest.mark.parametrize("end", [10**30, 40, -1, "</s>", [1, "x"], [[1]], True, 1.5, {}, "²"])
 def test_an_end_that_is_no_token_is_one_error(tmp_path: Path, end: Any) -> None:
     path = with_file(tmp_path, json.dumps({"eos_token_id": end}).encode())
-    with pytest.raises(UserError, match=rf"{FILE}: eos_token_id .* is no token id .*0 to 39"):
+    with pytest.raises(UserError, match=rf"{FILE}: eos_token_id .* is not a token id .*0 to 39"):
         load_causal_lm(path, dtype="float32", attn_implementation="auto")
 
 

@@ -175,11 +175,11 @@ def test_what_does_not_fit_is_one_error(tmp_path: Path, policy: str, reward_mode
             make_critic(probe_config(tmp_path, policy, *options, init=folder), None)
     with pytest.raises(UserError, match=r"is a probe .* critic\.kind is network: set critic\.kind"):
         make_critic(config_of(tmp_path, policy, init=folder), None)
-    with pytest.raises(UserError, match=r"hidden states of an actor .* no reward model"):
+    with pytest.raises(UserError, match=r"cannot be a reward model.* hidden states of an actor"):
         load_value_model(folder, dtype="float32", attn_implementation="auto")
     with pytest.raises(UserError, match=r"its critic is a network, and critic\.kind is probe"):
         make_critic(probe_config(tmp_path, policy, init=reward_model), None)
-    with pytest.raises(UserError, match=r"critic\.probe\.layers: 3 is none of .* 0 .* to 2"):
+    with pytest.raises(UserError, match=r"critic\.probe\.layers: .* has no layer 3; .* 0 .* to 2"):
         check_value_head(probe_config(tmp_path, policy, "critic.probe.layers=[3]"))
     with pytest.raises(UserError, match=r"states of 32 channels in an actor of 2 .* has 96 .* and"):
         check_value_head(probe_config(tmp_path, "models/state_tracking/policy", init=folder))

@@ -137,7 +137,7 @@ def test_what_does_not_fit_is_one_error(tmp_path: Path, policy: str) -> None:
     folder = str(tmp_path / "critic")
     with pytest.raises(UserError, match=r"critic\.sampled_logprobs is null: set"):
         make_critic(config_of(tmp_path, policy, init=folder), None)
-    with pytest.raises(UserError, match=r"log-probs of sampled tokens .* no reward model"):
+    with pytest.raises(UserError, match=r"cannot be a reward model.* log-probs of sampled tokens"):
         load_value_model(folder, dtype="float32", attn_implementation="auto")
     with pytest.raises(ValueError, match="these tokens were not sampled"):
         critic(INPUTS)

@@ -300,7 +300,7 @@ def test_a_critic_of_another_target_is_one_error(
         for load in (check_value_head, lambda c: make_critic(c, None)):
             with pytest.raises(UserError, match=message):
                 load(config)
-    with pytest.raises(UserError, match=r"other responses .* is no reward model"):
+    with pytest.raises(UserError, match=r"cannot be a reward model.* other responses"):
         load_value_model(folder, dtype="float32", attn_implementation="auto")
     zero = ("critic.head.start=mean_reward", "critic.head.mean_reward=0")
     named = f"critic.reward_model_path={reward_model}"
@@ -363,5 +363,7 @@ def test_a_damaged_key_is_one_error(tmp_path: Path, policy: str, damage: Any) ->
     save_network(make_critic(config_of(tmp_path, policy, *BOUNDED), None), policy, folder)
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), KEY: damage}))
-    with pytest.raises(UserError, match=f"{KEY} in config.json is no value head of 1 outputs"):
+    with pytest.raises(
+        UserError, match=f"{KEY} in config.json does not describe a value head with 1 outputs"
+    ):
         make_critic(config_of(tmp_path, policy, *BOUNDED, init=str(folder)), None)

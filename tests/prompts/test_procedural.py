@@ -171,8 +171,8 @@ def test_terse_demonstrations():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"min_step": 2}, r"options\.min_step .*did you mean 'min_steps'"),
-        ({"seed": 2}, r"options\.seed is no option"),
+        ({"min_step": 2}, r"options\.min_step: .*did you mean 'min_steps'"),
+        ({"seed": 2}, r"options\.seed: the task .* has no such option"),
         ({"min_steps": 0}, r"options\.min_steps is 0: .* from 1"),
         ({"max_steps": 2.5}, r"options\.max_steps is 2\.5"),
         ({"max_steps": True}, r"options\.max_steps is True"),

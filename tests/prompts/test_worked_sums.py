@@ -89,7 +89,10 @@ def test_a_row_depends_on_seed_and_index_only() -> None:
         ({"max_term": 12, "max_total": 20}, "options.max_term is 12: give a number from 1 to 10"),
         ({"max_total": 1}, "options.max_total is 1"),
         ({"slip_rate": 1.5}, "options.slip_rate is 1.5: give a share from 0 to 1"),
-        ({"min_steps": 3}, "options.min_steps is no option of worked_sums: did you mean"),
+        (
+            {"min_steps": 3},
+            "options.min_steps: the task worked_sums has no such option; did you mean",
+        ),
     ],
 )
 def test_an_option_out_of_range(options: dict[str, int], message: str) -> None:

@@ -223,7 +223,10 @@ def test_the_estimator_reads_what_each_verifier_gave() -> None:
     ("overrides", "message"),
     [
         (("rewards.verifier=several",), "needs verifiers by name in rewards.verifiers"),
-        ((*SEVERAL, "rewards.correct_by=other"), "correct_by other is none of .*: answer, form"),
+        (
+            (*SEVERAL, "rewards.correct_by=other"),
+            "correct_by other is not a verifier of .* answer, form",
+        ),
         (("rewards.verifier=several", "rewards.verifiers.A-b.verifier=exact"), "'A-b' becomes"),
         (
             (*SEVERAL, "rewards.verifiers.answer.weight=0", "rewards.verifiers.form.weight=0"),

@@ -60,7 +60,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "no log-probs": (lie(logprobs=None), "0 log-probs for 60 tokens"),
     "another token's log-prob": (
         in_choice(lambda c: c["logprobs"]["content"][3].update(token_id=-5)),
-        "not that of its token",
+        "belongs to another token",
     ),
     "log-prob above 0": (
         in_choice(lambda c: c["logprobs"]["content"][3].update(logprob=0.5)),

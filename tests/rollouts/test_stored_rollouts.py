@@ -154,7 +154,7 @@ def test_texts_in_the_place_of_ids(tmp_path: Path, policy: Path) -> None:
             "column reward: a reward is a number of at most 1e+12 in size",
         ),
         ({"reward": None}, "column reward: None is not a finite number"),
-        ({"group": None}, "column group: None is no group"),
+        ({"group": None}, "column group: None cannot name a group"),
         ({"finish_reason": "eos"}, "column finish_reason: 'eos' is not stop or length"),
         ({"rollout_logprobs": [0.0]}, "column rollout_logprobs: 1 values; the response has 3"),
         ({"rollout_logprobs": [0.0, 0.0, float("nan")]}, "rollout_logprobs: has values that are"),
@@ -200,7 +200,7 @@ def test_other_tokens_another_version_and_no_file(tmp_path: Path, policy: Path) 
     config, path = config_of(policy), tmp_path / "f.parquet"
     table = pa.Table.from_pylist(rows_of(1))
     write_table(path, table, {"tokenizer": "0123456789ab"})
-    with pytest.raises(UserError, match=r"of the tokenizer 0123456789ab, and actor.path has"):
+    with pytest.raises(UserError, match=r"the tokenizer 0123456789ab, but actor.path has"):
         read_rollouts(config, path, TOKENIZER)
     write_table(path, table, {"schema_version": 4})
     with pytest.raises(UserError, match="schema version 4, and this vapo reads up to 3"):

@@ -87,7 +87,7 @@ def test_a_file_of_the_version_before_is_read_and_joined(tmp_path: Path, policy:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"truth_tokens": None}, "column truth_values: is given, and truth_tokens is null"),
+        ({"truth_tokens": None}, "column truth_values: is given, but truth_tokens is null"),
         ({"truth_tokens": [0, 3]}, "column truth_tokens: 3 is not from 0 to 2: the prefix leaves"),
         ({"truth_tokens": [-1, 2]}, "column truth_tokens: -1 is not from 0 to 2"),
         ({"truth_tokens": [2, 0]}, "column truth_tokens: does not ascend"),
@@ -156,13 +156,13 @@ PUNISHED = ("rewards.overlong.soft_punishment=true", "rewards.overlong.cache_tok
         (
             {"gamma": 1.0, "punished": None},
             PUNISHED,
-            "with no overlong punishment, and the config has an overlong punishment over the last "
+            "with no overlong punishment, but the config has an overlong punishment over the last "
             "4 of 12 tokens",
         ),
         (
             {"gamma": 1.0, "punished": [12, 4]},
             (*PUNISHED, "critic.reward=unshaped"),
-            "over the last 4 of 12 tokens, and the config has no overlong punishment",
+            "over the last 4 of 12 tokens, but the config has no overlong punishment",
         ),
     ],
 )

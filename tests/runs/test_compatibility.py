@@ -59,7 +59,7 @@ def test_the_same_model_is_taken(manifest: Manifest) -> None:
 
 def test_shapes_dtypes_and_names_are_compared(manifest: Manifest) -> None:
     other = config("actor.path=models/long_state_tracking/policy")
-    with pytest.raises(UserError, match=r"last is of another actor than actor\.path models/long"):
+    with pytest.raises(UserError, match=r"last was saved from another actor than actor\.path mod"):
         check_compatible(manifest, other, name="last")
     with pytest.raises(UserError, match=r"float32 \[96\], not bfloat16 \[96\]; .* and \d+ more"):
         check_compatible(manifest, config("actor.dtype=bfloat16"), name="last")

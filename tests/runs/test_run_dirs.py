@@ -225,7 +225,7 @@ def test_a_run_does_not_go_on_beyond_its_end(tmp_path: Path) -> None:
     other = fit_config(tmp_path, "actor.path=another/model")
     (tmp_path / "config.yaml").write_text(to_yaml(other))
     with pytest.raises(
-        UserError, match=r"of a run with another actor: actor\.path another/model ->"
+        UserError, match=r"saved by a run with another actor: actor\.path another/model ->"
     ):
         check_resumable(checkpoint, shorter)
 

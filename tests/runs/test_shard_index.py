@@ -143,7 +143,7 @@ def test_files_that_never_end(shards: Path, tmp_path: Path) -> None:
     sealed(shards)
     os.mkfifo(shards / ".metadata")
     for read in (read_checkpoint, check_shards):
-        with pytest.raises(UserError, match="it is no file"):
+        with pytest.raises(UserError, match="it is not a regular file"):
             read(shards)
     (shards / "meta.pt").unlink()
     (shards / ".metadata").unlink()
@@ -162,7 +162,7 @@ def test_an_index_that_leads_out_of_its_folder(shards: Path, tmp_path: Path) -> 
         for stored in index.storage_data.values():
             stored.relative_path = name
         (shards / ".metadata").write_bytes(pickle.dumps(index))
-        refused(shards, "which is no file of shards in its folder", tmp_path / "ran")
+        refused(shards, "but no such file of shards is in its folder", tmp_path / "ran")
 
 
 def test_a_plain_value_that_runs_code(shards: Path, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_two_rows_of_one_config_are_one_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rows", "overrides", "said"),
     [
-        ("rows: [{row: a}]", ["seed=5"], "^seed has no effect in a grid: --seeds gives each run's"),
+        ("rows: [{row: a}]", ["seed=5"], "^seed has no effect in a sweep: leave it out, and name"),
         ("rows: [{row: a}, {product: {seed: [1, 2]}}]", [], "^row 'seed 1' of the grid: seed has"),
     ],
 )

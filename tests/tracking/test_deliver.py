@@ -71,7 +71,7 @@ def test_folders_that_have_nothing_to_send(tmp_path, capsys):
     assert main(["deliver", str(tmp_path)]) == 2
     assert "has no records waiting" in capsys.readouterr().err
     assert main(["deliver", str(tmp_path / "none")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     assert main(["deliver"]) == 2
 
 

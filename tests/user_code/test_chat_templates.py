@@ -106,7 +106,9 @@ def test_a_template_of_several_names(tmp_path: Path) -> None:
     nested: list[Any] = []
     for _ in range(5000):
         nested = [nested]
-    with pytest.raises(TemplateRefusal, match="the conversation is no JSON: maximum recursion"):
+    with pytest.raises(
+        TemplateRefusal, match="the conversation cannot be written as JSON: maximum recursion"
+    ):
         render_chat(both, [{"content": nested}])
     with pytest.raises(TemplateRefusal, match=r"tokenizer\.chat_template is not set"):
         render_chat(tiny_tokenizer(), [{"content": "x"}])

@@ -95,8 +95,8 @@ def check_estimate(
         )
     if not trains_critic and estimate.value_targets is not None:
         raise UserError(
-            f"{name} returned value_targets, and there is no critic to train on them: leave them "
-            "out, or set algorithm.estimator_uses_critic=true"
+            f"{name} returned value_targets, but this run trains no critic: leave them out, or set "
+            "algorithm.estimator_uses_critic=true"
         )
     is_finite = not any(bool(rows.any()) for rows in bad_inputs(batch).values())
     for column, tensor in estimate._asdict().items():
@@ -115,7 +115,7 @@ def _check_tensor(tensor: Any, like: Tensor, name: str) -> None:
         expected, actual = getattr(like, aspect), getattr(tensor, aspect)
         if expected != actual:
             texts = [list(x) if aspect == "shape" else x for x in (actual, expected)]
-            raise UserError(f"{name} have the {aspect} {texts[0]}, and it must be {texts[1]}")
+            raise UserError(f"{name} have the {aspect} {texts[0]}, but need {texts[1]}")
 
 
 def _check_finite(numbers: Tensor, batch: EvaluatedBatch, name: str) -> None:

@@ -50,8 +50,8 @@ class PoiseBaseline:
         features_read = [self.config.layer, self.config.num_states]
         if state["read"] != features_read:
             raise UserError(
-                "algorithm.poise.layer and num_states are {} and {}, and the checkpoint's "
-                "regression reads {} and {}: set them as they were".format(
+                "algorithm.poise.layer and algorithm.poise.num_states are {} and {}, but the "
+                "checkpoint's regression was fitted with {} and {}: set them as they were".format(
                     *features_read, *state["read"]
                 )
             )

@@ -31,7 +31,7 @@ def run(run_dirs: Sequence[Path], *, tracking_uri: str | None, only_list: bool) 
     for run_dir in map(Path.absolute, run_dirs):
         journals = [run_dir] if (run_dir / JOURNAL_NAME).is_file() else journals_in(run_dir)
         if not journals:
-            reason = "has no records waiting" if run_dir.is_dir() else "is no folder"
+            reason = "has no records waiting" if run_dir.is_dir() else "is not a folder"
             raise UserError(
                 f"{run_dir} {reason}: give the folder of a run, as the last line of `vapo fit` "
                 "names it"

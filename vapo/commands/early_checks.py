@@ -88,7 +88,9 @@ def _fit(config: FitConfig, options: Options) -> None:
 def _try(config: FitConfig, options: Options) -> None:
     if options["responses"] is not None:  # a file of responses needs neither policy nor prompts
         if options["num"] is not None:
-            raise UserError("--num has no effect with --responses: all of the file are judged")
+            raise UserError(
+                "--num is not read beside --responses, whose file is judged whole: leave --num out"
+            )
         return
     _check_one_process("try", config)
     check_sampling(config)

@@ -116,7 +116,10 @@ def sample_once(folder: Path) -> str:
         sampling_end = time.monotonic()
     for response in responses:
         if len(response.ids) != _NUM_TOKENS or not all(map(math.isfinite, response.logprobs)):
-            raise UserError(f"it sampled {len(response.ids)} tokens of {_NUM_TOKENS}, or no number")
+            raise UserError(
+                f"it returned {len(response.ids)} of {_NUM_TOKENS} tokens, or a log-prob that is "
+                "not a finite number"
+            )
     starting_s, sampling_s = sampling_start - engine_start, sampling_end - sampling_start
     return f"started in {starting_s:.1f} s, sampled in {sampling_s:.1f} s"
 

@@ -23,7 +23,10 @@ def simulated_config(
     """
     if num_ranks is None:
         if gb_s is not None:
-            raise UserError("--interconnect_gb_s is of a simulated step: give --simulate_ranks N")
+            raise UserError(
+                "--interconnect_gb_s is read for a simulated step alone: give --simulate_ranks N "
+                "too"
+            )
         return config
     rates = [rate for rate in (tflops, gb_s) if rate is not None]
     if num_ranks < 1 or not all(0 < rate < math.inf for rate in rates):
@@ -64,8 +67,8 @@ def check_gpu_memory(config: FitConfig, gpu_memory_gib: float | None) -> None:
         raise UserError(f"--gpu_memory_gib must be a finite number above 0, not {gpu_memory_gib:g}")
     if config.trainer.accelerator == "cpu":
         raise UserError(
-            "--gpu_memory_gib is of a GPU, and trainer.accelerator is cpu: leave the option out, "
-            "or set trainer.accelerator=gpu"
+            "--gpu_memory_gib is the memory of a GPU, but trainer.accelerator is cpu: leave the "
+            "option out, or set trainer.accelerator=gpu"
         )
 
 

@@ -154,9 +154,12 @@ def _template_variables(text: str | None) -> dict[str, Any]:
     try:
         variables = {} if text is None else json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON: {error}") from None
+        raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is not valid JSON: {error}") from None
     if not isinstance(variables, dict):
-        raise UserError(f"{_TEMPLATE_KEY} {text!r:.80} is no JSON object of names and values")
+        raise UserError(
+            f"{_TEMPLATE_KEY} {text!r:.80} is not a JSON object: write the template's variables as "
+            '{"NAME": VALUE}'
+        )
     return variables
 
 

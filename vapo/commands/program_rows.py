@@ -47,12 +47,12 @@ def _line(row: Any, place: str) -> str:
         columns = dict(row)
     except (TypeError, ValueError):
         kind = type(row).__name__
-        raise UserError(f"{place} is no mapping of columns to values, but {kind}") from None
+        raise UserError(f"{place} is of type {kind}: give a mapping of columns to values") from None
     plain: dict[str, Any] = {}
     for column, entry in columns.items():
         try:
             if not isinstance(column, str):
-                raise RefusedValue("a name that is no text")
+                raise RefusedValue("a name that is not text")
             plain |= plain_value({column: None if _is_nan(entry) else entry})
         except RefusedValue as error:
             raise UserError(

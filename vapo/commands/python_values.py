@@ -35,7 +35,10 @@ def as_overrides(overrides: Overrides) -> list[str]:
 
 def _override(key: str, value: Any) -> str:
     if "=" in key:
-        raise UserError(f"overrides: {key!r} is no dotted key; give the value of the key around it")
+        raise UserError(
+            f"overrides: the key {key!r} contains '=': override the block around it, with a "
+            "mapping as its value"
+        )
     entries, plain = describe(FitConfig), _plain(key, value)
     if holds_text(key, entries):
         return override_of(key, plain)
@@ -61,7 +64,10 @@ def _plain(key: str, value: Any, depth: int = 0) -> Any:
         return str.__str__(value)  # a plain text, also for a subclass such as an enum
     if callable(value):
         if not key.endswith("function"):
-            raise UserError(f"{key}: a function is no value of this key")
+            raise UserError(
+                f"{key}: this key does not take a function: give a number, text, true or false, a "
+                "list or a mapping"
+            )
         return function_path(value, key=key)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -74,6 +80,6 @@ def _plain(key: str, value: Any, depth: int = 0) -> Any:
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
         return _plain(key, value.item())
     raise UserError(
-        f"{key}: {type(value).__name__} is no type of a config: give a number, text, true or "
-        "false, a list or a mapping"
+        f"{key}: a config cannot hold a value of type {type(value).__name__}: give a number, text, "
+        "true or false, a list or a mapping"
     )

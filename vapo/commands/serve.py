@@ -59,8 +59,8 @@ def run(config: FitConfig, *, host: str, port: int, print_command: bool = False)
         )
     say(
         f"vapo serve: starting vLLM's server on {host}:{port}. It takes requests once it says "
-        '"Application startup complete"; that its chat template fails is no fault: it has no '
-        "tokenizer, and needs none.",
+        '"Application startup complete". It also says that its chat template fails. Ignore that: '
+        "the server gets token ids and needs no tokenizer.",
         file=sys.stderr,
     )
     os.execve(command[0], command, {**python_environment(), **variables})

@@ -39,7 +39,9 @@ def run(
     Raises: UserError: some runs failed. It is raised at the end, after all others have run.
     """
     if slurm and launcher != "slurm":
-        raise UserError("--slurm has no effect without --launcher slurm")
+        raise UserError(
+            "--slurm is not read without --launcher slurm: add it, or leave --slurm out"
+        )
     whole_grid = read_grid(grid)
     plan = make_plan(choose_rows(whole_grid, rows), config, overrides, seeds)
     check_rows_are_read(plan.row_configs)

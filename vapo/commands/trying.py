@@ -141,7 +141,10 @@ def _parse_response(place: str, number: int, line: str) -> GivenResponse:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{place}: not a line of JSON ({error})") from None
     if not isinstance(record, dict):
-        raise UserError(f"{place}: a response is an object with `response`, this is no object")
+        raise UserError(
+            f'{place}: this line is not a JSON object: write {{"response": TEXT}}, and what '
+            "else is known of it"
+        )
     try:
         check_carried(record)
     except RefusedValue as error:
@@ -158,8 +161,8 @@ def _parse_response(place: str, number: int, line: str) -> GivenResponse:
         )
     if more and "answer" not in texts:
         raise UserError(
-            f"{place}: `{next(iter(more))}` has no effect: a row's own columns are the metadata, "
-            "unless the line has an `answer`"
+            f"{place}: `{next(iter(more))}` is not read beside `prompt_id`, because the row of the "
+            "data has its own columns: leave it out, or give `answer` instead of `prompt_id`"
         )
     return GivenResponse(place, number, metadata=more, **texts)
 

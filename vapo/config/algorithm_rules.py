@@ -70,8 +70,8 @@ def surrogate_is_on_policy(config: FitConfig) -> Problems:
         )
     if config.training.max_staleness > 0 and not mismatch_of(config).weighs:
         yield Problem(
-            "algorithm.surrogate logprob takes its rollouts for the current policy's, and with "
-            "training.max_staleness above 0 they are of older ones: set "
+            "algorithm.surrogate logprob assumes that the current policy sampled the rollouts, but "
+            "with training.max_staleness above 0 an older one did: set "
             "algorithm.mismatch.correct_stale=true, algorithm.mismatch.tis_cap, or "
             "training.max_staleness=0"
         )
@@ -139,8 +139,9 @@ def mismatch_corrects_a_policy_gradient(config: FitConfig) -> Problems:
     if config.algorithm.advantage_estimator == "correct_only":
         for key, off in _mismatch_options(config).items():
             yield Problem(
-                f"{key} corrects a policy gradient, and {_ESTIMATOR} correct_only has none: it "
-                f"fine-tunes on correct responses, whichever policy they are from; set {key}={off}"
+                f"{key} corrects a policy gradient, but {_ESTIMATOR} correct_only has no policy "
+                "gradient: it fine-tunes on correct responses, whichever policy they are from; "
+                f"set {key}={off}"
             )
 
 
@@ -172,7 +173,7 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
     if conflicts:
         reason = "would correct for the engine a second time"
         if clips:
-            reason = "is of PPO's clip, which it takes the place of"
+            reason = "sets PPO's clip, which is not used then"
         elif weights:
             reason = "weighs responses by their lengths, and its loss is a mean over responses"
         fix = ", ".join(f"{key}={off}" for key, off in conflicts.items())
@@ -209,7 +210,8 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
     for key, source in sources_of(config.data, "train").items():
         if isinstance(source, MixtureSource) and source.verifier is not None:
             yield Problem(
-                f"{why}, and {key} has one of its own: set {key}.verifier=null, or {instead}"
+                f"{why}, but {key} names one verifier for its rows: set {key}.verifier=null, or "
+                f"{instead}"
             )
     if config.rewards.overlong.soft_punishment:
         yield Problem(

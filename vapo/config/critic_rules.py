@@ -77,8 +77,8 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
         )
     for key, value, plain in changed(config, (_KIND, f"{_HEAD}.start", "critic.sampled_logprobs")):
         yield Problem(
-            "critic.head_function makes the whole head, which outputs the value, and "
-            f"{key} {value if isinstance(value, str) else 'on'} is of the linear one: set "
+            "critic.head_function makes the whole head, but "
+            f"{key} {value if isinstance(value, str) else 'on'} belongs to the built-in one: set "
             f"{key}={plain}, or critic.head_function=null"
         )
 
@@ -90,8 +90,8 @@ def probe_has_no_network(config: FitConfig) -> Problems:
         return
     if critic.init == "reward_model":
         yield Problem(
-            "critic.init reward_model is a network, and critic.kind probe has none: set "
-            "critic.init=policy, or to the folder of a saved probe"
+            "critic.init reward_model starts a network, but critic.kind probe has no network: set "
+            "critic.init=policy, or critic.init to the folder of a saved probe"
         )
     layers = critic.probe.layers
     if not layers or len(set(layers)) < len(layers):
@@ -108,8 +108,8 @@ def probe_has_no_network(config: FitConfig) -> Problems:
     for key, value, plain in changed(config, keys):
         is_on = f" {value}" if isinstance(value, str | int) and value is not True else ""
         yield Problem(
-            f"{key}{is_on} is of a critic with a network, and critic.kind probe reads the actor's "
-            f"states: set {key}={plain}, or critic.kind=network"
+            f"{key}{is_on} is for a critic with a network, but critic.kind probe has no network: "
+            f"set {key}={plain}, or critic.kind=network"
         )
 
 
@@ -138,13 +138,13 @@ def adapters_have_a_base(config: FitConfig) -> Problems:
         )
     for key, value, plain in changed(config, [f"critic.{name}" for name in _NOT_BESIDE_A_BASE]):
         yield Problem(
-            f"{key} {value} is of a critic with a network, and critic.kind adapters has the "
-            f"actor's base, with float32 adapters: set {key}={plain}, or critic.kind=network"
+            f"{key} {value} is for a critic with a network, but critic.kind adapters shares the "
+            f"actor's weights: set {key}={plain}, or critic.kind=network"
         )
     if critic.gradient_checkpointing != actor.gradient_checkpointing:
         yield Problem(
-            "critic.gradient_checkpointing and actor.gradient_checkpointing are of one base with "
-            "critic.kind adapters: give both the same value",
+            "critic.gradient_checkpointing differs from actor.gradient_checkpointing, but with "
+            "critic.kind adapters both read the same layers: give both the same value",
             ("critic.gradient_checkpointing", "actor.gradient_checkpointing"),
         )
 
@@ -155,8 +155,8 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
         yield Problem(f"{_HEAD}.low {head.low:g} and {_HEAD}.high {head.high:g} must be ascending")
     if critic.loss == "cross_entropy" and head.kind != "categorical":
         yield Problem(
-            f"critic.loss cross_entropy is between distributions over bins, and a {head.kind} "
-            f"head has none: set {_KIND}=categorical, or critic.loss=squared_error"
+            f"critic.loss cross_entropy compares distributions over bins, but a {head.kind} head "
+            f"has no bins: set {_KIND}=categorical, or critic.loss=squared_error"
         )
     if clip is not None and head.kind == "categorical":
         yield Problem(

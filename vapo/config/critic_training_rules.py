@@ -20,20 +20,20 @@ def estimator_makes_its_targets(config: FitConfig) -> Problems:
     of_gae = ("critic.reward", "critic.bootstrap_truncated")
     for key, _, default in changed(config, of_gae if estimator != "gae" else ()):
         yield Problem(
-            f"{key} is of the value targets that {_ESTIMATOR} gae makes, and "
+            f"{key} changes the value targets that {_ESTIMATOR} gae makes, but "
             f"{estimator} makes its own: leave it at {default}"
         )
     if critic.reward == "unshaped" and not overlong.soft_punishment and estimator == "gae":
         yield Problem(
-            "critic.reward unshaped leaves the overlong punishment out of the value targets, and "
-            "there is none, so it has no effect: set rewards.overlong.soft_punishment=true, or "
-            "critic.reward=shaped"
+            "critic.reward unshaped leaves the overlong punishment out of the value targets, but "
+            "rewards.overlong.soft_punishment is false, so there is no punishment to leave out: "
+            "set rewards.overlong.soft_punishment=true, or critic.reward=shaped"
         )
     if critic.truncated == "train" and not overlong.filter_truncated:
         yield Problem(
-            "critic.truncated train gives the critic the truncated responses that the policy does "
-            "not train on, and none is taken from the policy, so it has no effect: set "
-            "rewards.overlong.filter_truncated=true, or critic.truncated=as_policy"
+            "critic.truncated train has no effect: the policy trains on truncated responses here, "
+            "and so does the critic; set rewards.overlong.filter_truncated=true, or "
+            "critic.truncated=as_policy"
         )
 
 
@@ -64,8 +64,8 @@ def noise_weights_know_the_noise(config: FitConfig) -> Problems:
         )
     if not gives_configured_rewards(config):
         yield Problem(
-            "critic.weights prompt_noise needs the rewards' range for its floor, and a verifier "
-            "that may pay rewards of its own (python, reasoning_gym, reward_model) has none: set "
+            "critic.weights prompt_noise needs a range that all rewards are in, but the verifiers "
+            "python, reasoning_gym and reward_model may return any reward: set "
             "critic.weights=none, or another verifier",
             ("critic.weights", "rewards.verifier"),
         )
@@ -140,8 +140,8 @@ def critics_can_be_trained(config: FitConfig) -> Problems:
         )
     if algorithm.disagreement_mask_share > 0 and algorithm.entropy_coef == 0:
         yield Problem(
-            "algorithm.disagreement_mask_share takes tokens from the entropy bonus, and "
-            "algorithm.entropy_coef is 0, so it has no effect: set algorithm.entropy_coef above "
+            "algorithm.disagreement_mask_share takes tokens from the entropy bonus, but "
+            "algorithm.entropy_coef is 0, so there is no bonus: set algorithm.entropy_coef above "
             "0, or algorithm.disagreement_mask_share=0"
         )
 
@@ -156,8 +156,8 @@ def ridge_fits_linear_weights(config: FitConfig) -> Problems:
         return
     if critic.head.kind != "scalar":
         yield Problem(
-            f"{key} solves for the weights of a linear value, and critic.head.kind "
-            f"{critic.head.kind} has none: set critic.head.kind=scalar, or {key}=null"
+            f"{key} solves for the weights of a linear value, but the value of critic.head.kind "
+            f"{critic.head.kind} is not linear: set critic.head.kind=scalar, or {key}=null"
         )
     if critic.dtype != "float32":
         yield Problem(

@@ -34,7 +34,8 @@ def mixtures_have_sources(config: Any) -> Problems:
         for part, part_source in source.sources.items():
             if name == "heldout" and part_source.weight != 1:
                 yield Problem(
-                    f"{key}.{part}.weight has no effect: all held-out prompts are evaluated"
+                    f"{key}.{part}.weight has no effect: all held-out prompts are evaluated; leave "
+                    "it out"
                 )
 
 
@@ -61,7 +62,7 @@ def several_verifiers_have_names(config: Any) -> Problems:
         )
     elif rewards.deciding not in rewards.verifiers:
         yield Problem(
-            f"rewards.correct_by {rewards.correct_by} is none of {key}: "
+            f"rewards.correct_by {rewards.correct_by} is not a verifier of {key}: name one of "
             f"{', '.join(rewards.verifiers)}"
         )
     elif not any(block.weight for block in rewards.verifiers.values()):
@@ -86,7 +87,10 @@ def templates_have_a_place(config: Any) -> Problems:
             "the problem goes"
         )
     if config.data.system_prompt is not None and not config.data.chat_template:
-        yield Problem("data.system_prompt has no effect without data.chat_template=true")
+        yield Problem(
+            "data.system_prompt has no effect without data.chat_template=true: set that, or leave "
+            "data.system_prompt out"
+        )
 
 
 _SET_BY_VAPO = {
@@ -102,7 +106,10 @@ _SET_BY_VAPO = {
         "it is an argument of the tokenizer, not of its template",
     ),
     "chat_template": "write the template into chat_template.jinja in the model's folder",
-    **dict.fromkeys(("tools", "documents"), "prompts have none: describe them in the rows' text"),
+    **dict.fromkeys(
+        ("tools", "documents"),
+        "prompts here have no tools and documents: describe them in the text of the rows",
+    ),
     **dict.fromkeys(
         [f"{role}_token" for role in ("bos", "eos", "pad", "unk", "sep", "cls", "mask")],
         "it is the tokenizer's",
@@ -115,7 +122,8 @@ def template_variables_can_be_set(config: Any) -> Problems:
     data, key = config.data, "data.chat_template_kwargs"
     if data.chat_template_kwargs and not data.chat_template:
         yield Problem(
-            f"{key} has no effect without data.chat_template=true", (key, "data.chat_template")
+            f"{key} has no effect without data.chat_template=true: set that, or leave {key} out",
+            (key, "data.chat_template"),
         )
     for name in data.chat_template_kwargs:
         if name in _SET_BY_VAPO:
@@ -225,7 +233,8 @@ def answers_stand_after_a_text(config: Any) -> Problems:
     if rewards.answer_after is None and rewards.without_answer_after != "wrong":
         fallback_key = "rewards.without_answer_after"
         yield Problem(
-            f"{fallback_key} {rewards.without_answer_after} has no effect without {key}",
+            f"{fallback_key} {rewards.without_answer_after} has no effect without {key}: set "
+            f"{key}, or {fallback_key}=wrong",
             (fallback_key, key),
         )
     if rewards.answer_after is None and isinstance(rewards, SeveralVerifiers):
@@ -233,8 +242,8 @@ def answers_stand_after_a_text(config: Any) -> Problems:
             if block.reads_thoughts:
                 thoughts_key = f"rewards.verifiers.{name}.reads_thoughts"
                 yield Problem(
-                    f"{thoughts_key} has no effect without {key}: every verifier reads the "
-                    "whole response",
+                    f"{thoughts_key} has no effect without {key}, because every verifier then "
+                    f"reads the whole response: set {key}, or {thoughts_key}=false",
                     (thoughts_key, key),
                 )
 

@@ -55,12 +55,12 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
         "stand on its turns: set rewards.shuffle=false",
         "rewards.answer_after": "says what a verifier reads of a response, and an environment "
         "reads whole turns: set it to null, and let the environment look for the answer",
-        "rewards.overlong.soft_punishment": "is for responses that come close to the budget by "
-        "what the policy wrote, and an episode's budget counts what its environment wrote, too: "
-        "set rewards.overlong.soft_punishment=false, and let the environment's reward say what "
+        "rewards.overlong.soft_punishment": "punishes a policy for long responses, but an "
+        "episode's budget also counts what its environment wrote: set "
+        "rewards.overlong.soft_punishment=false, and let the environment's reward say what "
         "length costs",
-        "critic.weights": "prompt_noise needs the rewards' range for its floor, and an "
-        "environment gives rewards of its own: set critic.weights=none",
+        "critic.weights": "prompt_noise needs a range that all rewards are in, but an "
+        "environment may give any reward: set critic.weights=none",
     }
     for key, *_ in changed(config, reasons):
         yield Problem(f"{key} {reasons[key]}", (key, _KIND))
@@ -95,8 +95,8 @@ def turns_have_one_value(config: FitConfig) -> Problems:
         return
     if algorithm.advantage_estimator != "gae":
         yield Problem(
-            f"{_OVER} turns is of {_ESTIMATOR} gae, and {algorithm.advantage_estimator} makes its "
-            f"own advantages: set {_OVER}=tokens"
+            f"{_OVER} turns is read by {_ESTIMATOR} gae alone, but the estimator is "
+            f"{algorithm.advantage_estimator}: set {_OVER}=tokens"
         )
     if not config.environment.is_used:
         yield Problem(
@@ -107,8 +107,9 @@ def turns_have_one_value(config: FitConfig) -> Problems:
     for key, value, off in changed(config, ("algorithm.baseline.kind", "critic.anchors", *shares)):
         if value not in ("linear_mix", "trusted"):
             yield Problem(
-                f"{key} is of the values of single tokens, and with {_OVER} turns only those of "
-                f"turns are learned: set {key}={0 if key in shares else off}, or {_OVER}=tokens"
+                f"{key} needs values of single tokens, but with {_OVER} turns the critic learns "
+                f"only the values of turns: set {key}={0 if key in shares else off}, or "
+                f"{_OVER}=tokens"
             )
 
 

@@ -38,9 +38,9 @@ def evidence_is_of_an_answer(config: FitConfig) -> Problems:
         return
     if not gives_configured_rewards(config) and not config.environment.is_used:
         yield Problem(
-            f"{_ESTIMATOR} oppo values a state between rewards.incorrect and rewards.correct, and "
-            "a verifier that may pay rewards of its own (python, reasoning_gym, reward_model, "
-            f"several) has others: set {_ESTIMATOR}=leave_one_out, or another verifier",
+            f"{_ESTIMATOR} oppo gives values between rewards.incorrect and rewards.correct, but "
+            "the verifiers python, reasoning_gym, reward_model and several may return other "
+            f"rewards: set {_ESTIMATOR}=leave_one_out, or another verifier",
             (_ESTIMATOR, "rewards.verifier"),
         )
     template = algorithm.oppo.template

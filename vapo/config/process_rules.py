@@ -71,11 +71,17 @@ def sharding_options_have_shards(config: Any) -> Problems:
     trainer = config.trainer
     if trainer.strategy == "fsdp":
         if trainer.cpu_offload and trainer.accelerator == "cpu":
-            yield Problem("trainer.cpu_offload has no effect with trainer.accelerator=cpu")
+            yield Problem(
+                "trainer.cpu_offload has no effect with trainer.accelerator=cpu: set "
+                "trainer.cpu_offload=false"
+            )
         return
     for name in ("sharded_checkpoints", "reduce_every_microbatch", "cpu_offload"):
         if getattr(trainer, name):
-            yield Problem(f"trainer.{name} has no effect without trainer.strategy=fsdp")
+            yield Problem(
+                f"trainer.{name} has no effect without trainer.strategy=fsdp: set that, or "
+                f"trainer.{name}=false"
+            )
 
 
 def one_process(config: SftConfig | RewardModelConfig) -> Problems:

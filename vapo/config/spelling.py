@@ -44,6 +44,5 @@ def null_excess(source: str | None, entry: Entry | None) -> str | None:
         return None
     null = "write null, or " if entry.nullable else ""
     return (
-        f"{source} is no null of a config, and most likely no text: {null}quote it if it is one, "
-        f"as '{source}'"
+        f"{source} is not read as null here: {null}quote it if it is meant as text, as '{source}'"
     )

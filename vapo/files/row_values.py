@@ -237,14 +237,14 @@ def plain_value(value: Any, levels: int = MOST_LEVELS) -> Any:
         return plain_value(os.fspath(value), levels)
     if hasattr(value, "tolist"):
         return _plain_array(value, levels)
-    raise RefusedValue(f"{type(value).__name__}, which is no type of JSON")
+    raise RefusedValue(f"{type(value).__name__}, which JSON cannot hold")
 
 
 def _plain_object(value: Mapping[Any, Any], levels: int) -> dict[str, Any]:
     plain: dict[str, Any] = {}
     for key, item in value.items():
         if not isinstance(key, (str, int)) or isinstance(key, bool):
-            raise RefusedValue(f"an object with the key {key!r:.60}, which is no text")
+            raise RefusedValue(f"an object with the key {key!r:.60}, which is not text")
         name = plain_value(str(key))
         if name in plain:
             raise RefusedValue(f"an object with the key {name!r:.60} twice")
@@ -259,11 +259,12 @@ def _plain_array(value: Any, levels: int) -> Any:
         listed = (value.astype(str) if is_time else value).tolist()
     except Exception as error:  # as of a sparse tensor
         raise RefusedValue(
-            f"{type(value).__name__}, which makes no list ({type(error).__name__}: {error!s:.100})"
+            f"{type(value).__name__}, which cannot be turned into a list ({type(error).__name__}: "
+            f"{error!s:.100})"
         ) from None
     if type(listed) is type(value):
         if not hasattr(value, "__float__") or "complex" in kind:
-            raise RefusedValue(f"{type(value).__name__}, which is no type of JSON")
+            raise RefusedValue(f"{type(value).__name__}, which JSON cannot hold")
         return float(value)  # it is wider than Python's float
     if is_time:
         return _without_nat(listed)

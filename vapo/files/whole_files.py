@@ -168,7 +168,7 @@ def open_inside(folder: Path, name: str, mode: str, *, buffering: int = -1) -> I
         os.close(inside)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise FileNotFoundError(errno.ENOENT, "it is no file", str(folder / name))
+        raise FileNotFoundError(errno.ENOENT, "it is not a regular file", str(folder / name))
     return os.fdopen(descriptor, mode, buffering)
 
 

@@ -101,9 +101,9 @@ def _check_base(adapters: AdapterModelConfig, path: str, config: FitConfig) -> N
             n for n in names if adapters.targets.get(n) != config_adapters.targets.get(n)
         )
         raise UserError(
-            f"critic.init {path}: its adapters are not on the modules that critic.lora."
-            f"target_modules chooses in actor.path {base} (as {differing_names[0]}): set both "
-            "as they were, or critic.init=policy"
+            f"critic.init {path}: its adapters are on other modules than "
+            f"critic.lora.target_modules chooses in actor.path {base} ({differing_names[0]} "
+            "differs): set both as they were, or critic.init=policy"
         )
 
 
@@ -129,7 +129,7 @@ def check_head_is_kept(config: FitConfig) -> None:
             continue
         head = saved_head(model, path).describe()
         from_it = f"critic.init=reward_model critic.reward_model_path={init}"
-        backbone = f"take the backbone alone, as that of a reward model: {from_it}"
+        backbone = f"take the backbone alone: {from_it}"
         anew = {"probe": "a new probe", "adapters": "new adapters"}.get(config.critic.kind)
         raise UserError(
             f"critic.init {init} brings a trained value head, {head}, which critic.head.start "

@@ -84,7 +84,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: it is not valid JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UserError(f"{where}: it is no JSON object, but a {type(config).__name__}")
+        raise UserError(f"{where}: it must be a JSON object, but is a {type(config).__name__}")
     return config
 
 
@@ -137,7 +137,7 @@ def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> Non
     if key is not None and numbers and not are_shared and sizes[key] > max(numbers) + 1:
         raise UserError(
             f"{file}: {key} is {sizes[key]}, and the folder's weights have {max(numbers) + 1} "
-            "layers: the file is of another model; copy the folder again"
+            "layers, so the file belongs to another model: copy the folder again"
         )
     all_sizes = {size for shape in shapes.values() for size in shape}
     for keys, names in (
@@ -149,6 +149,6 @@ def _check_weights(file: Path, config: Mapping[str, Any], shapes: Shapes) -> Non
         size_key = next((key for key in keys if isinstance(sizes.get(key), int)), None)
         if has_such and size_key is not None and sizes[size_key] not in all_sizes:
             raise UserError(
-                f"{file}: {size_key} is {sizes[size_key]}, and no weight of the folder has that "
-                "size: the file is of another model; copy the folder again"
+                f"{file}: {size_key} is {sizes[size_key]}, but no weight of the folder has that "
+                "size, so the file belongs to another model: copy the folder again"
             )

@@ -64,8 +64,8 @@ def read_generation_config(path: str, config: PreTrainedConfig) -> GenerationCon
         settings, file = settings_in(content), GENERATION_FILE
         if settings is None:
             logger.warning(
-                "%s/%s is no JSON object, so it names no end token: responses end with the "
-                "tokenizer's alone",
+                "%s/%s is not a JSON object, so no end token is read from it: responses end with "
+                "the tokenizer's end token alone",
                 *(path, GENERATION_FILE),
             )
             settings = {}
@@ -107,8 +107,8 @@ def _token_ids(end_entry: Any, num_ids: int | None, file: str) -> list[int]:
         if not is_id or number >= (num_ids or 2**31):
             last = "" if num_ids is None else f" (0 to {num_ids - 1})"
             raise UserError(
-                f"{file}: {_KEY} {entry!r:.60} is no token id of this model{last}: write a token "
-                "id, a list of them, or null for the tokenizer's end token alone"
+                f"{file}: {_KEY} {entry!r:.60} is not a token id of this model{last}: write a "
+                "token id, a list of them, or null for the tokenizer's end token alone"
             )
         ids.append(int(number))
     return ids

@@ -102,8 +102,8 @@ def as_critic(config: PreTrainedConfig, path: str, critic: CriticConfig | None) 
     if critic is None:
         if folder_kind in ("probe", "adapters"):
             raise UserError(
-                f"{path}: its value head reads the hidden states of an actor (critic.kind "
-                f"{folder_kind}), and no text: no reward model"
+                f"{path} cannot be a reward model: its value head reads the hidden states of an "
+                f"actor (critic.kind {folder_kind}), not a text"
             )
         return config
     if folder_kind is not None and folder_kind != critic.kind:

@@ -153,8 +153,8 @@ def checked_layers(
     missing_layers = [layer for layer in layers if not -num_layers - 1 <= layer <= num_layers]
     if missing_layers:
         raise UserError(
-            f"{key}: {missing_layers[0]} is none of {path or model.name_or_path}, which has the "
-            f"layers 0 (its embedding) to {num_layers}"
+            f"{key}: {path or model.name_or_path} has no layer {missing_layers[0]}; its layers are "
+            f"0 (the embedding) to {num_layers}"
         )
     return layer_numbers(layers, num_layers)
 

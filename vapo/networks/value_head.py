@@ -175,14 +175,14 @@ def plan_head(model: PreTrainedConfig, path: str, critic: CriticConfig | None) -
     folder_head = saved_head(model, path) if has_classifier(model) else None
     if critic is None and folder_head is not None and folder_head.num_logprob_columns is not None:
         raise UserError(
-            f"{path}: its value head reads the log-probs of sampled tokens (a critic with "
-            "critic.sampled_logprobs), which a text alone does not have: no reward model"
+            f"{path} cannot be a reward model: its value head reads the log-probs of sampled "
+            "tokens (critic.sampled_logprobs), and a text alone has none"
         )
     if critic is None and folder_head is not None and folder_head.target is not None:
         raise UserError(
-            f"{path}: its value head predicts what is left of a return after the mean reward of "
-            "the prompt's other responses (critic.target residual), which a text alone does not "
-            "have: it gives no values by itself, and is no reward model"
+            f"{path} cannot be a reward model: its value head predicts what is left of a return "
+            "after the mean reward of the prompt's other responses (critic.target residual), and "
+            "a text alone has no other responses"
         )
     config_head = (folder_head or ValueHead()) if critic is None else configured_head(critic)
     if isinstance(model, ProbeModelConfig) and config_head.layers is not None:
@@ -258,7 +258,8 @@ def saved_head(model: PreTrainedConfig, path: str) -> ValueHead:
     head = _parse_head(entry)
     if head is None or head.num_outputs != model.num_labels:
         raise UserError(
-            f"{path}: {KEY} in config.json is no value head of {model.num_labels} outputs: {entry}"
+            f"{path}: {KEY} in config.json does not describe a value head with {model.num_labels} "
+            f"outputs: {entry}"
         )
     return head
 

@@ -116,7 +116,7 @@ def render(template: str, prompt: Prompt, *, key: str = _KEY) -> str:
             return value_text(cell)
         lacks = "no such column"
         if name in prompt.record:
-            lacks = f"{cell!r:.40} in that column, which is no text or number"
+            lacks = f"{cell!r:.40} in that column, which is neither text nor a number"
         columns = ", ".join(["prompt", "answer", *map(str, prompt.record)])
         raise UserError(
             f"{key} has {{{name}}}, and {prompt.prompt_id} has {lacks}; places are {columns}"
@@ -132,8 +132,9 @@ def _check_answer(template: str, prompt: Prompt) -> None:
     """
     if "{answer}" in template and not prompt.answer:
         raise UserError(
-            f"algorithm.oppo.template has {{answer}}, and {prompt.prompt_id} has none: leave the "
-            "row out, or put another column into the template that tells the answer"
+            f"algorithm.oppo.template has {{answer}}, but the answer of {prompt.prompt_id} is "
+            "empty: leave the row out, or put another column into the template that tells the "
+            "answer"
         )
 
 

@@ -120,7 +120,9 @@ def _task_row(task: Any, tools: list[dict[str, Any]], place: str) -> SourceRow:
 def _with_tools(messages: list[dict[str, Any]], tools: str, place: str) -> list[Message]:
     for message in messages:
         if not isinstance(message["content"], str):
-            raise UserError(f"{place}: a message has content that is no text, which is unsupported")
+            raise UserError(
+                f"{place}: the content of a message must be text; other content is unsupported"
+            )
     has_system = bool(messages) and messages[0]["role"] == "system"
     system = [messages[0]["content"]] if has_system else []
     turns = [{"role": m["role"], "content": m["content"]} for m in messages[len(system) :]]

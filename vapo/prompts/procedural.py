@@ -57,7 +57,7 @@ def generate(
     for name, value in options.items():
         if name not in defaults:
             fix = nearest(str(name), list(defaults))
-            raise UserError(f"options.{name} is no option of {task}: {fix}")
+            raise UserError(f"options.{name}: the task {task} has no such option; {fix}")
         checked[name] = _as_type_of(defaults[name], name, value)
     return function(num_examples, seed=seed, **checked)
 

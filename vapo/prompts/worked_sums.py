@@ -81,7 +81,7 @@ def _read(problem: str) -> tuple[int, list[str]]:
     """Return the first number and the signed terms of a problem, which may have text around it."""
     match = _PROBLEM.search(problem)
     if match is None:
-        raise ValueError(f"{problem!r} is no problem of worked sums")
+        raise ValueError(f"{problem!r} contains no problem of worked sums")
     return int(match[1]), re.findall(r"[+-]\d+", match[2])
 
 

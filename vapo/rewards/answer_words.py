@@ -168,7 +168,7 @@ def named_unit(words: str, power: str | None = None) -> tuple[Unit | None, int]:
         raise NotUnderstoodError("no unit")
     for part in (*parts, *of_what, *below):
         if not re.fullmatch(r"[A-Za-z%$\u00b0-]+", part) or changes_number(part):
-            raise NotUnderstoodError("words that are no unit")
+            raise NotUnderstoodError("words that are not a unit")
     if max(len(parts), len(of_what), len(below)) > 3:
         raise NotUnderstoodError("a sentence in a unit's place")
     name = " ".join(map(_name, parts))

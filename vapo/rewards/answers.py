@@ -138,7 +138,7 @@ def _one(text: str) -> Form:
     if belongs := re.fullmatch(rf"({_SYMBOL}) ?\\in(?![A-Za-z]) ?(.*)", text):
         collection = _one(belongs[2])
         if collection.kind not in ("bracket", "set", "union"):
-            raise NotUnderstoodError("an element of something that is no set")
+            raise NotUnderstoodError("an element of something that is not a set")
         return replace(collection, label=belongs[1])
     parts, relations = split(text, _RELATIONS)
     if relations:

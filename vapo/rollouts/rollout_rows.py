@@ -76,9 +76,9 @@ class RowReader:
         )
         if file_tokenizer is not None and file_tokenizer != policy_tokenizer:
             raise UserError(
-                f"{self.path}: its tokens are of the tokenizer {file_tokenizer}, and actor.path "
-                f"has {policy_tokenizer}: ids would mean other texts; sample with this policy, or "
-                "set actor.path to the policy that sampled them"
+                f"{self.path}: its tokens were made with the tokenizer {file_tokenizer}, but "
+                f"actor.path has {policy_tokenizer}, so the ids would mean other texts: sample "
+                "with this policy, or set actor.path to the policy that sampled them"
             )
         for names in _REQUIRED_COLUMNS:
             if not any(name in table.column_names for name in names):
@@ -98,7 +98,7 @@ class RowReader:
         record = row.record
         group = record.get("group")
         if group is None or isinstance(group, float):
-            row.fail("group", f"{group!r} is no group: give a whole number or a name")
+            row.fail("group", f"{group!r} cannot name a group: give a whole number or a name")
         reward = record.get("reward")
         if isinstance(reward, str) or reward is None or not math.isfinite(reward):
             row.fail("reward", f"{reward!r} is not a finite number")

@@ -141,8 +141,8 @@ class RolloutSource:
         rollouts = self.resume_cache.read(self.resume_cache.origin(iteration, self.lineage.weights))
         if not all_ranks(rollouts is not None) or rollouts is None:
             self.progress.note(
-                "the kept rollouts are of other weights, data or config, or damaged: "
-                "the iteration's are sampled again"
+                "the kept rollouts were sampled with other weights, data or config, or are "
+                "damaged: the iteration's rollouts are sampled again"
             )
             return None
         self.progress.note("the iteration's rollouts were kept: they are not sampled again")

@@ -142,7 +142,7 @@ def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
     if tokens is None:
         for name in TRUTH_COLUMNS:
             if row.record.get(name) is not None:
-                row.fail(name, "is given, and truth_tokens is null: both, or neither")
+                row.fail(name, "is given, but truth_tokens is null: give both, or neither")
         return ()
     if type(num) is not int or num < 1:
         row.fail("truth_continuations", f"{num!r} is not a whole number from 1 up")
@@ -220,8 +220,8 @@ def check_truth(
         )
     if "punished" in file_settings and file_settings["punished"] != settings["punished"]:
         raise UserError(
-            f"{_TARGETS} truth: the returns of {path} are of responses with "
-            f"{_punishment(file_settings['punished'])}, and the config has "
+            f"{_TARGETS} truth: the returns in {path} were measured with "
+            f"{_punishment(file_settings['punished'])}, but the config has "
             f"{_punishment(settings['punished'])}: set rewards.overlong, critic.reward and "
             f"rollouts.max_response_tokens as they were, or {_TARGETS}=returns"
         )

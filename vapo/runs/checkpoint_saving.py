@@ -83,7 +83,10 @@ def write_checkpoint(
     def put_in_place() -> None:
         manifest.write(aside)
         if os.path.lexists(final) and not is_own(final):
-            tell(f"{final} is no checkpoint of this run: it is kept as {put_aside(final).name}")
+            tell(
+                f"{final} is not a checkpoint of this run: it was moved to {put_aside(final).name} "
+                "beside it"
+            )
         replace_folder(aside, final)
 
     run_on_all_ranks(put_in_place, failure, after=AFTER_A_SAVE, first_only=True, group=group)

@@ -255,7 +255,7 @@ def _check_network(
     saved_parameters = {k: v for k, v in manifest.parameters.items() if k.startswith(f"{network}.")}
     if difference := _differences(model_parameters, saved_parameters):
         raise UserError(
-            f"{name} is of another {network} than {where} ({network}.dtype included): "
+            f"{name} was saved from another {network} than {where} ({network}.dtype included): "
             f"it has {difference}"
         )
 

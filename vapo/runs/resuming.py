@@ -118,10 +118,10 @@ def check_resumable(checkpoint: Path, config: FitConfig) -> None:
     if iteration > last_iteration:
         changed = changed_keys(RunDir(checkpoint.parent.parent), config)
         if actor := [change for change in changed if change.startswith("actor.path ")]:
-            raise UserError(f"{checkpoint} is of a run with another actor: {actor[0]}")
+            raise UserError(f"{checkpoint} was saved by a run with another actor: {actor[0]}")
         raise UserError(
-            f"{checkpoint} is of iteration {iteration}, beyond the {last_iteration} of this config "
-            f"({pretraining} of value pretraining, training.num_iterations "
+            f"{checkpoint} was saved after iteration {iteration}, beyond the {last_iteration} of "
+            f"this config ({pretraining} of value pretraining, training.num_iterations "
             f"{config.training.num_iterations}): raise training.num_iterations"
         )
     if is_sharded(checkpoint) and config.trainer.strategy != "fsdp":

@@ -205,8 +205,8 @@ def _check_own_places(run_dir: Path) -> None:
         path = run_dir / name
         if path.is_symlink() or (name == ".lock" and path.exists() and not path.is_file()):
             raise UserError(
-                f"{path} is a link or no file, and a run writes into its own folder alone: put "
-                "there what it leads to, or remove it"
+                f"{path} is a link, or not a regular file, and a run writes into its own folder "
+                "alone: put there what the link leads to, or remove it"
             )
     checkpoints = run_dir / "checkpoints"
     other_run = checkpoints.resolve().parent

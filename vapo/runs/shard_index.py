@@ -72,7 +72,7 @@ def read_index(checkpoint: Path) -> Metadata:
     path = checkpoint / INDEX_NAME
     try:
         if not path.is_file():
-            raise ValueError("it is no file")
+            raise ValueError("it is not a regular file")
         text = read_bounded(path, _MAX_INDEX_BYTES)
         if text is None:
             raise ValueError(f"it is larger than {_MAX_INDEX_BYTES} bytes")
@@ -96,7 +96,7 @@ def _check_place(checkpoint: Path, stored: Any) -> None:
         and min(int(stored.offset), int(stored.length)) >= 0
     )
     if not is_plain or stored.transform_descriptors or not (checkpoint / name).is_file():
-        raise ValueError(f"it names {name!r:.200}, which is no file of shards in its folder")
+        raise ValueError(f"it names {name!r:.200}, but no such file of shards is in its folder")
 
 
 def _check_operations(text: bytes) -> None:

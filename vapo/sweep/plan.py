@@ -135,7 +135,10 @@ def compose_rows(
     for texts, place in ((overrides, ""), *((row.overrides, row.name) for row in grid.rows)):
         if any(text.partition("=")[0].strip() == "seed" for text in texts):
             where = f"row '{place}' of the grid: " if place else ""
-            raise UserError(f"{where}seed has no effect in a grid: --seeds gives each run's")
+            raise UserError(
+                f"{where}seed has no effect in a sweep: leave it out, and name the seeds with "
+                "--seeds"
+            )
     entries = describe(FitConfig)
     layers = [*read_files(files), read_overrides(overrides, entries)]
     base = compose_layers(FitConfig, layers).config

@@ -36,8 +36,8 @@ def pick_device(trainer: TrainerConfig) -> torch.device:
         )
     if trainer.cpu_offload and not has_gpu:
         raise UserError(
-            "trainer.cpu_offload has no effect without a GPU, and torch sees none: "
-            f"{_advice_without_gpu()}; without a GPU leave it out"
+            "trainer.cpu_offload needs a GPU, but torch sees none: "
+            f"{_advice_without_gpu()}; without a GPU set trainer.cpu_offload=false"
         )
     return torch.device("cuda" if has_gpu and trainer.accelerator != "cpu" else "cpu")
 

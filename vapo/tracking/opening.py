@@ -81,7 +81,7 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
     Raises: UserError within seconds.
     """
     if store.database and not store.database.is_file():
-        raise UserError(f"tracking_uri: there is no file {store.database}")
+        raise UserError(f"tracking_uri: the file {store.database} does not exist")
     with _answering(store) as client:
         run = known_run(client, run_id)
     if run is None:

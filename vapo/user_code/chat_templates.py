@@ -66,7 +66,7 @@ def render_chat(
     try:
         request = json.dumps({"variables": variables}, default=str).encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise TemplateRefusal(f"the conversation is no JSON: {error}") from None
+        raise TemplateRefusal(f"the conversation cannot be written as JSON: {error}") from None
     return _answer(tokenizer, request)
 
 

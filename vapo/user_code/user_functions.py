@@ -219,7 +219,11 @@ def _has_no(owner: Any, name: str, module: ModuleType) -> str:
     calls = [(n, v) for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
     names = [n for n, v in calls if getattr(v, "__module__", None) == module.__name__]
     more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    listed = f"its functions: {', '.join(names[:_MAX_LISTED])}{more}" if names else "it has none"
+    listed = (
+        f"its functions: {', '.join(names[:_MAX_LISTED])}{more}"
+        if names
+        else "the file has no function at all"
+    )
     return f"{file} has no function {name}{hint(name, {n: n for n in names})}; {listed}"
 
 

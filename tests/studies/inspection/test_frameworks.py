@@ -161,7 +161,11 @@ def test_a_trace_alone_as_prime_rl_writes_it(tmp_path: Path) -> None:
             f"{path}, row 2",
             "the reward correct is null: it was not scored; it ended in an error: timeout",
         ),
-        BadRow(f"{path}, row 3", "a message's parent is 5, which is none of 2"),
+        BadRow(
+            f"{path}, row 3",
+            "a message's parent is 5: the messages are numbered 0 to 1, and none may be its own "
+            "ancestor",
+        ),
     ]
 
 

@@ -198,7 +198,7 @@ class ResponseReader:
             yield BadRow(str(place), str(error))
             return
         except _FORMAT_ERRORS as error:
-            reason = f"it is no row of {form.name} ({type(error).__name__}: {error})"
+            reason = f"it cannot be read as a row of {form.name} ({type(error).__name__}: {error})"
             yield BadRow(str(place), reason)
             return
         for response in responses:

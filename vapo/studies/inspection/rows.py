@@ -297,4 +297,4 @@ def rows_of_data(data: Any) -> Iterator[NumberedRow]:
         if isinstance(row, Mapping):
             yield number, _whole_characters(_as_lists(dict(row)))
         else:
-            yield number, f"{type(row).__name__}, no mapping"
+            yield number, f"{type(row).__name__}, not a mapping"

@@ -133,5 +133,5 @@ def _texts(content: Any) -> list[Mapping[str, Any]]:
     if isinstance(content, str):
         content = [content]
     if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
-        raise RowError("content is no text and no list of texts")
+        raise RowError("content must be a text or a list of texts")
     return [{"role": "turn", "content": text} for text in content]

@@ -83,7 +83,10 @@ def _last_branch(trace: Row) -> list[Row]:
     place: Any = len(nodes) - 1
     while place is not None:
         if not isinstance(place, int) or not 0 <= place < len(nodes) or len(branch) > len(nodes):
-            raise RowError(f"a message's parent is {place!r}, which is none of {len(nodes)}")
+            raise RowError(
+                f"a message's parent is {place!r}: the messages are numbered 0 to "
+                f"{len(nodes) - 1}, and none may be its own ancestor"
+            )
         branch.append(nodes[place])
         place = nodes[place].get("parent")
     return branch[::-1]

@@ -80,6 +80,6 @@ class AdvantageOrder:
         if self._pairs[False] > 0.02 * self._pairs.total():
             yield (
                 f"in {self._pairs[False]:,} of {self._pairs.total():,} pairs the advantages of "
-                "one group do not follow the sum of the reward columns: the run has weights for "
-                "them, or a column is no reward; name those that count with --reward"
+                "one group do not follow the sum of the reward columns: the run gave the columns "
+                "weights, or one of them is not a reward; name those that count with --reward"
             )

@@ -229,7 +229,7 @@ def _generated(output: Any) -> Generated:
     ids, scored = tuple(completion.token_ids), completion.logprobs
     firsts = scored.start_indices  # of each token's log-probs, of which its own is the first
     if tuple(scored.token_ids[first] for first in firsts) != ids:
-        raise ValueError("its log-probs are not those of its tokens")
+        raise ValueError("its log-probs belong to other tokens than it returned")
     return Generated(ids, tuple(float(scored.logprobs[first]) for first in firsts))
 
 

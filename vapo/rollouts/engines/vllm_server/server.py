@@ -103,7 +103,7 @@ def _logprobs(choice: Mapping[str, Any], ids: Sequence[int]) -> tuple[float, ...
     logprobs = []
     for token, entry in zip(ids, content, strict=True):
         if not isinstance(entry, dict) or entry.get("token_id") != token:
-            raise _WrongError(f"a log-prob is not that of its token {token}")
+            raise _WrongError(f"the log-prob at token {token} belongs to another token")
         value = entry.get("logprob")  # JSON has no NaN: null
         if value is not None and type(value) not in (int, float):
             raise _WrongError(f"the log-prob of token {token} is not a number")
