@@ -25,24 +25,25 @@ from vapo.training.module import VapoModule
 
 
 def datamodule_of(trainer: L.Trainer) -> RolloutDataModule:
-    """The RolloutDataModule that the trainer was given."""
+    """Return the RolloutDataModule that the trainer was given."""
     datamodule = trainer.datamodule  # type: ignore[attr-defined]
     assert isinstance(datamodule, RolloutDataModule)
     return datamodule
 
 
 def iteration_of(trainer: L.Trainer) -> Iteration:
-    """The iteration that is being trained on, or was trained on last."""
+    """Return the iteration that is being trained on, or was trained on last."""
     return datamodule_of(trainer).iteration
 
 
 class RolloutDataModule(L.LightningDataModule):
-    """Makes the iterations of a module once its networks are there, and holds the one in training.
+    """Gives Lightning one epoch of minibatches for each iteration, and holds the iteration in
+    training.
 
     Args:
-        make_rollouts: where a module's rollouts come from; called for a run that has something to
-            do. The engine is its own, and closed with it.
-        observers, trained, safe_point: `IterationRunner`'s.
+        make_rollouts: makes the source of a module's rollouts, with its engine. It is called once
+            the networks exist, and not at all for a run that is finished. `close` ends the engine.
+        observers, trained, safe_point: see `IterationRunner`.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def runner(self) -> IterationRunner:
-        """What runs the stages, from the first loader on."""
+        """The runner of the stages, which exists once Lightning has asked for the first loader."""
         assert self._runner is not None, "Lightning asks for the loader first"
         return self._runner
 
@@ -79,7 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @property
     def source(self) -> RolloutSource:
-        """The rollouts of a run that has an engine."""
+        """The source of a run that samples; one that reads all rollouts from a file has none."""
         assert self._source is not None, "all rollouts are a file's"
         return self._source
 
@@ -88,10 +89,11 @@ class RolloutDataModule(L.LightningDataModule):
         return None if self._runner is None else self._runner.source
 
     def train_dataloader(self) -> Sized:
-        """Lightning asks once, when networks and optimizers are as the run begins or resumes.
+        """Return the loader whose epochs are iterations; it is empty if the run is finished.
 
-        Where the phases differ in their numbers of minibatches it asks before each iteration; the
-        runner stays the same.
+        Lightning calls this once, when networks and optimizers are as the run begins or resumes. If
+        the phases have different numbers of minibatches, it calls this before each iteration, and
+        the runner stays the same.
         """
         assert self.trainer is not None, "the datamodule is used through a Trainer"
         module = self.trainer.lightning_module
@@ -107,6 +109,7 @@ class RolloutDataModule(L.LightningDataModule):
         return IterationLoader(self, module)
 
     def make_runner(self, module: VapoModule, *, total: int) -> IterationRunner:
+        """Make the runner of a module's iterations, of which the whole run has about `total`."""
         return IterationRunner(
             self.config,
             self.make_rollouts(module),
@@ -119,7 +122,7 @@ class RolloutDataModule(L.LightningDataModule):
         )
 
     def next_iteration(self, module: VapoModule) -> Iteration:
-        """Run the stages of the iteration that begins."""
+        """Run the next iteration's stages up to its minibatches, and hold it as `iteration`."""
         self._iteration = None  # one iteration's rollouts are in memory at a time
         self._iteration = self.runner.run(module.start)
         return self._iteration
@@ -127,16 +130,17 @@ class RolloutDataModule(L.LightningDataModule):
     def transfer_batch_to_device(
         self, batch: Minibatch, device: torch.device, dataloader_idx: int
     ) -> Minibatch:
-        """Micro-batches are moved one at a time, in the module's `training_step`."""
+        """Leave the minibatch where it is: `training_step` moves one micro-batch at a time."""
         return batch
 
     def on_exception(self, exception: BaseException) -> None:
-        """Lightning's hook, Ctrl-C included: no thread outlives the run."""
+        """Stop sampling ahead, so that no thread outlives the run. Lightning calls this for every
+        exception, Ctrl-C included."""
         if self._source is not None:
             self._source.cancel()
 
     def close(self) -> None:
-        """Stop what is sampled ahead, and the engine."""
+        """Stop sampling ahead, and close the engine."""
         if self._source is not None:
             self._source.cancel()
             self._source.collection.player.sampler.close()
@@ -162,8 +166,11 @@ class IterationLoader:
 
 
 class WeightSync(Callback):
-    """Ends an iteration with its last stage; must come before every callback that uses the engine,
-    and after `ValuePretraining`, which ends the phase."""
+    """Sends the policy's weights to the engine at the end of an iteration, its last stage.
+
+    It must come before every callback that uses the engine, and after `ValuePretraining`, which
+    ends the phase.
+    """
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -172,7 +179,11 @@ class WeightSync(Callback):
 
 @dataclass(eq=False)
 class StopAtSafePoints(Callback):
-    """After each minibatch all processes agree; the datamodule does the same between stages."""
+    """Ends the run after a minibatch if any process was asked to stop, on all processes alike.
+
+    Between an iteration's stages the runner does the same by its `safe_point`. `peers` watches the
+    other processes from the start of the run to its end.
+    """
 
     stopping: Stopping
     peers: Peers
@@ -196,7 +207,7 @@ class StopAtSafePoints(Callback):
 
 
 def actor_access(module: VapoModule) -> ActorAccess:
-    """What a sampling engine needs of the module's own actor."""
+    """Return what a sampling engine may read and compute with the module's actor."""
 
     def logprobs(inputs: TokenInputs) -> Tensor:
         with module.trainer.precision_plugin.forward_context():
@@ -213,6 +224,9 @@ def actor_access(module: VapoModule) -> ActorAccess:
 
 
 def actor_weights(module: VapoModule) -> Iterator[tuple[str, Tensor]]:
-    """Yield the actor's full weights. Begun only where they are sent: a module that trains its
-    critic alone has no actor."""
+    """Yield the actor's full weights by name.
+
+    Nothing is read before the first weight is asked for, so a module without an actor may be passed
+    where no weights are sent.
+    """
     yield from whole_weights(module.actor, module.config.actor.lora)

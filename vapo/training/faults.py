@@ -1,5 +1,5 @@
-"""Updates that are skipped because a number is not finite: the decision, the counts, the end, and
-which rollouts made it so."""
+"""Skips updates whose numbers are not finite, counts them, ends a run that has too many in a row,
+and finds the rollouts that have such numbers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _NUM_SHOWN = 4  # rollouts of a minibatch in which no single one is bad
 
 
 def finite_over_ranks(norm: Tensor, loss: Tensor) -> tuple[float, bool]:
-    """The gradient norm, and whether it and every rank's loss are finite.
+    """Return the gradient norm, and whether the norm and the loss are finite on every rank.
 
-    Both are copied from the device at once. The decision is reduced as a flag, since a maximum of
-    nans is not the same on every backend: all ranks step, or none.
+    All ranks get the same answer, so that all of them step or none does. The answer is reduced as a
+    flag, because the maximum over nans differs between backends. Both results are copied from the
+    device in one transfer.
     """
     is_bad = ~(torch.isfinite(norm) & torch.isfinite(loss))
     is_bad = max_over_ranks(is_bad.to(norm.dtype))
@@ -56,11 +57,11 @@ class Streak:
 
 
 class Faults:
-    """Counts skipped updates and rollouts left out; the counts are the same on all ranks.
+    """Counts skipped updates and rollouts left out. The counts are the same on all ranks.
 
-    An update is one network's optimizer step. A skipped one changes neither weights nor Adam's
-    state nor the learning rate's schedule; it is still a minibatch of `trainer.global_step`. A
-    minibatch without a loss of the network is not a fault, and is not counted here.
+    An update is one network's optimizer step. A skipped update changes neither weights nor Adam's
+    state nor the learning rate's schedule, but counts in `trainer.global_step`. A minibatch in
+    which a network has no loss is not a fault and is not counted here.
     """
 
     def __init__(self, max_bad_updates: int, max_saved_rollouts: int) -> None:
@@ -80,14 +81,14 @@ class Faults:
         self.streaks = {network: Streak(**streak) for network, streak in state.items()}
 
     def stepped(self, network: str) -> None:
-        """An update went well: the streak is over."""
+        """End the network's streak of skipped updates, because an update was made."""
         if (streak := self.streaks.pop(network, None)) and streak.count > 1:
             self.note(f"{network}: updates resumed, after {streak.count} skipped in a row")
 
     def skipped(self, network: str, place: str, reason: str) -> None:
-        """Count a skipped update; one line for each streak.
+        """Count a skipped update of the network. The first of a streak is shown in one line.
 
-        Raises: StoppedRun when there are too many in a row.
+        Raises: StoppedRun: `max_bad_updates` updates in a row were skipped.
         """
         for counts in (self._counted, self.totals):
             counts[f"{network}_updates_skipped"] += 1
@@ -107,10 +108,14 @@ class Faults:
             )
 
     def left_out(self, number: int, place: str, reason: str, *, num_failed: int = 0) -> None:
-        """Count the iteration's rollouts that were left out; one line for each streak of them.
+        """Count the rollouts that an iteration has left out.
+
+        The first of several such iterations in a row is shown in one line.
 
         Args:
-            num_failed: of them, those whose numbers are finite: an environment failed.
+            number: how many rollouts were left out.
+            num_failed: how many of these were left out because an environment failed, and not for
+                a number that is not finite.
         """
         self._counted["rollouts_left_out"] += number
         self.totals["rollouts_left_out"] += number - num_failed
@@ -121,7 +126,8 @@ class Faults:
         self._leaves_out = number > 0
 
     def pop_metrics(self) -> dict[str, float]:
-        """The counts since the last call, which are an iteration's, as metrics; resets them."""
+        """Return the counts since the last call as metrics, and reset them. It is called once per
+        iteration."""
         self.latest_skipped = [n for n in self.streaks if self._counted[f"{n}_updates_skipped"]]
         keys = (*(f"{network}_updates_skipped" for network in NETWORKS), "rollouts_left_out")
         counted, self._counted = self._counted, Counter()
@@ -140,8 +146,9 @@ def inspect_minibatch(
     """Save the rollouts with numbers that are not finite, and describe which numbers those are.
 
     `forward` repeats the network's forward pass of a micro-batch, with unchanged weights. It is a
-    collective, so every rank must call this. Where each rollout's numbers are finite and only
-    their `sums` (a text with loss and gradient norm) are not, a few rollouts are saved as examples.
+    collective, so every rank must call this. If every single number is finite and only the loss or
+    the gradient norm is not, a few rollouts are saved as examples, and `sums`, a text that names
+    these two, is returned.
     """
     bad: dict[str, int] = {}
     suspects: list[tuple[Rollout, dict[str, Any]]] = []

@@ -90,13 +90,17 @@ class IterationRunner:
         return Iteration(start, minibatches, mask_metrics | metrics, batch, checked)
 
     def last(self, start: IterationStart) -> int:
-        """The run's last iteration, counted from 0, as far as is known."""
+        """Return the index of the run's last iteration, counted from 0.
+
+        Value pretraining may end early, so in its phase this is the highest possible index.
+        """
         if start.phase is Phase.POLICY_OPTIMIZATION:
             return start.index + self.config.training.num_iterations - start.policy_iterations - 1
         return self.total - 1
 
     def sleep(self) -> None:
-        """The networks get the engine's memory, unless it samples on beside them."""
+        """Let the engine free its memory for the networks, unless it samples while they train
+        (`training.max_staleness`)."""
         if self.player is not None and not self.config.training.max_staleness:
             self.player.sampler.sleep()
 
@@ -136,8 +140,10 @@ class IterationRunner:
     def mask_and_measure(
         self, batch: TrainingBatch, start: IterationStart
     ) -> tuple[TrainingBatch, dict[str, float]]:
-        """Take from the policy's losses what several critics' spread says; with the iteration's
-        metrics, which are of the batch as it came."""
+        """Mask the tokens that the spread of several critics takes from the policy's losses.
+
+        Returns: the masked batch, and the iteration's metrics, which are computed before masking.
+        """
         algorithm = self.config.algorithm
         metrics = iteration_metrics(batch, resolve(self.config))
         metrics |= correction_metrics(batch, mismatch_of(self.config))
@@ -155,7 +161,11 @@ class IterationRunner:
     def cut(
         self, batch: TrainingBatch, start: IterationStart, fault: str | None
     ) -> list[Minibatch]:
-        """Shuffle the batch and split it, for each pass; with a `fault` none is trained on."""
+        """Shuffle the batch anew for each pass, and split it into minibatches.
+
+        A `fault` is the reason why nothing in the batch may be trained on. Each minibatch then has
+        it.
+        """
         minibatches: list[Minibatch] = []
         for index, part in enumerate(passes(self.config, start.phase)):
             place = (start.index, rank(), index) if index else (start.index, rank())
@@ -171,10 +181,11 @@ class IterationRunner:
         return [replace(minibatch, fault=fault) for minibatch in minibatches]
 
     def sync(self, next_phase: Phase, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """After the iteration's steps the engine gets the policy's weights, once they may move.
+        """Send the policy's weights to the engine, if the next iteration is of the policy phase.
 
-        Rollouts that are sampled ahead are waited for where the config says so, so this must come
-        before everything else that uses the engine. Every rank must call this.
+        During value pretraining the weights do not change, so none are sent. If the config says so,
+        this first waits for the rollouts that are sampled ahead. So it must come before everything
+        else that uses the engine. Every rank must call this.
         """
         if self.source is None or self.player is None:
             return
@@ -196,21 +207,23 @@ class Iteration:
 
     @property
     def number(self) -> int:
-        """1 for the first iteration of the run."""
+        """The iteration's number, which is 1 for the first of the run."""
         return self.start.number
 
     @property
     def phase(self) -> Phase:
+        """The phase that the iteration belongs to."""
         return self.start.phase
 
 
 def is_due(
     config: FitConfig, start: IterationStart, every_n: int | None, *, ends_phase: bool
 ) -> bool:
-    """Whether an iteration is the first, the last or an n-th of its phase; never for None.
+    """Whether an iteration is the first, the last or an n-th of its phase.
 
     Args:
-        ends_phase: whether the iteration has ended value pretraining, which is known after it.
+        every_n: n. With None no iteration is due.
+        ends_phase: whether the iteration has ended value pretraining, which is known only after it.
     """
     if start.phase is Phase.POLICY_OPTIMIZATION:
         number = start.policy_iterations + 1
@@ -236,7 +249,7 @@ class Networks(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """The layout of the inputs of both."""
+        """The layout of the inputs of actor and critic."""
 
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
@@ -250,18 +263,25 @@ class Rollouts(Protocol):
     def next_batch(
         self, start: IterationStart, *, last: int
     ) -> tuple[RolloutBatch, dict[str, float]]:
-        """The iteration's rollouts, and the metrics of sampling; `last` is the run's last index."""
+        """Return the iteration's rollouts, and the metrics of sampling.
+
+        `last` is the index of the run's last iteration, beyond which nothing is sampled ahead.
+        """
 
 
 class Observer:
-    """What is done beside the stages. Every rank calls it; it returns metrics of the iteration."""
+    """Looks on between the stages of each iteration. Every rank must call its methods, which return
+    metrics of the iteration."""
 
     def sampled(
         self, batch: RolloutBatch, start: IterationStart, player: RolloutRunner | None
     ) -> dict[str, float]:
-        """The rollouts are there, their values are not; `player` (None: without) is still free."""
+        """Look at rollouts that have no values yet.
+
+        `player` can still sample with the engine. It is None if the run has no engine.
+        """
         return {}
 
     def evaluated(self, batch: EvaluatedBatch, start: IterationStart) -> dict[str, float]:
-        """All rollouts have their values; none has been left out yet."""
+        """Look at rollouts that have their values, before any is left out."""
         return {}

@@ -81,10 +81,11 @@ def choose_microbatching(
     config's size, without that.
 
     Args:
-        kept: the bytes of each network that is trained.
+        network_bytes: what each trained network keeps for its backward pass.
         room: the bytes that each network's update may take.
-        tokens: the size that the config names; None: it is to be chosen.
-        recomputes: for each network what the config names; None: it is to be chosen.
+        tokens: the size of a micro-batch that the config sets; None: it is to be chosen.
+        recomputes: whether each network recomputes, if the config sets it; None: it is to be
+            chosen.
         saved: an earlier session's choice, which stays while it fits and the config allows it.
     """
 
@@ -127,7 +128,7 @@ def first_microbatching(config: FitConfig) -> Microbatching:
 
 
 def has_auto(config: FitConfig) -> bool:
-    """Whether the config leaves anything to the memory."""
+    """Whether the config leaves a size or a recomputation to be chosen by the free memory."""
     return "auto" in (config.training.microbatch_tokens, *recomputation_options(config).values())
 
 
@@ -168,9 +169,9 @@ class MicrobatchChoice:
             self._saved = Microbatching(int(state["tokens"]), tuple(state["recomputing"]))
 
     def choose(self, batch: RolloutBatch, measured: Measurement) -> str | None:
-        """Choose what is open.
+        """Choose, once, what the config leaves open.
 
-        Returns: a line that says the choice; None: all stays as it began.
+        Returns: a line that says the choice, or None if the run goes on as it began.
         """
         self.is_open = False
         if not may_choose(measured.config, measured.device, num_processes=world_size()):
@@ -241,6 +242,13 @@ class Measurement:
     def _kept_bytes_of(
         self, name: str, batch: RolloutBatch, order: list[int], first_length: int
     ) -> KeptBytes:
+        """Measure a network by two forward passes of different sizes, which tell the bytes of a
+        token from the fixed ones.
+
+        Args:
+            order: rows of the batch, of which the first are used.
+            first_length: the number of tokens of the first row, prompt included.
+        """
         network = self.networks[name]
         count = -(-_PROBE_TOKENS // first_length)
         inputs = []
@@ -263,6 +271,7 @@ class Measurement:
         return KeptBytes(fixed, per_token, fixed_recomputing, per_token_recomputing, layer)
 
     def forward(self, name: str, inputs: TokenInputs) -> Tensor:
+        """Return the actor's log-probs, or the critic's values (the first critic's of several)."""
         network = first_of(self.networks[name])
         if isinstance(network, Actor):
             logprobs: Tensor = network(inputs, temperature=1.0).logprobs
@@ -305,6 +314,7 @@ def bytes_kept(forward: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def allocated_bytes(device: torch.device) -> float:
+    """Return the bytes of all tensors on the GPU."""
     return float(torch.cuda.memory_allocated(device))
 
 

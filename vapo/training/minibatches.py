@@ -1,8 +1,8 @@
-"""From a rollout batch to optimizer steps: pass over it, shuffle, split, cut by a token budget.
+"""Cuts a rollout batch into passes, each pass into minibatches, and these into micro-batches.
 
-A pass goes over the rollout batch once, in minibatches of one size. A minibatch is one optimizer
-step; a micro-batch is one forward and backward of it. Every loss
-denominator is counted here, once per minibatch and over all ranks, so that a minibatch's
+A pass goes over the shuffled rollout batch once, in minibatches of one size. A minibatch is one
+optimizer step. A micro-batch is one forward and backward pass, within a budget of tokens. Every
+loss denominator is counted here, once per minibatch and over all ranks, so that a minibatch's
 gradient does not depend on how it is cut.
 """
 
@@ -38,12 +38,11 @@ class Pass(NamedTuple):
 
 
 def passes(config: FitConfig, phase: Phase) -> list[Pass]:
-    """The passes of an iteration of the phase, in the order in which they come.
+    """Return the passes of an iteration in this phase, in their order.
 
-    The critic makes `critic.epochs` of them, on the value targets that the rollout batch has from
-    before its first. Actor and critic share the first where their minibatches are equally large;
-    every other pass is of one network alone. At the defaults there is one, which trains all that
-    the phase trains.
+    The critic makes `critic.epochs` passes, on the value targets from before its first one. Actor
+    and critic share the first pass if their minibatches are equally large. Every other pass trains
+    one network. At the defaults there is one pass, which trains all that the phase trains.
 
     Source: SAO (2 critic epochs to one of the actor); EasyPPO (4 minibatches of the critic to one
     of the actor).
@@ -61,7 +60,7 @@ def passes(config: FitConfig, phase: Phase) -> list[Pass]:
 
 
 def num_minibatches(config: FitConfig, network: str) -> int:
-    """The number of optimizer steps of `actor` or `critic` in a pass."""
+    """Return the number of optimizer steps of `actor` or `critic` in one pass."""
     if network == "actor":
         return num_actor_steps(config)
     hyperparameters = resolve(config)
@@ -71,12 +70,13 @@ def num_minibatches(config: FitConfig, network: str) -> int:
 
 
 def num_steps(config: FitConfig, phase: Phase) -> int:
-    """The number of minibatches in an iteration of the phase, each an optimizer step."""
+    """Return the number of minibatches in an iteration of the phase, over all its passes."""
     return sum(part.num_minibatches for part in passes(config, phase))
 
 
 def common_minibatches(config: FitConfig) -> int:
-    """A number of rows that this divides splits into the minibatches of either network."""
+    """Return the least number of minibatches such that every batch which splits evenly into it
+    also splits evenly into the minibatches of either network."""
     return math.lcm(*(part.num_minibatches for part in passes(config, Phase.POLICY_OPTIMIZATION)))
 
 
@@ -93,7 +93,8 @@ class Microbatch:
 
 @dataclass(frozen=True)
 class Microbatches:
-    """Micro-batches, cut from the rollout batch only when iterated over, to hold no second copy."""
+    """Micro-batches that are cut from the rollout batch while it is iterated over, so that memory
+    holds no second copy of the batch."""
 
     chunks: list[list[int]]
     cut: Callable[[list[int]], Microbatch]
@@ -114,11 +115,11 @@ def cut_microbatches(
     pad_id: int,
     layout: Layout,
 ) -> Microbatches:
-    """Cut rows of a batch into micro-batches, by the lengths that the network reads.
+    """Cut rows of a batch into micro-batches, by the lengths of the network's own inputs.
 
-    So the privileged text of a critic changes none of the policy's. Of several critics each has
-    micro-batches of its own, and none where it has a loss on no token of the rows: a gradient of 0
-    would move it.
+    A privileged prompt of the critic therefore does not change the policy's micro-batches. With
+    several critics each has micro-batches of its own. A critic without a loss on these rows has
+    none, because Adam would move it even with a gradient of 0.
     """
 
     def microbatch(rows: list[int]) -> Microbatch:
@@ -144,14 +145,20 @@ def cut_microbatches(
 class Minibatch:
     """One optimizer step. The numbers count all micro-batches of all ranks.
 
-    `num_policy_tokens` and `num_policy_responses` leave out the responses that carry no policy
-    loss; without such they are `num_tokens` and `num_responses`. `num_value_tokens` carry value
-    loss, whose targets are means of `num_value_draws` returns, and `num_entropy_tokens` the
-    entropy bonus. `num_advantage_tokens` are those policy tokens whose advantage and importance
-    weight are not exactly 0: the others' policy loss is 0, whatever the policy is. `networks` are
-    those that it trains. `critic_microbatches` have the critic's own prompts, and are of one
-    critic each where there are several; None: both networks read `microbatches`. A `fault` gives
-    the reason why none of it may be trained on.
+    Attributes:
+        num_tokens, num_responses: the tokens with loss, and the responses that have some.
+        num_positive_tokens: the tokens with loss in correct responses.
+        num_policy_tokens, num_policy_responses: the same as the first two, without the tokens that
+            carry no policy loss.
+        num_advantage_tokens: the policy tokens whose advantage and importance weight are not 0. The
+            policy loss of the others is 0, whatever the policy is.
+        num_value_tokens: the tokens with value loss.
+        num_value_draws: the returns of which the targets of these tokens are means.
+        num_entropy_tokens: the tokens with the entropy bonus.
+        networks: the networks that this step trains.
+        critic_microbatches: micro-batches with the critic's prompts, each for one critic if there
+            are several. If None, the critic reads `microbatches` too.
+        fault: why nothing of this may be trained on; None: it may.
     """
 
     microbatches: Microbatches
@@ -170,14 +177,17 @@ class Minibatch:
     fault: str | None = None
 
     def of(self, network: str) -> Microbatches:
-        """The micro-batches of `actor` or `critic`."""
+        """Return the micro-batches of `actor` or `critic`."""
         if network == "critic" and self.critic_microbatches is not None:
             return self.critic_microbatches
         return self.microbatches
 
     def denominator(self, reduction: LossReduction, *, of_policy: bool = False) -> int:
-        """The denominator in `losses.aggregate` of this minibatch's losses over `loss_mask`, or
-        `of_policy` of those over `policy_mask`."""
+        """Return what `losses.aggregate` divides a loss of this minibatch by.
+
+        The loss is over the tokens of `loss_mask`, or with `of_policy` over those of
+        `policy_mask`.
+        """
         num_tokens, num_responses = self.num_tokens, self.num_responses
         if of_policy:
             num_tokens, num_responses = self.num_policy_tokens, self.num_policy_responses
@@ -202,11 +212,11 @@ def make_minibatches(
     call this.
 
     Args:
-        num_minibatches: optimizer steps; must divide the rank's number of rollouts.
-        max_tokens: token budget of a micro-batch; padded ones count padding.
-        layout: of a micro-batch, which both networks must support.
-        seed: of the permutation.
-        networks: those that the minibatches train.
+        num_minibatches: the number of optimizer steps. It must divide the rank's rollouts.
+        max_tokens: the token budget of a micro-batch. In the padded layout padding counts, too.
+        layout: the layout of micro-batches, which both networks must support.
+        seed: the seed of the permutation.
+        networks: the networks that the minibatches train.
     """
     generator = torch.Generator().manual_seed(seed)
     order = torch.randperm(len(batch), generator=generator).tolist()
@@ -238,10 +248,10 @@ def make_minibatches(
 
 
 def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
-    """One number for each combination of losses that a row may lack, 0 where it has all.
+    """Return for each row a number that says which losses it lacks; 0: it has all.
 
-    In rising order: the surrogate, the critic's, the policy's other losses (by which it lacks the
-    surrogate, too).
+    The number is a sum: 1 for the surrogate, 2 for the critic's loss, 4 for the policy's other
+    losses. A row that lacks the last lacks the surrogate, too.
     """
     masks = (batch.policy_mask, batch.value_mask, batch.loss_mask)
     return torch.stack([~mask.any(dim=1) * 2**i for i, mask in enumerate(masks)]).sum(dim=0)
@@ -250,17 +260,16 @@ def losses_lacked(batch: TrainingBatch) -> Int[Tensor, " B"]:
 def spread_rows(
     order: Sequence[int], lacks: Sequence[int], *, num_minibatches: int, first: int = 0
 ) -> list[list[int]]:
-    """Deal rows to equally large minibatches, those that lack the same losses evenly.
+    """Deal rows to equally large minibatches, so that rows which lack a loss are spread evenly.
 
-    Where no row lacks any, minibatch m has the m-th part of `order`. Otherwise the numbers of rows
-    whose number is at most k differ by 1 at most between minibatches, for each k, so that
-    fillers and filtered responses leave no minibatch with next to no loss while others have all
-    of theirs. Within a minibatch the rows keep their order, so that a row which only lacks the
-    policy's loss changes no sum of the critic's.
+    If no row lacks a loss, minibatch m is the m-th part of `order`. Otherwise, for each k, the
+    minibatches' counts of rows with `lacks` at most k differ by at most 1. So fillers and filtered
+    responses do not leave one minibatch with next to no loss. Within a minibatch rows keep their
+    order, so that a row which lacks the policy's loss alone changes no sum of the critic's.
 
     Args:
         order: the rows, shuffled; `num_minibatches` divides their number.
-        lacks: of each row, which losses it does not carry, as a number; 0 where it has all.
+        lacks: which losses each row lacks, as `losses_lacked` returns it; 0: none.
         first: the minibatch at which dealing begins. Each rank begins where the one before it
             ended, so that the numbers are even over all ranks, too.
 
@@ -278,7 +287,7 @@ def spread_rows(
 
 
 def _counted(batch: TrainingBatch, rows: list[int]) -> dict[str, Any]:
-    """The numbers of a minibatch, over all ranks."""
+    """Count tokens, responses and returns over all ranks, as fields of a `Minibatch`."""
     policy_mask, value_mask = batch.policy_mask[rows], batch.value_mask[rows]
     tokens, policy_tokens = batch.loss_mask[rows].sum(dim=1), policy_mask.sum(dim=1)
     # a nan is one, too: it must show in the loss

@@ -58,11 +58,11 @@ LossShare = Callable[[Microbatch, Minibatch, Totals], Tensor]
 class VapoModule(L.LightningModule):
     """Actor and critic with manual optimization.
 
-    `iteration` counts finished iterations, `policy_iterations` those of the policy phase,
-    `policy_steps` the actor's updates. They and the phase, which is the next iteration's, are
-    buffers, so a checkpoint restores them before the first rollout. `start` is where the
-    iteration in training began. `layout` of the networks' inputs is there with the networks, once
-    Lightning has called `configure_model`.
+    `iteration` counts finished iterations, `policy_iterations` those of the policy phase, and
+    `policy_steps` the actor's updates. These counts and the next iteration's phase are buffers, so
+    a checkpoint restores them before the first rollout. `start` has the counts with which the
+    iteration in training began. Networks and `layout` exist once Lightning has called
+    `configure_model`.
     """
 
     iteration: Tensor
@@ -106,13 +106,13 @@ class VapoModule(L.LightningModule):
 
     @property
     def next_start(self) -> IterationStart:
-        """The start of the iteration after those that are finished."""
+        """The counts and the phase with which the next iteration will begin."""
         number, policy_iterations = int(self.iteration) + 1, int(self.policy_iterations)
         return IterationStart(number, self.phase, policy_iterations, int(self.policy_steps))
 
     @property
     def is_finished(self) -> bool:
-        """Whether all iterations are done, as in a run killed after its last checkpoint."""
+        """Whether all iterations are done. A resumed run can begin so."""
         is_trained = int(self.policy_iterations) >= self.config.training.num_iterations
         return self.phase is Phase.POLICY_OPTIMIZATION and is_trained
 
@@ -133,6 +133,7 @@ class VapoModule(L.LightningModule):
         say_layout(packing, self.layout, models)
 
     def on_fit_start(self) -> None:
+        """Name the weights that the session begins with, and move the reference policy."""
         loads_weights = self.trainer.ckpt_path is None
         self.lineage.begin_session(self.config, self.device, loads_weights=loads_weights)
         if self.device_mesh is None:  # shards were filled in their place
@@ -148,12 +149,12 @@ class VapoModule(L.LightningModule):
         return optimizers
 
     def trained_configs(self) -> dict[str, ActorConfig | CriticConfig]:
-        """The networks that have an optimizer each, by name."""
+        """Return the config of each network that has an optimizer, by the network's name."""
         critic = {"critic": self.config.critic} if self.has_critic else {}
         return {"actor": self.config.actor, **critic}
 
     def on_train_start(self) -> None:
-        """A checkpoint's optimizers have its config's options: take those of this run's."""
+        """Give restored optimizers the options of this run's config, not the checkpoint's."""
         for name, options in self._options.items():
             wrapper, scheduler = stepper(self, name)
             take_options(wrapper.optimizer, scheduler, options)
@@ -174,8 +175,12 @@ class VapoModule(L.LightningModule):
     def add_logprobs_and_values(
         self, batch: RolloutBatch, phase: Phase, *, with_entropy: bool
     ) -> EvaluatedBatch:
-        """Add old values, and in the policy phase the log-probs that are read: a KL term's, and the
-        old policy's as `reads_old_logprobs` has it, and where a page shows them."""
+        """Add the values from before the update, and in the policy phase what the losses read.
+
+        The reference policy's log-probs are added for a KL term. The old policy's are added if a
+        loss reads them (`reads_old_logprobs`), or if `with_entropy` asks for a value page's
+        entropies. What an estimator reads of the actor is added as well.
+        """
         wants_policy = phase is Phase.POLICY_OPTIMIZATION
         wants_old = wants_policy and (self.hyperparameters.reads_old_logprobs or with_entropy)
         reads_states = self.config.critic.reads_actor and batch.actor_states is None
@@ -213,7 +218,7 @@ class VapoModule(L.LightningModule):
         self.minibatches_without_loss = dict.fromkeys(self._losses(), 0)
 
     def _losses(self) -> dict[str, LossShare]:
-        """The loss of each network that the iteration trains, in the order of their updates."""
+        """Return the loss of each network that the iteration trains, in the order of updates."""
         trains_actor = self.start.phase is Phase.POLICY_OPTIMIZATION
         losses: dict[str, LossShare] = {"actor": self._policy_loss} if trains_actor else {}
         if self.critic is not None:
@@ -283,12 +288,14 @@ class VapoModule(L.LightningModule):
         return value_objective(output, micro.rows, minibatch, self.config, totals)
 
     def _policy_forward(self, micro: Microbatch) -> dict[str, Tensor]:
+        """Return the actor's log-probs and entropies, one row for each response."""
         inputs = micro.inputs.to(self.device)
         output = self.actor(inputs, temperature=self.config.rollouts.temperature)
         columns = {"logprobs": output.logprobs, "entropy": output.entropy}
         return {name: inputs.scatter(numbers) for name, numbers in columns.items()}
 
     def _value_forward(self, micro: Microbatch) -> dict[str, Tensor]:
+        """Return the critic's values, and a categorical head's logits, one row per response."""
         assert self.critic is not None
         inputs = micro.inputs.to(self.device)
         output = forward_of_rows(self.critic, inputs, micro.rows.critic_members)._asdict()
@@ -328,7 +335,10 @@ class VapoModule(L.LightningModule):
         return {f"{name}/grad_norm": norm, f"{name}/lr": lr}
 
     def _skip(self, name: str, minibatch: Minibatch, loss: Tensor, norm: float) -> None:
-        """Report which numbers were not finite and count the skip; raises after too many."""
+        """Find out which numbers were not finite, and count the skipped update.
+
+        Raises: StoppedRun: too many updates in a row were skipped.
+        """
         place = f"iteration {self.start.number}, step {self.trainer.global_step}"
         reason = minibatch.fault
         if reason is None:
@@ -362,12 +372,15 @@ class VapoModule(L.LightningModule):
             number_parameters_as_module(self, self.trainer.optimizers, states)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Raises: UserError: of this run and the checkpoint's one alone has `critic.ridge`."""
+        """Restore the state of the module's parts.
+
+        Raises: UserError: this run has `critic.ridge` and the checkpoint's had not, or the reverse.
+        """
         if ("ridge" in checkpoint) != (self.ridge is not None):
             had, value = ("has", "{}") if self.ridge is None else ("has no", "null")
             raise UserError(
-                f"the checkpoint's run {had} critic.ridge, so other weights of the critic have an "
-                f"optimizer's state: set critic.ridge={value}, as it had it"
+                f"the run that saved this checkpoint {had} critic.ridge, so its optimizer holds "
+                f"the state of other weights: set critic.ridge={value}"
             )
         for name in self._parts_with_state():
             if name in checkpoint:  # earlier versions lack some

@@ -41,22 +41,24 @@ from vapo.types import TrainingBatch
 
 
 class Totals:
-    """Metrics of one minibatch, collected over micro-batches."""
+    """Collects the metrics of one minibatch over its micro-batches."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Tensor] = {}
         self.maxima: dict[str, Tensor] = {}
 
     def add(self, key: str, share: Tensor) -> None:
+        """Add a micro-batch's share of a metric, which is the sum of all shares."""
         share = share.detach().double()
         self.sums[key] = self.sums[key] + share if key in self.sums else share
 
     def maximum(self, key: str, value: Tensor) -> None:
+        """Take a micro-batch's value into a metric that is the largest of all values."""
         value = value.detach().double()
         self.maxima[key] = torch.maximum(self.maxima[key], value) if key in self.maxima else value
 
     def reduce(self) -> dict[str, float]:
-        """The minibatch's metrics, reduced over all ranks."""
+        """Return the minibatch's metrics over all ranks. Every rank must call this."""
         reduced: dict[str, float] = {}
         for values, over_ranks in ((self.sums, sum_over_ranks), (self.maxima, max_over_ranks)):
             if values:
@@ -71,12 +73,12 @@ def has_loss(
     hyperparameters: Hyperparameters,
     algorithm: AlgorithmConfig,
 ) -> bool:
-    """Whether `actor` or `critic` has a loss in the minibatch; the same answer on all ranks.
+    """Whether `actor` or `critic` has a loss in the minibatch. All ranks get the same answer.
 
-    The critic has none where every token is masked out. The actor has none where each term is 0 by
-    construction: every token is masked out or has an advantage of exactly 0 (the rewards of
-    each group are equal), none is of a correct response if mu > 0, and there is neither a KL term
-    nor an entropy bonus. A minibatch with a `fault` counts as one with loss.
+    The critic has no loss if every token is masked out. The actor has no loss if all its terms are
+    0 by construction: each token is masked out or has an advantage of exactly 0 (as where the
+    rewards of each group are equal), there is no correct response for the LM loss, and no KL term
+    or entropy bonus. A minibatch with a `fault` counts as one with a loss.
     """
     if minibatch.fault is not None:
         return True
@@ -100,10 +102,10 @@ def policy_objective(
     algorithm: AlgorithmConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of L = L_PPO + mu * L_NLL (+ KL - entropy bonus).
+    """Return these rows' share of the actor's loss, L_PPO + mu * L_NLL (+ KL - entropy bonus).
 
-    Importance weights and the policy mask (`vapo.advantages.mismatch_correction`) are for L_PPO
-    alone.
+    Importance weights and the policy mask (`vapo.advantages.mismatch_correction`) are applied to
+    L_PPO alone.
     """
     hp, mask = hyperparameters, rows.loss_mask
     advantages = rows.advantages
@@ -284,15 +286,15 @@ def value_objective(
     config: FitConfig,
     totals: Totals,
 ) -> Float[Tensor, ""]:
-    """These rows' share of the value loss by `critic.loss`, a mean over the tokens that carry it,
-    or over the returns of which their targets are means.
+    """Return these rows' share of the critic's loss, which `critic.loss` chooses.
 
-    With cross-entropy the squared error of the expectation is logged beside it, to compare heads.
-    Of several critics each has its own rows, and the denominator counts the tokens of all.
+    The loss is a mean over the tokens that carry value loss. A token whose target is a mean of
+    several returns counts once for each of them. With cross-entropy the squared error is logged
+    beside it, to compare heads. With several critics the rows belong to one of them, and the
+    denominator counts the tokens of all.
 
     Args:
-        output: `values` [b, T], as the critic gives them, and of a categorical head `logits`
-            [b, T, K].
+        output: the critic's `values` [b, T], and of a categorical head its `logits` [b, T, K].
     """
     targets, old_values = rows.value_targets, rows.old_member_values
     assert targets is not None, "the estimator trains a critic"

@@ -1,4 +1,4 @@
-"""What an iteration has done beside its stages: the head's start, and what values are in truth."""
+"""Observers of an iteration: one starts the critic's head, one measures the true values."""
 
 from __future__ import annotations
 
@@ -32,10 +32,11 @@ from vapo.types import EvaluatedBatch, IterationStart, Phase, RolloutBatch
 
 @dataclass
 class HeadStart(Observer):
-    """`critic.head.start` first_batch: the critic starts at the mean of its rewards over all ranks.
+    """Starts the critic at the mean reward of the run's first rollout batch, over all ranks
+    (`critic.head.start` first_batch).
 
-    In the run's first iteration. A resumed run is past it: a checkpoint is written at an
-    iteration's end.
+    It does so before the first values are computed. A resumed run never does, because a checkpoint
+    is written after an iteration.
     """
 
     module: VapoModule
@@ -61,9 +62,12 @@ class HeadStart(Observer):
 
 @dataclass
 class ValueTruths(Observer):
-    """Samples on from prefixes of the rollouts where `value_truth` has it due.
+    """Measures what prefixes of rollouts are worth, by sampled continuations (`value_truth`).
 
-    `latest` is what the iteration in training has of it, beside the critic's values; None: nothing.
+    Attributes:
+        measured: the points that the iteration in training has measured, without values, and the
+            number of tokens sampled for them; None: it has measured nothing.
+        latest: the same points beside the critic's values; None: there are none.
     """
 
     config: FitConfig
@@ -91,6 +95,7 @@ class ValueTruths(Observer):
         return {}
 
     def is_due(self, start: IterationStart) -> bool:
+        """Whether this iteration measures true values. One on stored rollouts never does."""
         pretraining = self.config.components.value_pretraining
         if start.phase is Phase.VALUE_PRETRAINING and pretraining.data is not None:
             return False  # stored rollouts are perhaps of another policy, and judged elsewhere
@@ -106,7 +111,7 @@ class ValueTruths(Observer):
 
 
 def mean_over_ranks(rewards: Float[Tensor, " B"]) -> float:
-    """The mean of the finite rewards of all ranks; 0 without one."""
+    """Return the mean of the finite rewards of all ranks; 0 if there are none."""
     finite = rewards[torch.isfinite(rewards)].double()
     total, count = sum_over_ranks(
         torch.stack([finite.sum(), torch.tensor(len(finite), dtype=torch.double)])

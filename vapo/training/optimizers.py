@@ -1,4 +1,4 @@
-"""Optimizers and schedules of the two networks, and how their state is numbered on disk."""
+"""Makes optimizers and learning-rate schedules, and numbers the optimizers' saved state."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def make_optimizer(
 
 
 def copy_of_moments(optimizer: Optimizer) -> list[dict[str, Tensor]]:
-    """The state of each parameter, in the order of the optimizer's groups."""
+    """Return a copy of the optimizer's state of each parameter, in the order of its groups."""
     return [
         {name: tensor.detach().clone() for name, tensor in optimizer.state[parameter].items()}
         for group in optimizer.param_groups
@@ -84,7 +84,12 @@ def put_moments(optimizer: Optimizer, moments: Sequence[Mapping[str, Tensor]]) -
 def make_optimizers(
     module: nn.Module, options: Mapping[str, ActorConfig | CriticConfig]
 ) -> tuple[list[Optimizer], list[LambdaLR]]:
-    """An optimizer with its schedule for each of a module's networks, by name, in this order."""
+    """Make an optimizer and its schedule for each network of a module.
+
+    Args:
+        options: the config of each network, by the network's name in the module. The results have
+            its order.
+    """
     optimizers: list[Optimizer] = []
     schedulers = []
     for name, network in options.items():
@@ -101,10 +106,10 @@ def make_optimizers(
 
 
 def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What each group of a new optimizer has from the config: all but its parameters.
+    """Return the options that each group of a new optimizer has from the config.
 
-    `fused` and `foreach` are not of the config but of the device; the first decides where step
-    counts lie.
+    `fused` and `foreach` are left out, because the device chooses them; the first decides where
+    step counts lie.
     """
     excluded_keys = ("params", "fused", "foreach")
     return [{k: v for k, v in g.items() if k not in excluded_keys} for g in optimizer.param_groups]
@@ -113,10 +118,13 @@ def options_of_groups(optimizer: Optimizer) -> list[dict[str, Any]]:
 def take_options(
     optimizer: Optimizer, scheduler: LambdaLR, options: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Give a restored optimizer the options of the config that runs now, as `options_of_groups`
-    of a new one has them; the learning rates are the schedule's at the restored step.
+    """Give a restored optimizer the options of the config that runs now.
 
-    Moments and step counts stay. With the options that it had, nothing changes.
+    Moments and step counts stay. The learning rates are those of the schedule at the restored step.
+    If the options are those that it was saved with, nothing changes.
+
+    Args:
+        options: what `options_of_groups` returned for the new optimizer.
     """
     factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
     for group, group_options in zip(optimizer.param_groups, options, strict=True):
@@ -141,8 +149,10 @@ def make_scheduler(
 
 
 def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to this norm, and return the whole network's norm before it, a
-    scalar; sharded or not."""
+    """Scale the gradient down to `max_norm`, and return its norm before, over the whole network.
+
+    Works for sharded networks, too; the norm is then a plain scalar on every rank.
+    """
     # torch takes all tensors at once by itself only if they are not shards
     is_sharded = any(isinstance(parameter, DTensor) for parameter in network.parameters())
     foreach = True if is_sharded else None
@@ -151,7 +161,8 @@ def clip_gradient(network: nn.Module, max_norm: float) -> Tensor:
 
 
 def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> float | None:
-    """The learning rate after warmup, where it depends on the iteration; None: it does not."""
+    """Return the network's learning rate after warmup in this iteration, or None if it is the same
+    in every iteration."""
     if network == "actor":
         steps = config.training.decay_fraction * config.training.num_iterations
         iterations_left = config.training.num_iterations - start.policy_iterations
@@ -163,16 +174,19 @@ def lr_of_iteration(config: FitConfig, network: str, start: IterationStart) -> f
 
 
 def set_learning_rate(optimizer: Optimizer, scheduler: LambdaLR, lr: float) -> None:
-    """Take `lr` for the next step, times the schedule's factor at that step.
+    """Set the network's learning rate for the next step to `lr` times the schedule's factor.
 
-    It is the network's; modules with a learning rate of their own keep theirs.
+    Modules with a learning rate of their own keep theirs.
     """
     first = optimizer.param_groups[0]
     first["lr"] = lr * scheduler.lr_lambdas[0](scheduler.last_epoch)
 
 
 def stepper(module: L.LightningModule, network: str) -> tuple[LightningOptimizer, LambdaLR]:
-    """Optimizer and scheduler of `actor` or `critic`; Lightning counts steps of the wrapper."""
+    """Return the optimizer of `actor` or `critic`, and its scheduler.
+
+    The optimizer is in Lightning's wrapper, whose steps Lightning counts in `global_step`.
+    """
     index = ("actor", "critic").index(network)
     wrappers, schedulers = module.optimizers(), module.lr_schedulers()
     wrapper = wrappers[index] if isinstance(wrappers, list) else wrappers

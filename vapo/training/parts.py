@@ -1,4 +1,4 @@
-"""The parts of a training, put together: for `vapo fit`, for Python, for probes and for critics."""
+"""Puts the parts of a training together, for the commands that train and for Python."""
 
 from __future__ import annotations
 
@@ -37,11 +37,12 @@ MakeSampler = Callable[[VapoModule], Sampler]
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a training reads before its networks.
+    """What a training reads before its networks are loaded.
 
     Attributes:
-        tokenizer: the policy's.
-        stored: the rollouts that value pretraining trains on; None: it samples.
+        tokenizer: the policy's tokenizer.
+        prompts: the training prompts and the held-out ones.
+        stored: the rollouts that value pretraining trains on. If None, it samples its own.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -51,12 +52,12 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Makes a module's rollouts: its actor samples them, the scorer answers and judges.
+    """Makes the source of a module's rollouts: its actor samples them, and the scorer judges them.
 
     Args:
-        rollout_cache: the rollouts on the disk; None: they are not kept.
-        make_sampler: another engine than the config's.
-        run_dir: gets the log of an engine that has one; None: nothing of it is kept.
+        rollout_cache: keeps rollouts on the disk for a run that resumes; None: none are kept.
+        make_sampler: makes an engine that is used instead of the config's.
+        run_dir: gets the engine's log, if the engine has one; None: the log is not kept.
     """
 
     config: FitConfig
@@ -68,6 +69,7 @@ class Sampling:
     run_dir: RunDir | None = None
 
     def __call__(self, module: VapoModule) -> RolloutSource:
+        """Start the engine, and return the source of the module's rollouts."""
         config, tokenizer, prompts = self.config, self.inputs.tokenizer, self.inputs.prompts
         if self.make_sampler is not None:
             sampler = self.make_sampler(module)
@@ -102,11 +104,11 @@ class TrainingParts:
     Attributes:
         module: the LightningModule, actor and critic.
         datamodule: each of its epochs is one iteration: it samples, judges and cuts minibatches.
-        callbacks: the two that training itself needs: value pretraining with its switch to the
-            policy phase, and the weights' way to the sampling engine.
+        callbacks: those that training itself needs: value pretraining, if there is one, and the
+            one that sends weights to the engine.
         trainer_options: arguments of `L.Trainer` that follow from the config: devices, strategy,
             precision, the number of epochs, and how Lightning treats the loader.
-        truths: what `value_truth` measures; None: nothing.
+        truths: measures true values, if `value_truth` is on; else None.
     """
 
     module: VapoModule
@@ -117,7 +119,7 @@ class TrainingParts:
 
 
 def module_of(config: FitConfig, inputs: Inputs) -> VapoModule:
-    """The module of the config, without networks yet."""
+    """Make the module of a config. Lightning loads its networks later."""
     return VapoModule(config, pad_id=int(inputs.tokenizer.pad_token_id))
 
 
@@ -134,10 +136,10 @@ def assemble_parts(
     """Put the parts of a training of the module's config together.
 
     Args:
-        critic_dir: where value pretraining saves its critic; None: the module's phase is not
-            changed, and there is no value pretraining but by it.
+        critic_dir: the folder to which value pretraining saves its critic. If None, nothing begins
+            or ends that phase: the module stays in the phase that its caller has set.
         stored: the rollouts whose held-out part tells when value pretraining is over.
-        trained, safe_point: `IterationRunner`'s.
+        trained, safe_point: see `IterationRunner`.
     """
     config, observers, truths = module.config, list[Observer](), None
     if config.value_truth.every_n_iterations is not None:
@@ -166,11 +168,13 @@ def assemble_parts(
 
 
 def num_pretraining_iterations(module: VapoModule) -> int:
+    """Return the most iterations that value pretraining may have; 0 if there is no critic."""
     return module.hyperparameters.value_pretraining_iterations if module.has_critic else 0
 
 
 def trainer_options(module: VapoModule) -> dict[str, Any]:
-    """The arguments of `L.Trainer` that follow from the config: one epoch is one iteration."""
+    """Return the arguments of `L.Trainer` that follow from the config. One epoch is one
+    iteration."""
     config = module.config
     phases_differ = len({num_steps(config, phase) for phase in Phase}) > 1
     return {

@@ -1,4 +1,5 @@
-"""A critic's linear weights as a ridge regression on the last rollout batches (`critic.ridge`)."""
+"""Fits a critic's linear weights by a ridge regression on the last rollout batches
+(`critic.ridge`)."""
 
 from __future__ import annotations
 
@@ -26,17 +27,18 @@ from vapo.training.minibatches import Microbatch
 
 
 class RidgeFit:
-    """Collects what an iteration's value loss is on, and refits the weights at its end.
+    """Collects the tokens that carry value loss in an iteration, and refits the weights at its end.
 
         add (each micro-batch) -> keep or drop (each minibatch) -> refit (after the last)
 
-    So the values of a rollout batch are those of weights that were fitted before it was sampled.
-    Of each batch its Gram matrix alone is kept, [M, F+2, F+2] for M critics: a token counts as it
-    does in the value loss. `grams` are those of the last batches, oldest first, summed over all
-    ranks. A checkpoint has them, so that a resumed run fits the same.
+    The values of a rollout batch thus come from weights that were fitted before it was sampled. A
+    token counts as it does in the value loss. Only the Gram matrix of each batch is kept,
+    [M, F+2, F+2] for M critics. `grams` are those of the last batches, oldest first, summed over
+    all ranks. A checkpoint holds them, so that a resumed run fits the same weights.
 
-    Beside a network the targets are less what the network itself says of the state at the time. A
-    batch keeps what it said then, though it moves on: the fit lags behind it by up to the window.
+    Beside a network the regression fits what the network's own score leaves of the targets. A batch
+    keeps the score that the network gave when it was added, so the fit lags behind a network that
+    moves, by up to the window.
     """
 
     def __init__(self, config: CriticConfig) -> None:
@@ -55,7 +57,7 @@ class RidgeFit:
         self.grams = list(state["grams"])
 
     def num_bytes(self, critic: Critic) -> int:
-        """The size of a full window of Gram matrices."""
+        """Return the bytes of the Gram matrices of a full window."""
         model = members_of(critic)[0].model
         weights = [p for name, p in fitted_parameters(model).items() if name.endswith("weight")]
         size = sum(weight.shape[1] for weight in weights) + 2
@@ -85,21 +87,21 @@ class RidgeFit:
         self._of_minibatch[index] += gram
 
     def keep(self) -> None:
-        """The minibatch that has been added has finite numbers."""
+        """Count the minibatch that was added toward the batch, because its numbers are finite."""
         if self._of_minibatch is not None:
             batch = self._of_batch
             self._of_batch = self._of_minibatch if batch is None else batch + self._of_minibatch
         self._of_minibatch = None
 
     def drop(self) -> None:
-        """The minibatch that has been added has numbers that are not finite."""
+        """Forget the minibatch that was added, because some of its numbers are not finite."""
         self._of_minibatch = None
 
     def refit(self, critic: Critic) -> dict[str, float]:
         """Fit the weights to the window that ends with this iteration, and return its metrics.
 
-        Every rank must call this. Weights stay as they are where an iteration, or a window, has
-        trained on nothing of theirs.
+        A critic's weights stay as they are if the iteration or the window has no token for them.
+        Every rank must call this.
         """
         batch, self._of_batch = self._of_batch, None
         self._previous_weights = {}

@@ -15,7 +15,7 @@ from vapo.system.private_attributes import set_device
 
 
 def make_strategy(trainer: TrainerConfig) -> str | Strategy:
-    """Lightning's strategy of the config: one process, or every parameter sharded over all."""
+    """Return Lightning's strategy for the config: one process, or parameters sharded over all."""
     if trainer.strategy == "auto":
         return "auto"
     return Sharding(
@@ -27,10 +27,10 @@ def make_strategy(trainer: TrainerConfig) -> str | Strategy:
 
 
 class Sharding(ModelParallelStrategy):
-    """Leaves offloaded shards and their optimizer states in host memory.
+    """Shards parameters, and leaves them and their optimizer states in host memory if `offloads`.
 
-    Lightning would move both to the GPU. What is summed over ranks there (the gradient's norm,
-    gathered weights for a checkpoint) goes through gloo.
+    Lightning would move both to the GPU. Sums over ranks of tensors in host memory (the gradient's
+    norm, gathered weights for a checkpoint) go through gloo.
     """
 
     def __init__(self, *, offloads: bool, **options: Any) -> None:
@@ -61,9 +61,10 @@ class Sharding(ModelParallelStrategy):
 
 
 def lightning_precision(trainer: TrainerConfig) -> Any:
-    """Lightning's precision: a sharded run computes in bf16 by FSDP's own policy instead.
+    """Return the precision that Lightning is given.
 
-    Commands settle auto before (`vapo.networks.precision`); without one it is float32.
+    A sharded run gets float32 here, and computes in bfloat16 by FSDP's own policy. `auto` means
+    float32, too: commands that choose by the device do so before (`vapo.networks.precision`).
     """
     if trainer.strategy == "fsdp" or trainer.precision == "auto":
         return "32-true"

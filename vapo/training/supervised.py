@@ -55,11 +55,11 @@ def recorded_run(
     prompts: PromptSplit,
     network: nn.Module,
 ) -> Iterator[tuple[Progress, Scorer, RunLogger]]:
-    """Open the display, verifier and MLflow run of a supervised command; record its config.
+    """Open the display, verifier and MLflow run of a supervised command, and record its config.
 
     Args:
         sampling: the part of the config that sampling needs (`sampling_config`).
-        network: what is trained.
+        network: the network that is trained, whose size tells whether the disk has room for it.
     """
     export_dir = Path(config.export_dir).expanduser()
     with taken_back_if_refused(missing_folders(export_dir)):
@@ -83,7 +83,10 @@ def recorded_run(
 
 
 def require_room(export_dir: Path, network: nn.Module) -> None:
-    """Raises: UserError: the disk has no room for what is written once training is over."""
+    """Check that the disk has room for the network, which is written once training is over.
+
+    Raises: UserError: it has not.
+    """
     export_dir.mkdir(parents=True, exist_ok=True)
     weights = sum(p.numel() * p.element_size() for p in network.parameters())
     try:
@@ -94,7 +97,8 @@ def require_room(export_dir: Path, network: nn.Module) -> None:
 
 @dataclass(eq=False)
 class Batches(IterableDataset[SupervisedBatch]):
-    """`num_steps` batches from seeded permutations of the examples, pass after pass."""
+    """Yields `num_steps` batches. Each pass over the examples has a seeded order of its own, and a
+    batch may reach from one pass into the next."""
 
     examples: Sequence[Any]
     collate: Callable[[list[Any]], SupervisedBatch]
@@ -118,9 +122,14 @@ class Batches(IterableDataset[SupervisedBatch]):
 
 
 class SupervisedModule(L.LightningModule):
-    """A network, its summed loss on a micro-batch, and AdamW: warmup, constant, linear decay.
+    """Trains a network by AdamW, with a learning rate that warms up, stays, and falls linearly.
 
     The gradient of a step does not depend on how its batch is cut into micro-batches.
+
+    Args:
+        summed_loss: returns a micro-batch's loss, summed and not yet divided by the denominator.
+        num_steps: the number of optimizer steps.
+        decay_fraction: in which share of them, at the end, the learning rate falls to 0.
     """
 
     def __init__(
@@ -167,7 +176,7 @@ class SupervisedModule(L.LightningModule):
 
 @dataclass(eq=False)
 class SupervisedRecording(Callback):
-    """Progress of every optimizer step and the loss of some, as `loss_name`."""
+    """Shows each optimizer step, and logs the loss of every 20th and of the last as `loss_name`."""
 
     logger: RunLogger
     progress: Progress
@@ -206,7 +215,7 @@ def train_supervised(
     accelerator: str,
     precision: Any,
 ) -> None:
-    """Train the network on all batches once."""
+    """Train the module's network on all batches, in one process."""
     trainer = L.Trainer(
         accelerator=accelerator,
         devices=1,

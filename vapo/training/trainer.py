@@ -31,7 +31,8 @@ from vapo.training.parts import TrainingParts
 
 
 class RunCallbacks:
-    """A run's callbacks: by name those that the command needs afterwards, all in `in_order`."""
+    """Makes a run's callbacks. `in_order` has all of them, in the order in which they must come.
+    Those that the command needs afterwards are attributes, too."""
 
     def __init__(
         self,
@@ -78,7 +79,8 @@ class RunCallbacks:
             self.in_order.append(Profiling(run_dir.path, progress))
 
     def add(self, user_callbacks: Sequence[Callback]) -> None:
-        """The user's own: before a checkpoint is written, which then has what they did."""
+        """Insert the user's own callbacks before the checkpointing, so that a checkpoint holds what
+        they did in its iteration."""
         place = self.in_order.index(self.checkpointing)
         self.in_order[place:place] = (
             [*user_callbacks, OwnStates(user_callbacks)] if user_callbacks else []
@@ -88,7 +90,7 @@ class RunCallbacks:
 def make_trainer(
     parts: TrainingParts, callbacks: Sequence[Callback], logger: RunLogger
 ) -> L.Trainer:
-    """Make the Trainer of a run."""
+    """Make Lightning's Trainer for a run, which leaves signals to the run."""
     trainer = L.Trainer(
         **parts.trainer_options,
         logger=logger,
@@ -102,9 +104,9 @@ def make_trainer(
 
 @dataclass(eq=False)
 class Profiling(Callback):
-    """Traces the second iteration of the run, or the only one; must come last.
+    """Traces the run's second iteration, or its only one. It must be the last callback.
 
-    The first one includes one-time work: memory is allocated, kernels are chosen.
+    The first iteration includes work that is done once: memory is allocated, kernels are chosen.
     """
 
     run_dir: Path

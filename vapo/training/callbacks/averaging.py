@@ -33,9 +33,9 @@ _KEYS = ("avg_at_k", "avg_at_k_ci_low", "avg_at_k_ci_high")
 
 @dataclass
 class RunningMean:
-    """The mean of some tensors over policies, in float32 on the host.
+    """Adds up the weights of the policies of a window, in float32 on the host, for their mean.
 
-    `first` is the iteration of the policy with which the window of policies begins.
+    `first` is the iteration of the window's first policy, and `count` how many were added.
     """
 
     first: int = 0
@@ -43,7 +43,7 @@ class RunningMean:
     sums: dict[str, Tensor] = field(default_factory=dict)
 
     def add(self, weights: Iterable[tuple[str, Tensor]], *, first: int) -> None:
-        """Add a policy to the window that begins at `first`; another window is forgotten."""
+        """Add a policy to the window that begins at `first`. An earlier window is forgotten."""
         if first != self.first:
             self.first, self.count, self.sums = first, 0, {}
         self.count += 1
@@ -57,10 +57,10 @@ class RunningMean:
 
 @dataclass(eq=False)
 class WeightAverage(Callback):
-    """Adds up the last policies' weights; after the run's last iteration it scores their mean.
+    """Adds up the weights of the last policies, and scores their mean after the last iteration.
 
-    Must come after `WeightSync` and `Evaluation`, and before the checkpoint: the weights and the
-    engine's are the last policy's again once it is done. It is for runs in one process.
+    It must come after `WeightSync` and `Evaluation`, and before the checkpoint. Afterwards actor
+    and engine have the last policy's weights again. It is for runs in one process.
     """
 
     run_dir: RunDir
@@ -96,6 +96,8 @@ class WeightAverage(Callback):
             self.running = RunningMean()
 
     def evaluate(self, trainer: L.Trainer, module: VapoModule, policy_iterations: int) -> None:
+        """Score the policy with the mean weights, log and show the score, and export the policy if
+        the config says so."""
         config, source = module.config, datamodule_of(trainer).source
         with source.engine_free(), self.averaged(trainer, module):
             result = evaluate(
@@ -129,7 +131,10 @@ class WeightAverage(Callback):
             sampler.sync(actor_weights(module))
 
     def export(self, module: VapoModule) -> None:
-        """Raises: InterruptedRunError: it cannot be written."""
+        """Write the actor to the run's folder of the averaged policy.
+
+        Raises: InterruptedRunError: it cannot be written.
+        """
         folder = self.run_dir.path / AVERAGE_FOLDER
         write = partial(self._write, module, folder)
         run_on_all_ranks(write, f"cannot write the averaged policy {folder}", after=AFTER_A_SAVE)

@@ -53,24 +53,24 @@ from vapo.training.module import VapoModule
 
 @dataclass(eq=False)
 class Checkpointing(Checkpoint):
-    """Saves at the end of an iteration: every n-th, the last, and each whose policy has a better
-    score than those saved before.
+    """Saves a checkpoint at the end of every n-th iteration, of the last, and of each whose policy
+    has a better score than those saved before.
 
-    A policy that was never updated is saved with the others only: it is the one in actor.path,
-    and the first score is the best so far whatever it is.
+    A policy that was never updated is not saved for its score: it is the model in `actor.path`.
 
-    As a `Checkpoint` it runs after the module has counted the iteration. What the iteration
-    logged is on the disk first, so that a resumed run never lacks it; once the checkpoint is in
+    As a `Checkpoint` it runs after the module has counted the iteration. What the iteration logged
+    is written to the disk first, so that a resumed run never lacks it. Once the checkpoint is in
     its place, the rollouts that were kept for it are removed.
 
     Args:
-        score: of the module's policy as it is now; -inf where nothing has measured it.
-        in_background: write while the next iteration runs; an error is raised at its end. None:
-            on a GPU, where the host has room for the copy.
-        reason_not_to_save: why nothing may be saved now but the run's last; empty where it may.
-        note: gets the line that says how large checkpoints will be, and what holds the last one.
-        rollout_cache: the rollouts on the disk, of the run's processes.
-        add_seconds: gets, as those of "checkpoint", the seconds that training waited.
+        score: returns the held-out score of the policy as it is now, or -inf if it is not measured.
+        in_background: whether to write while the next iteration runs, at whose end an error is
+            raised. If None, on a GPU whose host has room for the copy.
+        reason_not_to_save: returns why only the run's last checkpoint may be saved now, or an empty
+            text.
+        note: shows a line on the console.
+        rollout_cache: the rollouts that the run keeps on the disk; None: it keeps none.
+        add_seconds: gets the name "checkpoint" and the seconds that training waited.
     """
 
     run_dir: RunDir
@@ -92,7 +92,7 @@ class Checkpointing(Checkpoint):
 
     @property
     def best(self) -> tuple[float, int] | tuple[None, None]:
-        """The score of `best.ckpt`, and the iteration that wrote it."""
+        """The score of `best.ckpt`, and the iteration after which it was saved."""
         iteration = iteration_in(self.best_name or "")
         return (None, None) if iteration is None else (self.best_score, iteration)
 
@@ -102,10 +102,16 @@ class Checkpointing(Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best_score, self.best_name = state_dict["best_score"], state_dict["best_name"]
         if self.best_name is not None and iteration_in(self.best_name) is None:
-            raise UserError(f"the checkpoint's best_name {self.best_name!r:.80} is no checkpoint")
+            raise UserError(
+                f"the checkpoint's best_name {self.best_name!r:.80} is not the name of a "
+                "checkpoint: resume from another checkpoint"
+            )
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Tell the other processes where the run's folder is."""
+        """Tell the other processes where the run's folder is.
+
+        Raises: UserError: a process does not see the checkpoint that the first resumes from.
+        """
         self.run_dir.path = Path(trainer.strategy.broadcast(str(self.run_dir.path)))
         resumes = trainer.ckpt_path is not None
         if trainer.strategy.broadcast(resumes) is not resumes:
@@ -134,9 +140,10 @@ class Checkpointing(Checkpoint):
         )
 
     def _choose_background(self, *, on_gpu: bool) -> str:
-        """Decide how to save where the config leaves it open, on all ranks alike.
+        """Decide whether to save in the background, if the config leaves it open. All ranks decide
+        alike.
 
-        Returns: what the line about checkpoints says of it.
+        Returns: the end of the line about checkpoints, which says what was decided.
         """
         refused = False
         if self.in_background is None:
@@ -152,7 +159,7 @@ class Checkpointing(Checkpoint):
         return ""
 
     def _kept_besides(self, module: VapoModule) -> list[DiskUse]:
-        """What the run may still put on the disk beside its checkpoints."""
+        """Return what the run may still write to the disk beside its checkpoints."""
         config, run = module.config, self.run_dir.path
         total = module.hyperparameters.value_pretraining_iterations + config.training.num_iterations
         every = min(self.every_n_iterations, total)
@@ -174,6 +181,8 @@ class Checkpointing(Checkpoint):
         return uses
 
     def _prepare(self, module: VapoModule) -> None:
+        """Make the folder of checkpoints, remove what a killed run left in it, and check that it
+        can be written to and that the disk has room."""
         folder = self.run_dir.checkpoints
         folder.mkdir(exist_ok=True)
         for path in folder.iterdir():
@@ -214,7 +223,7 @@ class Checkpointing(Checkpoint):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Finish a save in progress, or report that it failed, whatever ended the run."""
+        """Wait for a save that is in progress, whatever ended the run, and report if it failed."""
         error = None if self._saves is None else self._saves.drain()
         if isinstance(error, InterruptedRunError):
             tell(str(error))
@@ -222,7 +231,8 @@ class Checkpointing(Checkpoint):
             tell(f"the checkpoint that was being saved is not finished: {error_reason(error)}")
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Remove rollouts left by a run that was killed right after its last checkpoint."""
+        """Wait for the last save, and remove rollouts that a run left which was killed right after
+        its last checkpoint."""
         self._settle(wait=True)
         last = self.run_dir.checkpoints / LAST
         if self.rollout_cache is not None and last.exists() and rank() == 0:
@@ -237,7 +247,7 @@ class Checkpointing(Checkpoint):
             self._saves.drain()
 
     def _save(self, trainer: L.Trainer, module: VapoModule) -> None:
-        """Write the checkpoint, or start to in a thread, which does not touch the live run."""
+        """Write the checkpoint, or start a thread that writes a copy of the run's state."""
         manifest, expected, best_name = self._manifest(module), self._num_bytes, self.best_name
         sharded = module.config.trainer.sharded_checkpoints
         saves = self._saves
@@ -264,7 +274,7 @@ class Checkpointing(Checkpoint):
             self._num_bytes = write(state).num_bytes
 
     def _settle(self, *, wait: bool) -> None:
-        """Wait for an earlier save that is still in progress, and raise its error."""
+        """Raise the error of an earlier save, if it failed. With `wait` first wait for its end."""
         manifest = None if self._saves is None else self._saves.finish_pending(wait=wait)
         if manifest is not None:
             self._num_bytes = manifest.num_bytes
@@ -283,7 +293,8 @@ class Checkpointing(Checkpoint):
         )
 
     def _tidy(self, iteration: int, best_name: str | None) -> None:
-        """Update the links, then remove what is too old or of an abandoned future."""
+        """Update the links, then remove checkpoints that are too old, or later than `iteration`: a
+        run that was resumed from an earlier checkpoint has left these."""
         folder = self.run_dir.checkpoints
         self._point(folder / LAST, checkpoint_name(iteration))
         if best_name is not None and (folder / best_name).is_dir():
@@ -301,15 +312,17 @@ class Checkpointing(Checkpoint):
                 self.note(f"rollouts/: cannot remove old ones: {error_reason(error)}")
 
     def _point(self, link: Path, name: str) -> None:
-        """Let the link name this checkpoint; a tool that follows links may have made it a copy."""
+        """Let the link point to this checkpoint. If something else has its name, such as the copy
+        that a tool made of the link, that is moved aside."""
         if os.path.lexists(link) and not link.is_symlink():
-            self.note(f"{link} was no link: it is kept as {put_aside(link).name}")
+            self.note(f"{link} was not a link: it was moved to {put_aside(link).name} beside it")
         point_link(link, name)
 
     def _remove(self, path: Path) -> None:
-        """Remove a checkpoint, or what a killed run left of one; trouble with it is only said.
+        """Remove a checkpoint, or what a killed run left of one.
 
-        It gets another name first: what is half removed is never taken for a checkpoint.
+        It gets another name first, so that one which is half removed is never taken for a
+        checkpoint. A failure is shown once and does not end the run.
         """
         try:
             if path.is_symlink():

@@ -1,5 +1,5 @@
-"""What a run is judged by between its updates: the held-out score, and as artifacts tables of
-values and advantages by token position, and pages of tokens."""
+"""Callbacks that judge a run between its updates: the held-out score, tables of values and
+advantages by token position, and value pages."""
 
 from __future__ import annotations
 
@@ -44,8 +44,14 @@ from vapo.types import Phase
 
 @dataclass(eq=False)
 class Evaluation(Callback):
-    """Keeps the first and the latest result, and after how many of the actor's updates the latest
-    was measured; `best.ckpt` is chosen by `score_of`. `scores` records those of single prompts."""
+    """Evaluates the policy on the held-out prompts before training and after the due iterations.
+
+    Attributes:
+        scores: records the scores of single prompts; None: they are not recorded.
+        first, latest: the metrics of the first and of the latest evaluation.
+        policy_steps: how many updates the actor had at the latest one. `score_of` needs it to
+            choose `best.ckpt`.
+    """
 
     logger: RunLogger
     progress: Progress
@@ -62,8 +68,8 @@ class Evaluation(Callback):
         self.policy_steps = state_dict.get("policy_steps", -1)  # earlier versions have none
 
     def score_of(self, module: VapoModule) -> float:
-        """The held-out score of the policy as it is now; -inf where it was updated since the latest
-        evaluation."""
+        """Return the held-out score of the policy as it is now, or -inf if the policy was updated
+        since the latest evaluation."""
         is_current = int(module.policy_steps) == self.policy_steps
         return self.latest["eval/avg_at_k"] if is_current else -math.inf
 
@@ -113,10 +119,10 @@ class Evaluation(Callback):
 class DiagnosticTables(Callback):
     """Writes `diagnostics/positions_iteration_0001.json` and `value_truth/iteration_0001.json`.
 
-    By position at the first and last iteration of each phase and, in both, at every
-    `evaluation.every_n_iterations`-th; the truth where an iteration has measured it. The numbers
-    are of the iteration's rollouts: from before its update. Must come after `ValuePretraining`,
-    which ends the phase.
+    The table by position is written after the first and the last iteration of each phase, and after
+    every `evaluation.every_n_iterations`-th. The true values are written after each iteration that
+    has measured them. The numbers are from before the iteration's update. It must come after
+    `ValuePretraining`, which ends the phase.
     """
 
     logger: RunLogger
@@ -132,6 +138,7 @@ class DiagnosticTables(Callback):
             self.write("value_truth/iteration", iteration, truth_table(self.truths.latest))
 
     def write(self, name: str, iteration: Iteration, table: Mapping[str, Any]) -> None:
+        """Log a table as a JSON artifact, with the iteration's number and phase."""
         about = {
             "iteration": iteration.number,
             "phase": iteration.phase.value,
@@ -141,10 +148,11 @@ class DiagnosticTables(Callback):
 
 
 class ValuePages(Callback):
-    """Writes `value_pages/iteration_0001.html`, and links it from the run.
+    """Writes `value_pages/iteration_0001.html` as often as `value_pages` says, and links the pages
+    from the run's description.
 
-    As often as `value_pages` sets. The numbers are from before the iteration's update. Must come
-    after `ValuePretraining`, which ends the phase, and before `Recording`, which adds up times.
+    The numbers are from before the iteration's update. It must come after `ValuePretraining`, which
+    ends the phase, and before `Recording`, which adds up times.
     """
 
     def __init__(
@@ -179,7 +187,7 @@ class ValuePages(Callback):
     def about(
         self, config: FitConfig, iteration: Iteration, contents: PageContents
     ) -> dict[str, Any]:
-        """The facts about the run that the page shows."""
+        """Return the title, the facts and the notes that the page shows."""
         phase = iteration.phase
         facts = {
             "run": self.logger.run_id or "",
@@ -209,7 +217,10 @@ class ValuePages(Callback):
 
 
 def due(module: VapoModule, iteration: Iteration, every_n: int | None) -> bool:
-    """Whether something is due after an iteration, once the module has the next one's phase."""
+    """Whether what comes every `every_n` iterations is due after this one (see `is_due`).
+
+    The module must already have the next iteration's phase.
+    """
     ends_phase = module.phase is not iteration.phase
     return is_due(module.config, iteration.start, every_n, ends_phase=ends_phase)
 

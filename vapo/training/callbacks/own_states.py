@@ -1,4 +1,4 @@
-"""What the user's own callbacks may put into a checkpoint."""
+"""Checks what the user's own callbacks put into a checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class OwnStates(Callback):
 
 
 def not_plain(value: Any) -> str | None:
-    """Return the name of a type in the value that a checkpoint may not have; None: it has none."""
+    """Return the name of the first type in the value that a checkpoint cannot hold, or None."""
     if isinstance(value, dict):
         return not_plain([*value, *value.values()])
     if type(value) in (list, tuple, set):

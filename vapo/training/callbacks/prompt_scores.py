@@ -1,4 +1,4 @@
-"""The scores of single prompts: recorded, and the scores of a run that are means over them."""
+"""Records the scores of single prompts, and logs the run's scores that are means over them."""
 
 from __future__ import annotations
 
@@ -58,8 +58,10 @@ class PromptScores(Callback):
     def evaluated(
         self, kind: str, result: EvaluationResult, policy_iterations: int, policy_steps: int
     ) -> dict[str, float]:
-        """Record an evaluation. Returns what is known of the latest policies together, on the first
-        process alone. Every rank must call this."""
+        """Record an evaluation's scores of single prompts. Every rank must call this.
+
+        Returns: metrics of the latest evaluations together, on the first process alone.
+        """
         k = result.k
         groups = (result.rollouts[i : i + k] for i in range(0, len(result.rollouts), k))
         scores = of_all_ranks(prompt_scores(groups))
@@ -75,6 +77,8 @@ class PromptScores(Callback):
         }
 
     def _fresh_metrics(self, file: ScoresFile) -> dict[str, float]:
+        """Return the accuracy on the prompts that were new when their batch was sampled, over the
+        last batches."""
         fresh = file.history.fresh()
         if not fresh.scores:
             return {}
@@ -94,18 +98,18 @@ class PromptScores(Callback):
         self._log_file()
 
     def _log_file(self) -> None:
-        """The file as an artifact: a report reads it from the run's record."""
+        """Log the file as an artifact of the run, where a report reads it."""
         if self._file is not None and (text := self._file.read()):
             self.logger.log_text(text, SCORES_NAME)
 
 
 def of_all_ranks(scores: Sequence[PromptScore]) -> list[PromptScore]:
-    """Every rank must call this."""
+    """Return the scores of all ranks. Every rank must call this."""
     return [score for part in gather_objects(tuple(scores)) for score in part]
 
 
 def named(key: str, means: Iterable[float]) -> dict[str, float]:
-    """Return the mean over prompts and its interval, as metrics."""
+    """Return the mean over prompts as the metric `key`, and its interval beside it."""
     values = torch.tensor(list(means), dtype=torch.float64)
     sums = torch.stack([values.sum(), values.square().sum(), torch.ones_like(values).sum()])
     mean_and_interval = mean_of_sums(sums)

@@ -1,4 +1,4 @@
-"""Metrics of every optimizer step and every iteration: recorded, shown, and watched for alarms."""
+"""Callbacks that log and show the metrics of every optimizer step and iteration, and watch them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ BF16_PEAKS = {
 
 
 class Recording(Callback):
-    """Logs at the optimizer step (`trainer.global_step`), which is every chart's x axis."""
+    """Logs and shows the metrics of every optimizer step and of every iteration.
+
+    They are logged at the number of optimizer steps (`trainer.global_step`), every chart's x axis.
+    """
 
     def __init__(self, logger: RunLogger, progress: Progress) -> None:
         self.logger = logger
@@ -135,7 +138,8 @@ class Recording(Callback):
         self.progress.metrics({**mean_of_steps(pl_module.minibatch_metrics), **metrics})
 
     def note_not_updated(self, module: VapoModule) -> None:
-        """One line for each streak of iterations in which nothing has a loss of a network."""
+        """Say that a network had no loss in any minibatch of the iteration, once for each streak of
+        such iterations."""
         without = module.minibatches_without_loss
         not_updated = {n for n, number in without.items() if number == module.num_minibatches[n]}
         for name in sorted(not_updated - self._not_updated):
@@ -146,8 +150,11 @@ class Recording(Callback):
         self._not_updated = not_updated
 
     def note_rewards(self, rewards: Float[Tensor, " B"], left_text: str = "") -> None:
-        """One line in a run where no response is better than another, and one where a reward is
-        large. `left_text` says what is trained on equal rewards. Every rank must call this."""
+        """Say, once in a run, that all rewards of an iteration are equal, and once that one is
+        large.
+
+        `left_text` says what equal rewards still teach. Every rank must call this.
+        """
         every = gather_over_ranks(rewards)
         if not self._said_large_rewards and (large := about_large(every.tolist())) is not None:
             self._said_large_rewards = True
@@ -168,7 +175,8 @@ class Recording(Callback):
 
 
 def left_to_learn(config: FitConfig, phase: Phase, accuracy: float) -> str:
-    """What a batch of equal rewards teaches the policy all the same, as the end of a sentence."""
+    """Return what a batch of equal rewards still teaches the policy, as the end of a sentence. The
+    text is empty if it teaches nothing."""
     algorithm = config.algorithm
     if phase is not Phase.POLICY_OPTIMIZATION:
         return ""
@@ -192,7 +200,10 @@ def memory_metrics() -> dict[str, float]:
 
 
 def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> float | None:
-    """A device's peak for this run: the config's, or a known GPU's in bfloat16. Else None."""
+    """Return the device's peak in TFLOP/s for this run, or None if it is not known.
+
+    It is the config's number, or that of a known GPU if the run computes in bfloat16.
+    """
     if trainer.peak_tflops is not None:
         return trainer.peak_tflops
     computes_in_bf16 = dtype == "bfloat16" or trainer.precision.startswith("bf16")
@@ -203,7 +214,7 @@ def peak_tflops(trainer: TrainerConfig, dtype: str, device: torch.device) -> flo
 
 
 def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
-    """The iteration's optimizer steps averaged, those with a finite number; nan without one."""
+    """Average each metric over the optimizer steps in which it is finite; nan if it is in none."""
     keys = {key for step in steps for key in step}
     values = {
         key: [step[key] for step in steps if math.isfinite(step.get(key, math.nan))] for key in keys
@@ -212,10 +223,10 @@ def mean_of_steps(steps: list[dict[str, float]]) -> dict[str, float]:
 
 
 class Watch(Callback):
-    """Logs `faults/...` and `watch/...`; raises StoppedRun at the end of an iteration.
+    """Logs `faults/...` and `watch/...`, warns, and ends a run whose watcher says so.
 
-    Must come after `Recording` and before the checkpoints, so that a run which stops has its
-    metrics, and keeps the checkpoint of before.
+    It raises StoppedRun at the end of an iteration. It must come after `Recording` and before the
+    checkpoints, so that a run which stops has its metrics, and keeps the checkpoint from before.
     """
 
     def __init__(
@@ -250,10 +261,9 @@ class Watch(Callback):
 
     @property
     def why_held(self) -> str:
-        """Why `last.ckpt` must not be overwritten, as the run may be about to stop itself; else
-        empty.
+        """Why `last.ckpt` must be kept, because the run may soon stop itself; else empty.
 
-        By this iteration alone: what it says nothing about may never be decided.
+        It is decided by this iteration alone. A watcher without a figure in it holds nothing.
         """
         skipped = [f"the {n}'s latest update was skipped" for n in self.faults.latest_skipped]
         return " and ".join([*skipped, *(state.describe_count() for state in self._counting)])
@@ -274,7 +284,8 @@ class Watch(Callback):
     def check_metrics(
         self, iteration: int, phase: Phase, metrics: dict[str, float]
     ) -> list[tuple[WatcherState, bool]]:
-        """Which watchers have a figure in this iteration, and whether each is in alarm."""
+        """Return the watchers that have a figure in this iteration, each with whether it is in
+        alarm, and warn for those that are."""
         looks = []
         for state in self.watchers:
             if state.sign.of_policy_phase and phase is Phase.VALUE_PRETRAINING:
@@ -288,7 +299,8 @@ class Watch(Callback):
         return looks
 
     def warn(self, state: WatcherState) -> None:
-        """Warn once an episode, on the console and as a tag; the summary has the latest figure."""
+        """Keep the watcher's figure for the summary, and warn of it on the console and by a tag,
+        once for each episode of alarms."""
         assert state.episode is not None
         self.warnings[state.name] = state.describe()
         if not state.episode.alarmed:

@@ -1,5 +1,4 @@
-"""The value-pretraining phase, the best of its critics on held-out rollouts, and the switch to the
-policy phase."""
+"""Runs the value-pretraining phase, keeps its best critic, and switches to the policy phase."""
 
 from __future__ import annotations
 
@@ -35,17 +34,20 @@ from vapo.types import Phase, RolloutBatch, TrainingBatch
 
 @dataclass(eq=False)
 class ValuePretraining(Callback):
-    """Owns the phase: critic only, on Monte-Carlo returns of the fixed initial policy.
+    """Begins and ends the phase in which the critic alone is trained, on Monte-Carlo returns of the
+    initial policy, which does not change.
 
-    A critic that no response has trained ends the run at the switch, before anything is saved. The
-    last checkpoint is of the iteration before it, so that a run which is resumed with another
-    filter trains the critic in that iteration again.
+    The phase ends after `num_iterations`, or earlier once the stop rule is met. Then the critic is
+    saved to `critic_dir`, from which other runs can start (`critic.init`), and the policy phase
+    begins. A critic whose head is a user's function is not saved there. With 0 iterations (the
+    component is off) the phase never begins.
 
-    The phase ends after `num_iterations`, or earlier once the stop rule is met; then the
-    critic is saved to `critic_dir`, from which other runs can start (`critic.init`), unless its
-    head is of the user's own, and the policy phase begins. 0 iterations (the component is off):
-    the phase never begins. With `stored` rollouts (`data`) the held-out explained variance is
-    measured after each pass over them, and the phase ends with its best weights.
+    With `stored` rollouts (`data`) the held-out explained variance is measured after each pass over
+    them, and the phase ends with the weights of the best pass.
+
+    If no response has trained the critic, the run ends at the switch, before anything is saved. The
+    last checkpoint is then from the iteration before, so a run that is resumed with another filter
+    trains the critic in that iteration again.
 
     Source: VAPO 4.1; VC-PPO 3.2.
     """
@@ -79,7 +81,7 @@ class ValuePretraining(Callback):
                 compute_states(pl_module, self.stored)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Begin the phase. A restored checkpoint overwrites it with its own phase."""
+        """Begin the phase. A checkpoint that is restored later overwrites it with its own phase."""
         assert isinstance(pl_module, VapoModule)
         if self.num_iterations > 0:
             pl_module.phase = Phase.VALUE_PRETRAINING
@@ -139,7 +141,11 @@ class ValuePretraining(Callback):
     def measure_passes(
         self, trainer: L.Trainer, module: VapoModule, finished: int, *, is_last: bool
     ) -> bool:
-        """Measure the critic after a pass over stored rollouts; whether the phase ends by it."""
+        """Measure the critic if the iteration ends a pass over stored rollouts.
+
+        Returns: whether the phase must end now, because of the number of passes or of what they
+        brought.
+        """
         stored = self.stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
             return False
@@ -171,7 +177,7 @@ class ValuePretraining(Callback):
 
 
 def nothing_trained(config: FitConfig, finished: int) -> str:
-    """Why the policy phase cannot begin after value pretraining without a single value loss."""
+    """Return the error's text for a value pretraining in which no response carried value loss."""
     filters = config.rewards.overlong.filter_truncated and config.critic.truncated == "as_policy"
     reason, fix = "the lines of its iterations say why", "mend that"
     if filters:
@@ -190,7 +196,8 @@ def nothing_trained(config: FitConfig, finished: int) -> str:
 
 
 def compute_states(module: VapoModule, stored: RolloutDataset) -> None:
-    """Give stored rollouts the states of the actor, if the critic reads any, at its start."""
+    """Compute the actor's hidden states on stored rollouts, if the critic reads them. The actor
+    must still have the weights that it starts with."""
     if not module.config.critic.reads_actor:
         return
 
@@ -205,9 +212,10 @@ def compute_states(module: VapoModule, stored: RolloutDataset) -> None:
 
 
 def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatch, float]:
-    """The batch with the critic's values V now, and 1 - Var(R - V) / Var(R) over tokens or turns.
+    """Compute the values V that the critic gives a batch now, and how much they explain.
 
-    R is the Monte-Carlo return of the rewards that the value targets add up; nan where all R are
+    Returns: the batch with the values, and the explained variance 1 - Var(R - V) / Var(R) over
+    tokens or turns. R is the Monte-Carlo return of the critic's rewards. It is nan if all R are
     equal.
     """
     evaluated = module.add_logprobs_and_values(batch, Phase.VALUE_PRETRAINING, with_entropy=False)
@@ -223,12 +231,12 @@ def explained_now(module: VapoModule, batch: RolloutBatch) -> tuple[TrainingBatc
 
 @dataclass
 class BestCritic:
-    """The held-out explained variance after each pass, the best weights, and when to stop.
+    """Keeps the critic of the pass that explains most of the held-out returns.
 
-    With the weights the optimizer's moments are kept, and the window of `critic.ridge`: those of
-    later passes would push the best weights on towards the ones that were given up. So the critic
-    is as if training had ended with its best pass. The state is part of the checkpoint, so that a
-    resumed run ends in the same weights.
+    It keeps the weights, the optimizer's moments and the window of `critic.ridge`. The moments of
+    later passes would push the best weights towards the ones that were given up. So `restore` makes
+    the critic as if training had ended with its best pass. The state is part of the checkpoint, so
+    that a resumed run ends with the same weights.
     """
 
     settings: components.ValuePretraining
@@ -241,9 +249,9 @@ class BestCritic:
     digest: str = ""
 
     def begin(self, stored: RolloutDataset) -> None:
-        """Remember the file from the run's first step on, so that every checkpoint names it.
+        """Remember which file of rollouts the run reads, so that every checkpoint names it.
 
-        Raises: UserError where a resumed run reads another file than it began with.
+        Raises: UserError: a resumed run reads another file than it began with.
         """
         if self.digest and self.digest != stored.digest:
             raise UserError(
@@ -253,14 +261,16 @@ class BestCritic:
         self.digest = stored.digest
 
     def due(self, stored: RolloutDataset, finished: int, *, is_last: bool) -> bool:
-        """Whether a pass ends with the iteration, or the phase does."""
+        """Whether the iteration ends a pass over the file, or the whole phase."""
         return is_last or stored.passes(finished) > stored.passes(finished - 1)
 
     def measure(
         self, module: VapoModule, optimizer: Optimizer, stored: RolloutDataset, finished: int
     ) -> float | None:
-        """The held-out explained variance, kept with the weights and moments where it is the best;
-        None where nothing is held out."""
+        """Return the held-out explained variance, and keep the critic if it is the best so far.
+
+        It is None if no rollouts are held out.
+        """
         self.passes = stored.passes(finished)
         if not stored.heldout:
             return None
@@ -274,7 +284,7 @@ class BestCritic:
         return explained_variance
 
     def is_over(self) -> bool:
-        """Whether the passes are done, or have brought nothing for as long as is waited."""
+        """Whether all passes are done, or none of the last `patience` ones was the best."""
         epochs, patience = self.settings.epochs, self.settings.patience
         return (epochs is not None and self.passes >= epochs) or (
             patience is not None and self.passes - self.best_pass >= patience
