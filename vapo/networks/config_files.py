@@ -84,7 +84,7 @@ def _read(file: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: it is not valid JSON: {error}") from None
     if not isinstance(config, dict):
-        raise UserError(f"{where}: it must be a JSON object, but is a {type(config).__name__}")
+        raise UserError(f"{where}: it is not a JSON object, but a {type(config).__name__}")
     return config
 
 
