@@ -195,7 +195,7 @@ def test_what_it_needs(tmp_path: Path) -> None:
     chosen = ["algorithm.advantage_estimator=milestones", *off]
     for overrides, message in {
         ("components.group_sampling.group_size=1",): "milestones compares the responses of a group",
-        ("algorithm.gamma=0.9",): "not discounted, and algorithm.gamma is 0.9",
+        ("algorithm.gamma=0.9",): "not discounted, but algorithm.gamma is 0.9",
         ("algorithm.kl.coef=0.1", "algorithm.kl.placement=reward"): "set algorithm.kl.placement=lo",
         ("algorithm.milestones.shrinkage=-1",): "algorithm.milestones.shrinkage",
         ("environment.kind=function", "environment.function=my_games:Guess"): (

@@ -68,7 +68,7 @@ def test_without_a_critic_it_has_no_effect(tmp_path: Path, given: str) -> None:
         ((BOUNDED, "rewards.correct=2"), "reach from -1 to 2"),
         ((BOUNDED, "rewards.overlong.soft_punishment=true"), "from -2 to 1 (rewards.incorrect, re"),
         ((BOUNDED, *KL_REWARD), "adds a penalty without a bound"),
-        ((CATEGORICAL, *KL_REWARD), "and a categorical head has a bounded range"),
+        ((CATEGORICAL, *KL_REWARD), "but a categorical head has a bounded range"),
         (
             (BOUNDED, "critic.head.low=0.5", "rewards.incorrect=0.5", "algorithm.gamma=0.9"),
             "reach from 0 to 1",

@@ -19,7 +19,7 @@ PRETRAINING = "components.value_pretraining"
         (["patience=3"], "patience is about the rollouts of a file"),
         (["heldout_share=0.2"], "heldout_share is about the rollouts of a file"),
         (["targets=truth"], "targets is about the rollouts of a file"),
-        (["truth_weight=only"], "truth_weight weighs tokens whose value was measured, and"),
+        (["truth_weight=only"], "truth_weight weighs tokens whose value was measured, but"),
         (["data=f", "patience=1", "heldout_share=0"], "patience waits for a better explained"),
     ],
 )

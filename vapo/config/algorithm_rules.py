@@ -188,7 +188,7 @@ def surrogate_has_one_ratio(config: FitConfig) -> Problems:
         if cuts_off and divides_by_rollouts:
             yield Problem(
                 f"algorithm.surrogate {surrogate} compares the policy with the "
-                f"probabilities that were sampled from, and {key} renormalises these, so that "
+                f"probabilities that were sampled from, but {key} renormalises these, so that "
                 f"tokens would be dropped before the policy has moved: set {key}={whole}"
             )
 
@@ -204,7 +204,7 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
     instead = f"{_ESTIMATOR}=group_relative"
     if not isinstance(config.rewards, SeveralVerifiers):
         yield Problem(
-            f"{why}, and rewards.verifier is {config.rewards.verifier}: set "
+            f"{why}, but rewards.verifier is {config.rewards.verifier}: set "
             f"rewards.verifier=several, or {instead}"
         )
     for key, source in sources_of(config.data, "train").items():
@@ -215,12 +215,12 @@ def rewards_are_compared_apart(config: FitConfig) -> Problems:
             )
     if config.rewards.overlong.soft_punishment:
         yield Problem(
-            f"{why}, and rewards.overlong.soft_punishment is added to their sum: set it to false, "
+            f"{why}, but rewards.overlong.soft_punishment is added to their sum: set it to false, "
             f"or {instead}"
         )
     if algorithm.kl.coef > 0 and algorithm.kl.placement == "reward":
         yield Problem(
-            f"{why}, and algorithm.kl.placement reward adds to their sum: set "
+            f"{why}, but algorithm.kl.placement reward adds to their sum: set "
             f"algorithm.kl.placement=loss, or {instead}"
         )
 
@@ -245,7 +245,7 @@ def baseline_weighs_values(config: FitConfig) -> Problems:
         return
     if estimator != "gae":
         yield Problem(
-            f"{_BASELINE} {kind} weighs the advantages of GAE, and {_ESTIMATOR} {estimator} makes "
+            f"{_BASELINE} {kind} weighs the advantages of GAE, but {_ESTIMATOR} {estimator} makes "
             f"its own: set {_ESTIMATOR}=gae, or {_BASELINE}=critic"
         )
     if algorithm.gamma != 1:
@@ -265,7 +265,7 @@ def vine_continues_what_was_sampled(config: FitConfig) -> Problems:
     if algorithm.gamma != 1:
         yield Problem(
             f"{_ESTIMATOR} vine compares the mean rewards of continuations, which are not "
-            f"discounted, and algorithm.gamma is {algorithm.gamma:g}: set algorithm.gamma=1"
+            f"discounted, but algorithm.gamma is {algorithm.gamma:g}: set algorithm.gamma=1"
         )
 
 

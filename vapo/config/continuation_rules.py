@@ -28,7 +28,7 @@ def unlike_the_rollouts(config: FitConfig, key: str, *, in_training: bool = True
     kl = config.algorithm.kl
     if kl.coef > 0 and kl.placement == "reward":
         yield Problem(
-            f"{key}: a continuation is worth its verdict, and algorithm.kl.placement is reward: "
+            f"{key}: a continuation is worth its verdict, but algorithm.kl.placement is reward: "
             "set it to loss"
         )
     if config.rewards.shuffle:

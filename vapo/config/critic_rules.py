@@ -126,13 +126,13 @@ def adapters_have_a_base(config: FitConfig) -> Problems:
         )
     if actor.lora is None:
         yield Problem(
-            "critic.kind adapters needs a base that is not trained, and without actor.lora the "
+            "critic.kind adapters needs a base that is not trained, but without actor.lora the "
             "actor's weights are: set actor.lora={}, or critic.kind=network",
             ("critic.kind", "actor.lora"),
         )
     if critic.lora is None:
         yield Problem(
-            "critic.kind adapters trains adapters, and critic.lora is null: set critic.lora={} (or "
+            "critic.kind adapters trains adapters, but critic.lora is null: set critic.lora={} (or "
             "its rank), or critic.kind=probe, which trains a head alone",
             ("critic.kind", "critic.lora"),
         )
@@ -160,7 +160,7 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
         )
     if clip is not None and head.kind == "categorical":
         yield Problem(
-            f"critic.value_clip {clip:g} clips a value's step, and a categorical head moves a "
+            f"critic.value_clip {clip:g} clips a value's step, but a categorical head moves a "
             f"distribution: set critic.value_clip=null, or {_KIND}=scalar or bounded"
         )
     if isinstance(head, CategoricalHead):
@@ -196,7 +196,7 @@ def range_holds_the_targets(config: FitConfig) -> Problems:
     if kl.coef > 0 and kl.placement == "reward":
         yield Problem(
             "algorithm.kl.placement reward adds a penalty without a bound to the value targets, "
-            f"and a {kind} head has a bounded range: set algorithm.kl.placement=loss, or "
+            f"but a {kind} head has a bounded range: set algorithm.kl.placement=loss, or "
             f"{_KIND}=scalar",
             ("algorithm.kl.placement", "algorithm.kl.coef", _KIND),
         )

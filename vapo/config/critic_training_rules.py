@@ -48,7 +48,7 @@ def bootstrap_replaces_the_reward(config: FitConfig) -> Problems:
     for key, _, off in changed(config, readers if config.critic.bootstrap_truncated else ()):
         yield Problem(
             "critic.bootstrap_truncated replaces a truncated response's reward by the value of "
-            f"its last token, and {key} {readers[key]}: set {key}={off}, or "
+            f"its last token, but {key} {readers[key]}: set {key}={off}, or "
             "critic.bootstrap_truncated=false"
         )
 
@@ -78,13 +78,13 @@ def residual_is_of_a_mean_reward(config: FitConfig) -> Problems:
         return
     if config.algorithm.gamma < 1:
         yield Problem(
-            f"{residual} takes the mean reward of other responses from a return, and "
+            f"{residual} takes the mean reward of other responses from a return, but "
             f"algorithm.gamma {config.algorithm.gamma:g} discounts the return alone: set "
             "algorithm.gamma=1, or critic.target=return"
         )
     if head.start == "first_batch" or (isinstance(head, GivenMeanReward) and head.mean_reward):
         yield Problem(
-            f"{residual} is 0 on average, whatever the mean reward is, and critic.head.start "
+            f"{residual} is 0 on average, whatever the mean reward is, but critic.head.start "
             f"{head.start} starts the head at a mean reward: set critic.head.start=mean_reward "
             "critic.head.mean_reward=0, or critic.head.start=as_loaded",
             ("critic.target", "critic.head.start", "critic.head.mean_reward"),
@@ -135,7 +135,7 @@ def critics_can_be_trained(config: FitConfig) -> Problems:
     shares = ("algorithm.agreement_mask_share", "algorithm.disagreement_mask_share")
     for key, *_ in changed(config, shares if critic.count == 1 else ()):
         yield Problem(
-            f"{key} compares several critics, and there is one: set critic.count to 2 or "
+            f"{key} compares several critics, but there is one: set critic.count to 2 or "
             f"more, or {key}=0"
         )
     if algorithm.disagreement_mask_share > 0 and algorithm.entropy_coef == 0:
@@ -167,7 +167,7 @@ def ridge_fits_linear_weights(config: FitConfig) -> Problems:
     if isinstance(critic, ProbeCritic):
         if critic.probe.hidden_size is not None:
             yield Problem(
-                f"{key} fits a linear head, and critic.probe.hidden_size {critic.probe.hidden_size}"
+                f"{key} fits a linear head, but critic.probe.hidden_size {critic.probe.hidden_size}"
                 f" is a layer before it: set critic.probe.hidden_size=null, or {key}=null"
             )
         keys = [f"critic.{name}" for name in _OF_STEPS]
@@ -200,7 +200,7 @@ def stored_rollouts_are_read(config: FitConfig) -> Problems:
     if settings.patience is not None and settings.heldout_share == 0:
         yield Problem(
             f"{_PRETRAINING}.patience waits for a better explained variance on held-out prompts, "
-            f"and {_PRETRAINING}.heldout_share is 0: set it above 0, or patience to null"
+            f"but {_PRETRAINING}.heldout_share is 0: set it above 0, or patience to null"
         )
     if settings.data is not None and not config.trainer.is_one_process:
         yield Problem(
@@ -231,7 +231,7 @@ def truth_is_of_the_same_returns(config: FitConfig) -> Problems:
     if settings.targets != "truth":
         if settings.truth_weight != "draws":
             yield Problem(
-                f"{_PRETRAINING}.truth_weight weighs tokens whose value was measured, and "
+                f"{_PRETRAINING}.truth_weight weighs tokens whose value was measured, but "
                 f"{key} is returns: set it to truth, or leave truth_weight out"
             )
         return
@@ -243,7 +243,7 @@ def truth_is_of_the_same_returns(config: FitConfig) -> Problems:
     filters = critic.truncated == "as_policy" and config.rewards.overlong.filter_truncated
     if critic.truncated == "leave_out" or filters:
         yield Problem(
-            f"{key} truth has the returns of truncated continuations, and truncated responses "
+            f"{key} truth has the returns of truncated continuations, but truncated responses "
             "carry no value loss: set critic.truncated=train, or targets to returns",
             (key, "critic.truncated", "rewards.overlong.filter_truncated"),
         )

@@ -51,9 +51,9 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
     if not config.environment.is_used:
         return
     reasons = {
-        "rewards.shuffle": "permutes verdicts of a verifier, and the rewards of an environment "
+        "rewards.shuffle": "permutes verdicts of a verifier, but the rewards of an environment "
         "stand on its turns: set rewards.shuffle=false",
-        "rewards.answer_after": "says what a verifier reads of a response, and an environment "
+        "rewards.answer_after": "says what a verifier reads of a response, but an environment "
         "reads whole turns: set it to null, and let the environment look for the answer",
         "rewards.overlong.soft_punishment": "punishes a policy for long responses, but an "
         "episode's budget also counts what its environment wrote: set "
@@ -71,18 +71,18 @@ def episodes_are_of_their_environment(config: FitConfig) -> Problems:
         )
     if estimator == "group_relative_apart":
         yield Problem(
-            f"{_ESTIMATOR} group_relative_apart compares the rewards of several verifiers, and an "
+            f"{_ESTIMATOR} group_relative_apart compares the rewards of several verifiers, but an "
             f"environment gives the rewards: set {_ESTIMATOR}=group_relative, or {_KIND}=null"
         )
     if estimator in ("milestones", "oppo"):
         yield Problem(
-            f"{_ESTIMATOR} {estimator} values a state by what whole responses earned, and the "
+            f"{_ESTIMATOR} {estimator} values a state by what whole responses earned, but the "
             f"turns of an episode have rewards of their own: set {_ESTIMATOR}=gae, or {_KIND}=null"
         )
     if algorithm.needs_greedy_baseline:
         also = ", algorithm.estimator_uses_greedy_baseline=false" if estimator == "function" else ""
         yield Problem(
-            f"{_ESTIMATOR} {estimator} needs one greedy response to each prompt, and greedy "
+            f"{_ESTIMATOR} {estimator} needs one greedy response to each prompt, but greedy "
             f"episodes are not sampled: set {_ESTIMATOR}=leave_one_out or gae{also}, or "
             f"{_KIND}=null"
         )
@@ -100,7 +100,7 @@ def turns_have_one_value(config: FitConfig) -> Problems:
         )
     if not config.environment.is_used:
         yield Problem(
-            f"{_OVER} turns has one value and one advantage a turn, and without an environment a "
+            f"{_OVER} turns has one value and one advantage a turn, but without an environment a "
             f"response is one turn: set {_KIND}, or {_OVER}=tokens"
         )
     shares = ("algorithm.agreement_mask_share", "algorithm.disagreement_mask_share")

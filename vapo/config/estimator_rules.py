@@ -24,7 +24,7 @@ def values_are_worth_rewards(config: FitConfig) -> Problems:
         return
     if algorithm.gamma != 1:
         yield Problem(
-            f"{reason}, which are not discounted, and algorithm.gamma is {algorithm.gamma:g}: set "
+            f"{reason}, which are not discounted, but algorithm.gamma is {algorithm.gamma:g}: set "
             "algorithm.gamma=1"
         )
     if algorithm.kl.coef > 0 and algorithm.kl.placement == "reward":
