@@ -57,6 +57,15 @@ def test_the_command_has_what_a_trainer_needs_of_the_server(capsys: Any) -> None
     assert "--no-trust-remote-code" in found
 
 
+def test_no_sampler_needs_nvcc_unless_the_user_asks_for_one(
+    capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+    assert printed(capsys)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
+    assert printed(capsys)["VLLM_USE_FLASHINFER_SAMPLER"] == "1"
+
+
 def test_the_engine_has_room_for_the_longest_prompt_and_response(capsys: Any) -> None:
     found = printed(capsys, "data.max_prompt_tokens=40", "rollouts.max_response_tokens=60")
     assert found["--max-model-len"] == "100"

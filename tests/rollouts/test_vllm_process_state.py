@@ -100,6 +100,18 @@ def test_what_the_trainer_sets_between_two_steps_stays(monkeypatch: pytest.Monke
     assert "OF_A_STEP" not in os.environ
 
 
+def test_no_sampler_needs_nvcc_unless_the_user_asks_for_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for asked, found in ((None, "0"), ("1", "1")):
+        monkeypatch.delenv("VLLM_USE_FLASHINFER_SAMPLER", raising=False)
+        if asked is not None:
+            monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", asked)
+        with ProcessState({}).entered():
+            assert os.environ["VLLM_USE_FLASHINFER_SAMPLER"] == found
+        assert os.environ.get("VLLM_USE_FLASHINFER_SAMPLER") == asked
+
+
 def test_the_frozen_heap_of_vllm_stays_frozen(
     calls: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -35,10 +35,13 @@ from torch import Tensor
 
 from vapo.system.private_attributes import environment_bytes
 
+# FlashInfer's sampler compiles itself with nvcc, which torch's wheels do not bring. vLLM gives it
+# no request that has a seed, so no response would come from it.
+WITHOUT_NVCC = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 _FORCED = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # the engine's core in this process
 # No banners, no telemetry, and no dump of the whole batch before an error that takes one line;
 # what the user has set is kept.
-_DEFAULTS = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1"}
+_DEFAULTS = {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_NO_USAGE_STATS": "1", **WITHOUT_NVCC}
 
 
 class ProcessState:

