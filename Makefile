@@ -175,7 +175,7 @@ verifiers-test: install ## add the package verifiers, and run the tests of its e
 	$(TEST_ENV) $(BIN)/python -m pytest tests/environments/test_verifiers_package.py $(ARGS)
 
 math-verify-test: install ## add the package math-verify, and run the tests of its verifier
-	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[math_verify]'
+	$(BIN)/python -m pip install --quiet $(PIP_ARGS) -c constraints.txt -e '.[math-verify]'
 	$(TEST_ENV) $(BIN)/python -m pytest tests/rewards/test_math_verify_package.py $(ARGS)
 
 hostile: install ## 10,000 adversarial responses through every verifier (minutes)

@@ -23,13 +23,11 @@ def test_the_command_names_the_extras_own_packages(extra: str) -> None:
     assert names(said) == names(EXTRAS[extra])
 
 
-@pytest.mark.parametrize("written", ["math_verify", "math-verify"])
-def test_an_extras_name_is_found_in_both_spellings(
-    written: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed = [f'math-verify<0.10,>=0.9; extra == "{written}"', 'peft; extra == "lora"']
-    monkeypatch.setattr(extras, "requires", lambda name: listed)
-    assert extras.install_command("math_verify") == "pip install 'math-verify<0.10,>=0.9'"
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_metadata_has_an_extras_name_as_it_is_written(extra: str) -> None:
+    """Build tools write hyphens for underscores. Then pip 23.0.1, that of Debian 12, does not find
+    `.[a_b]`: it warns, and installs without the extra."""
+    assert re.fullmatch("[a-z-]+", extra)
 
 
 def test_without_metadata_it_names_the_checkout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ Verifier = Callable[[str, str, Mapping[str, Any]], Judgement]
 """Judges a response text by the reference answer and the prompt's metadata. It may raise, hang or
 crash, since it runs in a process of its own."""
 
-_EXTRAS = {"math_verify": "math_verify", "reasoning_gym": "reasoning"}
+_EXTRAS = {"math_verify": "math-verify", "reasoning_gym": "reasoning"}
 """The packages that verifiers need, and the extra of vapo that installs each of them."""
 
 MAX_RESPONSE_CHARS = 200_000

@@ -25,9 +25,7 @@ def install_command(extra: str) -> str:
         listed = requires("vapo") or []
     except PackageNotFoundError:  # run from its sources, without being installed
         listed = []
-    # Newer build tools write an extra's name with hyphens into the package's metadata.
-    name = "[-_.]".join(map(re.escape, re.split("[-_.]", extra)))
-    marker = re.compile(rf"extra == ['\"]{name}['\"]")
+    marker = re.compile(rf"extra == ['\"]{extra}['\"]")
     packages = [text.partition(";")[0].strip() for text in listed if marker.search(text)]
     if not packages:
         return f"pip install -e '.[{extra}]' in a checkout of vapo"
