@@ -23,6 +23,21 @@ COMMANDS = [command for command in commands() if command.program == "vapo"]
 recipes = pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
 
 
+PAGE = (ROOT / "docs/recipes.md").read_text()
+FILES = [
+    [cell.strip() for cell in line.split("|")[3:-1]]
+    for line in PAGE.partition("## The files")[2].partition("\n## ")[0].splitlines()
+    if line.startswith("| ") and "`" in line
+]
+"""The page's rows: the file, then training step, peak, disk and seconds."""
+
+
+def figures(recipe: Path) -> tuple[str, ...]:
+    """The recipe's training step, peak and disk, in GiB, as the page has them."""
+    (row,) = (cells for cells in FILES if cells[0] == f"`conf/recipes/{recipe.name}`")
+    return tuple(cell.split()[0] for cell in row[1:4])
+
+
 def header(recipe: Path) -> str:
     """The comment at the top, as one line with its continuations joined."""
     lines = []
@@ -58,12 +73,40 @@ def test_the_values_of_its_header_are_those_of_the_config(recipe: Path) -> None:
 @pytest.mark.parametrize("recipe", [*RECIPES, *SCALES], ids=lambda path: path.stem)
 def test_the_simulated_step_of_its_header_is_that_of_the_page(recipe: Path) -> None:
     """The page's table is held by the night tests of the simulation."""
-    page = (ROOT / "docs/recipes.md").read_text()
-    _, _, table = page.partition("| recipe | GPUs | actor update | critic update |")
+    _, _, table = PAGE.partition("| recipe | GPUs | actor update | critic update |")
     row = next(line for line in table.splitlines() if line.startswith(f"| `{recipe.stem}`"))
     simulated = [cell.partition(",")[0].strip() for cell in row.split("|")[3:6]]
     largest = max(simulated, key=float)
     assert f"Simulated: {largest} GiB in its largest training step" in header(recipe)
+    if recipe in RECIPES:
+        assert figures(recipe)[0] == largest
+
+
+def test_each_figure_says_where_it_comes_from() -> None:
+    assert len(FILES) > len(RECIPES)
+    for _, step, peak, disk, seconds in FILES:
+        assert all(re.search(r" \([mse]\)$", cell) for cell in (step, peak, disk))
+        assert not seconds or re.search(r" \([mse]\)$", seconds)
+
+
+@recipes
+def test_large_checkpoints_are_rare_and_keep_nobody_waiting(recipe: Path) -> None:
+    disk_gib = float(figures(recipe)[2])
+    checkpoints = compose(FitConfig, [recipe], []).config.checkpoints
+    if disk_gib >= 10:
+        assert checkpoints.every_n_iterations >= 10
+    if disk_gib >= 50:
+        assert checkpoints.every_n_iterations == 25
+        assert checkpoints.save_in_background
+        assert f"checkpoints: # of {disk_gib:.0f} GiB each" in "".join(
+            layer.read_text() for layer in (recipe, *bases(recipe))
+        )
+
+
+def bases(recipe: Path) -> list[Path]:
+    """The recipes that this one extends."""
+    paths = [Path(layer.name).resolve() for layer in read_files([recipe])]
+    return [path for path in paths if path.parent == recipe.parent and path != recipe]
 
 
 @pytest.mark.night  # the arithmetic itself: tests/studies/estimate
@@ -83,6 +126,7 @@ def test_the_estimate_of_its_header_is_what_the_command_prints(
     assert cli.main(list(command.words)) == 0
     printed = capsys.readouterr().out
     assert f"peak: {gib} GiB" in printed
+    assert f"disk: {figures(recipe)[2]} GiB for a checkpoint" in printed
     assert "does not fit" not in printed
     assert ("in all:" in printed) == (hours is not None)
     if hours is not None:

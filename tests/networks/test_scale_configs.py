@@ -66,6 +66,7 @@ def test_paper_values() -> None:
         ("qwen3_0.6b", 596_049_920),
         ("qwen3_1.7b", 1_720_574_976),
         ("qwen3_4b", 4_022_468_096),
+        ("qwen3_8b", 8_190_735_360),
     ],
 )
 def test_shapes_have_the_published_numbers_of_parameters(shape: str, num_parameters: int) -> None:

@@ -340,6 +340,8 @@ RECIPES = {
     "gsm8k_qwen2.5_0.5b": "qwen2.5_0.5b",
     "sao_environment_qwen2.5_0.5b": "qwen2.5_0.5b",
     "dapo_math_qwen2.5_7b": "qwen2.5_7b",
+    "dapo_math_qwen2.5_7b_lora": "qwen2.5_7b",
+    "dapo_math_qwen2.5_7b_instruct": "qwen2.5_7b",
     "gsm8k_qwen3_0.6b": "qwen3_0.6b",
     "gsm8k_qwen3_1.7b": "qwen3_1.7b",
     "dapo_math_qwen3_4b": "qwen3_4b",
