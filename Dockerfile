@@ -1,39 +1,45 @@
-# VAPO on CUDA GPUs, with vLLM. The commit is recorded with every run:
-#   docker build -t vapo --build-arg COMMIT="$(git rev-parse HEAD)" .
-#   docker run --gpus all --shm-size 8g -v "$PWD/runs:/app/runs" -v "$PWD/mlruns:/app/mlruns" \
-#     vapo fit --config conf/vapo.yaml
-# The mounted folders must be writable by user id 10001. docs/scaling.md says how to pin the image.
-ARG CUDA_IMAGE=nvidia/cuda:12.8.1-runtime-ubuntu24.04
-FROM ${CUDA_IMAGE}
+# vapo on NVIDIA GPUs, with vLLM. docs/gpu_host.md has what the host needs: a driver of the branch
+# 580 or newer and NVIDIA's container toolkit. Build the image, check it, train:
+#   docker build -t vapo_image --build-arg COMMIT="$(git rev-parse HEAD)" .
+#   docker run --rm --gpus all -v vapo_cache:/cache vapo_image doctor --engine vllm
+#   docker run --rm --gpus all --shm-size 8g -v vapo_cache:/cache \
+#     -v "$PWD/runs:/app/runs" -v "$PWD/mlruns:/app/mlruns" vapo_image fit --config conf/vapo.yaml
+# The volume vapo_cache keeps models from the hub and compiled kernels. runs/ and mlruns/ must be
+# writable by the user id 10001.
+ARG BASE=debian:12-slim
+FROM ${BASE}
 
-ARG DEBIAN_FRONTEND=noninteractive
+# Triton, torch and vLLM compile at run time, with a compiler and Python's headers.
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends \
-        ca-certificates git gpg-agent software-properties-common \
-    && add-apt-repository -y ppa:deadsnakes/ppa \
-    && apt-get install -y --no-install-recommends python3.11 python3.11-venv \
+    && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
+        ca-certificates g++ python3-dev python3-venv \
     && rm -rf /var/lib/apt/lists/*
 
 RUN useradd --create-home --uid 10001 vapo \
-    && mkdir -p /app/runs /app/mlruns \
-    && chown -R vapo:vapo /app
+    && install -d -o vapo -g vapo /app /app/runs /app/mlruns /cache
 USER vapo
 WORKDIR /app
 
+# NVIDIA's variables tell the container toolkit which of the driver's files the container needs.
 ENV PATH=/app/.venv/bin:${PATH} \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    XDG_CACHE_HOME=/cache \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
-# torch's wheels carry the CUDA libraries they were built with; the image gives the rest.
 COPY --chown=vapo:vapo pyproject.toml setup.py constraints.txt README.md ./
 COPY --chown=vapo:vapo conf/ conf/
 COPY --chown=vapo:vapo models/ models/
 COPY --chown=vapo:vapo vapo/ vapo/
-ARG EXTRAS=vllm,lora,reasoning,gguf
-# vLLM wants older ones of these packages than are tested without it.
-RUN python3.11 -m venv .venv \
+# torch's wheels bring the CUDA libraries that they were built for. vLLM wants older ones of four
+# packages than are tested without it.
+ARG EXTRAS=vllm,lora,reasoning,gguf,math-verify
+RUN python3 -m venv .venv \
     && grep -vE '^(fastapi|numpy|setuptools|starlette)==' constraints.txt > vllm-constraints.txt \
     && pip install --no-cache-dir -c vllm-constraints.txt ".[${EXTRAS}]"
+RUN vapo doctor
 
+# Recorded with every run.
 ARG COMMIT=""
 ENV VAPO_COMMIT=${COMMIT}
 LABEL org.opencontainers.image.revision=${COMMIT}
