@@ -39,6 +39,9 @@ RUN python3 -m venv .venv \
     && pip install --no-cache-dir -c vllm-constraints.txt ".[${EXTRAS}]"
 RUN vapo doctor
 
+# With an older driver than 580 NVIDIA's container toolkit does not start the container.
+ENV NVIDIA_REQUIRE_CUDA="cuda>=13.0"
+
 # Recorded with every run.
 ARG COMMIT=""
 ENV VAPO_COMMIT=${COMMIT}

@@ -70,7 +70,7 @@ def test_the_page_has_the_doctors_complaints(monkeypatch: pytest.MonkeyPatch) ->
     said = [libraries.about_gpus()]
     monkeypatch.setattr(torch.version, "cuda", None)
     said.append(libraries.about_gpus())
-    table = PAGE.partition("| it says |")[2].partition("## First run")[0]
+    table = PAGE.partition("| you see |")[2].partition("## First run")[0]
     for complaint in (*said, f"has not sampled within {engine_trial.TIME_LIMIT_S:g} s"):
         assert f"`{complaint}`" in table
 
@@ -100,6 +100,9 @@ def test_the_image_has_what_it_copies_and_keeps_its_caches_in_the_volume() -> No
         assert all((ROOT / source).exists() for source in sources), copied
     assert "XDG_CACHE_HOME=/cache" in instructions("ENV")[0]
     assert "vapo doctor" in instructions("RUN")
+    (cuda,) = re.findall(r"built for CUDA ([\d.]+),", "".join(shown("doctor without a GPU")))
+    assert f'NVIDIA_REQUIRE_CUDA="cuda>={cuda}"' in instructions("ENV")
+    assert f"`unsatisfied condition: cuda>={cuda}`" in PAGE
     commands = re.sub(r"\\\n#? *", "", DOCKERFILE.partition("ARG")[0] + PAGE)
     runs = re.findall(r"docker run (.*)", commands)
     assert len(runs) == 4
