@@ -135,17 +135,22 @@ def _run(name: str, command: Command, argv: list[str]) -> None:
     options, overrides = parser.read(argv, entries)
     has_own_model = "model" in options
     if has_own_model:
-        overrides = _with_own_model(name, options, overrides)
+        overrides = _with_own_model(name, command, options, overrides)
     for flag, example in command.needs:
         if not options[flag]:
-            alternative = ", or --model, --data and --reward in its place" if has_own_model else ""
+            alternative = ""
+            if has_own_model:
+                other_flags = "" if command.model_is_enough else ", --data and --reward"
+                alternative = f", or --model{other_flags} in its place"
             raise UserError(
                 f"vapo {name} needs --{flag} FILE, for example --{flag} {example}{alternative}"
             )
     _run_configured(name, command, schema, options, overrides)
 
 
-def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) -> list[str]:
+def _with_own_model(
+    name: str, command: Command, options: dict[str, Any], overrides: list[str]
+) -> list[str]:
     """Replace the options `--model`, `--data` and `--reward` by the config that they stand for.
 
     The config's files become the option `config`. Without any of the three nothing changes.
@@ -162,11 +167,11 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
         raise UserError(f"--{set_flags[0]} stands in place of --config: leave one of them out")
     if options.get("model_config") is not None:  # of `vapo estimate`
         raise UserError(
-            "--model_config has another model's shape than --model, by whose size the config is "
-            "chosen: leave it out, or name a config in place of --model, as --config "
-            "conf/data/gsm8k.yaml --config conf/scale/own_model_gpu.yaml actor.path=..."
+            "--model_config names a second model beside --model: leave it out. --model is enough, "
+            "and takes a folder that has only a config.json"
         )
-    if missing := [flag for flag in values if flag not in set_flags]:
+    required_flags = ["model"] if command.model_is_enough else list(values)
+    if missing := [flag for flag in required_flags if flag not in set_flags]:
         raise UserError(
             f"--{set_flags[0]} needs --{missing[0]} beside it; see `vapo {name} --help`"
         )
@@ -174,7 +179,13 @@ def _with_own_model(name: str, options: dict[str, Any], overrides: list[str]) ->
 
     tell = partial(_tell, name, quiet=options.get("quiet", False))
     gpu_gib = options.get("gpu_memory_gib")  # of `vapo estimate`
-    composed = own_model(*values.values(), overrides=overrides, gpu_gib=gpu_gib, tell=tell)
+    composed = own_model(
+        *values.values(),
+        overrides=overrides,
+        gpu_gib=gpu_gib,
+        config_is_enough=command.model_is_enough,
+        tell=tell,
+    )
     tell(composed.line)
     options["config"] = composed.files
     return composed.overrides

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from tests.commands.trl_reward import ends_in_a_digit
 from tests.integration.commands import store
 from tests.integration.commands import vapo as command
 from tests.tiny_model import save_tiny_folder
+from vapo.cli import main
 from vapo.commands.estimate import estimate_config
 from vapo.commands.own_model import own_model
 from vapo.config import FitConfig
@@ -345,12 +347,55 @@ def test_half_of_the_options_is_one_error(args: str, said: str):
     assert said in result.stderr
 
 
-def test_an_estimate_is_of_the_model_that_decides_the_config(model: str, file: str):
-    shape = "models/shapes/qwen2.5_7b/config.json"
-    words = ("--model", model, "--data", file, "--reward", "exact", "--model_config", shape)
-    result = command("estimate", *words)
-    assert result.returncode == 2
-    assert "--model_config has another model's shape than --model" in result.stderr
+@pytest.fixture
+def shape(model: str, tmp_path: Path) -> str:
+    """The folder of a model before its download: it has nothing but a config.json."""
+    folder = tmp_path / "shape"
+    folder.mkdir()
+    shutil.copy(Path(model) / "config.json", folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("gpu_gib", [None, 24.0], ids=["as here", "for a GPU"])
+def test_a_config_json_alone_is_estimated_as_the_whole_model_is(
+    model: str, file: str, shape: str, gpu_gib: float | None
+):
+    peaks = []
+    for args, enough in ((shape, None, None), True), ((model, file, "exact"), False):
+        config = config_of(*args, gpu_gib=gpu_gib, config_is_enough=enough)
+        estimate = estimate_config(config, tell=lambda line: None)[1]
+        peaks.append((estimate.stages, estimate.checkpoint))
+    assert peaks[0] == peaks[1]
+    chosen = own_model(shape, None, None, gpu_gib=gpu_gib, config_is_enough=True)
+    assert "chat template" not in chosen.line  # nobody has looked for one
+
+
+def test_keys_of_the_fit_command_may_stand_in_its_estimate(shape: str):
+    own = ["data.system_prompt=Be brief.", "data.train.prompt_column=x", "seed=3"]
+    config = config_of(shape, None, None, overrides=own, config_is_enough=True)
+    assert (config.data.system_prompt, config.seed) == ("Be brief.", 3)
+
+
+def test_an_estimate_needs_no_data_and_no_reward(shape: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["estimate", "--model", shape, "seed=3"]) == 0
+    assert "peak: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model SHAPE --model_config SHAPE", "--model_config names a second model beside --mod"),
+        ("--data y --reward exact", "--data needs --model beside it"),
+        ("", "or --model in its place"),
+        ("--model SHAPE --data none.jsonl", "data.train.path: there is no file none.jsonl"),
+        ("--model SHAPE/..", "no config.json"),
+    ],
+)
+def test_an_estimate_without_its_model_is_one_error(
+    words: str, said: str, shape: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["estimate", *words.replace("SHAPE", shape).split()]) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

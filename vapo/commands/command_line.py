@@ -107,6 +107,8 @@ class Command:
         loads: the libraries that take seconds, in the order in which they are imported.
         composes_rows: the command gets the config files and overrides as they are, because it
             composes a config for each row of a grid.
+        model_is_enough: the command takes `--model` without `--data` and `--reward`, and reads only
+            the model's config.json.
     """
 
     module: str
@@ -118,6 +120,7 @@ class Command:
     more: str = ""
     epilog: str | None = None
     composes_rows: bool = False
+    model_is_enough: bool = False
     loads: tuple[str, ...] = ()
 
     def make_parser(self, name: str) -> Parser:

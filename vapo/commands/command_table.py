@@ -34,14 +34,17 @@ _CHECKPOINT = (
 _STORE = option("--tracking_uri URI", "where runs are recorded, as a folder", default="mlruns")
 _HOST = option("--host", "address to listen on", default="127.0.0.1")
 _NEW_FOLDER = option("output_dir OUTPUT_DIR", "folder to write", type=Path)
+_OWN_DATA = (
+    option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
+    option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
+)
 _OWN_MODEL = (
     option(
         "--model MODEL",
         "a model's folder or hub id, instead of --config and with the next two options: a base "
         "config is chosen for it (docs/first_steps.md)",
     ),
-    option("--data FILE", "a .jsonl or .parquet file, or a folder or hub id of `datasets`"),
-    option("--reward REWARD", "a verifier's name, or your function as FILE.py:FUNCTION"),
+    *_OWN_DATA,
 )
 COMMANDS = {
     "init": Command(
@@ -123,7 +126,12 @@ COMMANDS = {
     ),
     "estimate": configured(
         "estimate", "the memory that a config needs in each process (one a GPU)",
-        *_OWN_MODEL,
+        option(
+            "--model MODEL",
+            "a model's folder or hub id, instead of --config: only its config.json is read, and "
+            "--data and --reward may be left out",
+        ),
+        *_OWN_DATA,
         option(
             "--gpu_memory_gib N",
             "say whether this memory is enough; with --model, choose the config for it", type=float
@@ -153,7 +161,7 @@ COMMANDS = {
             "what a GPU sends, for the simulated step's time (needs --sustained_tflops)",
             type=float,
         ),
-        loads=_NETWORKS,
+        loads=_NETWORKS, model_is_enough=True,
     ),
     "sft": configured(
         "sft", "train on demonstrations",

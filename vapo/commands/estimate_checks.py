@@ -87,6 +87,6 @@ def only_config_needed() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(
-            f"{error}\nOnly the model's config.json is needed: name one with --model_config FILE, "
-            "for actor and critic alike"
+            f"{error}\nOnly the model's config.json is needed: give a folder that has one as "
+            "--model (or actor.path=), or --model_config FILE for actor and critic alike"
         ) from error

@@ -1,8 +1,9 @@
 """A run without a config file: a model, data and a reward become a base config and overrides.
 
-`vapo fit --model M --data D --reward R`, the same of `vapo try` and `vapo validate`, and
-`vapo.fit(model=..., dataset=..., reward=...)`. One line says what is chosen here, and the run's
-`config.yaml` has it. Paths, keys and functions are checked before torch is imported.
+`vapo fit --model M --data D --reward R`, the same of `vapo try` and `vapo validate`,
+`vapo estimate --model M`, and `vapo.fit(model=..., dataset=..., reward=...)`. One line says what is
+chosen here, and the run's `config.yaml` has it. Paths, keys and functions are checked before torch
+is imported.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from vapo.errors import UserError, about
 from vapo.errors.redactor import redacted
 from vapo.errors.shown_text import visible
 from vapo.files.row_values import value_text
-from vapo.networks.model_folders import check_model_folder
+from vapo.networks.model_folders import check_model_folder, folder_with_config
 from vapo.prompts.columns import take
 from vapo.prompts.records import read_records
 from vapo.system.installation import root
@@ -63,11 +64,12 @@ class OwnModel:
 def own_model(
     model: str,
     data: Any,
-    reward: str | Callable[..., Any],
+    reward: str | Callable[..., Any] | None,
     *,
     heldout: Any = None,
     overrides: Sequence[str] = (),
     gpu_gib: float | None = None,
+    config_is_enough: bool = False,
     tell: Callable[[str], None] = lambda line: None,
 ) -> OwnModel:
     """Choose a config for training this model on this data with this reward, to suit this machine.
@@ -82,42 +84,61 @@ def own_model(
         heldout: as `data`; None: a tenth of the training prompts, at most 64, is held out.
         overrides: the user's `KEY=VALUE`, which win over what is chosen here.
         gpu_gib: choose as on a machine with a GPU of this size; if None, as on this machine.
+        config_is_enough: read only the model's config.json, as for an estimate of its memory. The
+            model's folder needs neither weights nor a tokenizer, and data and reward may be None.
         tell: gets a line before what takes some seconds.
 
     Raises: UserError: no such model, data, column, key, verifier or function.
     """
     try:
-        values, data_line = _from_files(model, data, reward, heldout, list(overrides))
+        with about("the model"):
+            if config_is_enough:
+                folder_with_config(model)
+            else:
+                check_model_folder(model, has_tokenizer=True)
+        values, lines = _from_files(model, data, reward, heldout, list(overrides))
         tell("loading torch and transformers, to look at the model ...")
-        return _for_this_machine(model, values, data_line, list(overrides), gpu_gib)
+        if config_is_enough:  # no memory depends on whether there is a chat template
+            values["data.chat_template"] = _on_any_base(values, list(overrides)).data.chat_template
+        else:
+            values["data.chat_template"] = has_template = _has_chat_template(model)
+            lines.append("the chat template" if has_template else _NO_CHAT_TEMPLATE)
+        return _for_this_machine(values, lines, list(overrides), gpu_gib)
     except UserError as error:
         error.args = (redacted(str(error)),)
         raise
 
 
 def _from_files(
-    model: str, data: Any, reward: str | Callable[..., Any], heldout: Any, overrides: list[str]
-) -> tuple[dict[str, Any], str]:
-    """Choose and check the config's values that need no torch. Return them, and a line on data."""
-    with about("the model"):
-        check_model_folder(model, has_tokenizer=True)
+    model: str,
+    data: Any,
+    reward: str | Callable[..., Any] | None,
+    heldout: Any,
+    overrides: list[str],
+) -> tuple[dict[str, Any], list[str]]:
+    """Choose and check the config's values that need no torch.
+
+    Returns: the values, and a text on the data unless there is none.
+    """
     values: dict[str, Any] = {
         "actor.path": model,
         "output_dir": f"runs/{Path(model).name}",
-        **_reward(reward),
+        **({} if reward is None else _reward(reward)),
     }
     if find_spec("vllm") is not None:
         values["rollouts.engine"] = "vllm"
     any_data = {"data.train.kind": "huggingface", "data.train.path": model}
-    folder = _on_any_base(values | any_data, overrides)
-    rows_dir = Path(folder.output_dir).expanduser() / "data"
+    on_any_data = _on_any_base(values | any_data, overrides)
+    if data is None:
+        return values | any_data, []
+    rows_dir = Path(on_any_data.output_dir).expanduser() / "data"
     data_line, num_rows = _put_source(values, "train", data, overrides, rows_dir)
     if heldout is not None:
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):
         values["data.heldout_size"] = max(1, min(_MOST_HELD_OUT, num_rows // 10))
     check_functions(_on_any_base(values, overrides))
-    return values, data_line
+    return values, [data_line]
 
 
 def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
@@ -138,21 +159,28 @@ def _on_any_base(values: dict[str, Any], overrides: list[str]) -> FitConfig:
     raise errors[0]
 
 
+def _has_chat_template(model: str) -> bool:
+    from vapo.networks.loading import load_tokenizer
+
+    return bool(load_tokenizer(model).chat_template)
+
+
 def _for_this_machine(
-    model: str, values: dict[str, Any], data_line: str, overrides: list[str], gpu_gib: float | None
+    values: dict[str, Any], lines: list[str], overrides: list[str], gpu_gib: float | None
 ) -> OwnModel:
-    """Add to the values what the machine and the tokenizer decide, and choose the base config."""
+    """Add to the values what the machine decides, and choose the base config.
+
+    `lines` are texts on other choices, for the line that the user sees.
+    """
     import torch
 
-    from vapo.networks.loading import load_tokenizer
     from vapo.system.host_memory import GIB
 
     if gpu_gib is None and torch.cuda.is_available():
         gpu_gib = torch.cuda.mem_get_info()[1] / GIB
     has_gpu = gpu_gib is not None
     base = _base("gpu" if has_gpu else "cpu")
-    has_template = bool(load_tokenizer(model).chat_template)
-    values = {"actor.path": model, "data.chat_template": has_template} | values
+    values = dict(values)
     if (_override_value("rollouts.engine", overrides) or values.get("rollouts.engine")) == "vllm":
         # a size in bytes, since no estimate of memory can tell what vLLM would take by itself
         cache = _CPU_CACHE if gpu_gib is None else int(_CACHE * gpu_gib * GIB)
@@ -169,8 +197,7 @@ def _for_this_machine(
             parts.append("the engine transformers, which is slow on a GPU: install vllm")
     else:
         parts += _partial_training(base, values, overrides)
-    parts += [data_line, "the chat template" if has_template else _NO_CHAT_TEMPLATE]
-    parts.append("KEY=VALUE changes any key that --print_config shows")
+    parts += [*lines, "KEY=VALUE changes any key that --print_config shows"]
     line = f"{'a GPU' if has_gpu else 'no GPU'}: {'; '.join(parts)}"
     return OwnModel([base], [*as_overrides(values), *overrides], redacted(line))
 
