@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -223,6 +224,9 @@ def _run_configured(
         sys.stdout.write(to_yaml(composed.tree))  # YAML has its own escapes, and is read again
         return
     about = f"{', '.join(map(str, files))}, seed {composed.config.seed}"
+    if options.pop("smoke", False):
+        del options["smoke_until"]
+        command = replace(command, module="smoke", loads=())  # its processes load the libraries
     with checked_command(name, composed.config, options):
         run = _load_command(name, command, about, quiet=options.get("quiet", False))
         run(composed.config, **options)

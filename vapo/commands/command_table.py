@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import SUPPRESS
 from pathlib import Path
 
 from vapo.commands.command_line import (
@@ -57,6 +58,14 @@ COMMANDS = {
         option("--quiet", "print warnings and errors alone", **SWITCH),
         option("--profile", "the same as trainer.profile=true", **SWITCH),
         option("--ckpt_path last|best|PATH", f"resume from {_CHECKPOINT}"),
+        option(
+            "--smoke",
+            "try the run before it is started: evaluate, train an iteration of each phase, save, "
+            "resume, train one more; print seconds and memory by stage and what the whole run will "
+            "take; leave nothing behind (docs/scaling.md)",
+            **SWITCH,
+        ),
+        option("--smoke_until N", SUPPRESS, type=positive),  # how --smoke starts its sessions
         epilog=_EXIT_CODES, loads=_TRAINER,
     ),
     "try": configured(

@@ -41,6 +41,8 @@ from vapo.runs.stopping import Stopping
 from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
 from vapo.studies.estimate.engine_beside import with_sleep_level
 from vapo.studies.estimate.memory import MemoryEstimate
+from vapo.studies.smoke.forecast import session_file
+from vapo.studies.smoke.session import SmokeSession
 from vapo.sweep.identity import code_version
 from vapo.system.distributed import check_launch, leave_together
 from vapo.system.libraries import pick_device
@@ -64,12 +66,15 @@ def run(
     callbacks: Sequence[Callback] = (),
     loggers: Sequence[Logger] = (),
     quiet: bool = False,
+    smoke_until: int | None = None,
 ) -> Path:
     """Train as the config says, and return the folder of the run.
 
     Args:
         callbacks, loggers: those of the user, in addition to the run's own.
         quiet: print warnings and errors alone.
+        smoke_until: the run is one of a smoke test: it ends after this iteration, and its figures
+            are written beside output_dir.
 
     Raises: StoppedRun: the run ended itself. Its summary is written before.
     """
@@ -90,6 +95,9 @@ def run(
         check_state(checkpoint)
         if is_sharded(checkpoint):
             check_shards(checkpoint)
+    if smoke_until is not None:
+        file = session_file(Path(config.output_dir).parent, smoke_until)
+        callbacks = [*callbacks, SmokeSession(smoke_until, file)]
     name = config.tracking.run_name or default_name(config, max_chars=_FOLDER_CHARS)
     with (
         closing(open_run_dir(config, name, resume=resume)) as run_dir,
@@ -106,6 +114,7 @@ def run(
             callbacks,
             loggers,
             quiet=quiet,
+            says_result=not quiet and smoke_until is None,
         )
 
 
@@ -137,7 +146,8 @@ def train(
     own_callbacks: Sequence[Callback],
     own_loggers: Sequence[Logger],
     *,
-    quiet: bool = False,
+    quiet: bool,
+    says_result: bool,
 ) -> Path:
     """Train and write the summary, once everything has been checked. Return the run's folder."""
     with (
@@ -197,7 +207,7 @@ def train(
     seconds = time.monotonic() - started
     if is_main_process():
         summary = write_fit_summary(config, module, callbacks, run_dir, logger, seconds, stop)
-        if not quiet:
+        if says_result:
             say(summary)
     run_dir.record("finished" if stop is None else "stopped", logger.run_id)
     if stop is not None:

@@ -273,6 +273,15 @@ class Progress:
             if not self._stages:
                 self._record(state, completed)
 
+    @property
+    def running_stage(self) -> str:
+        """The outermost stage that is running, to which the seconds belong; empty between stages.
+
+        Another thread may ask for it.
+        """
+        outermost = self._stages[:1]
+        return outermost[0].name if outermost else ""
+
     def pop_iteration_seconds(self) -> dict[str, float]:
         """Return the seconds of each stage since the last call."""
         seconds, self._iteration_seconds = self._iteration_seconds, {}

@@ -91,6 +91,15 @@ def client_of(store: Store, run_id: str, *, cure: str = _ANOTHER_RUN) -> MlflowC
     return client
 
 
+def check_store_answers(store: Store) -> None:
+    """Check that a store answers. Nothing is written into it.
+
+    Raises: UserError within seconds if it does not.
+    """
+    with _answering(store) as client:
+        client.search_experiments(max_results=1)
+
+
 @contextmanager
 def _answering(store: Store) -> Iterator[MlflowClient]:
     """Yield a client whose requests fail within seconds.

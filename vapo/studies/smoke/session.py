@@ -1,0 +1,151 @@
+"""One session of a smoke test: measures the parts of a run's beginning, and then ends the run."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import lightning as L
+import psutil
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from vapo.config import FitConfig
+from vapo.runs.checkpoint_saving import bytes_in, num_kept
+from vapo.runs.run_dirs import LAST
+from vapo.studies.smoke.forecast import OTHER, Part, Session
+from vapo.system.files import write_text
+from vapo.system.progress import Progress
+from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.datamodule import datamodule_of, iteration_of
+from vapo.training.module import VapoModule
+
+_LOOK_S = 0.05
+_FIND_CHILDREN_S = 1.0
+
+
+class SmokeSession(Callback):
+    """Ends a run in good order after iteration `last`, and writes a `Session` into `file`.
+
+    The run saves a checkpoint then, as it does after its last iteration. It must come after the
+    evaluation, whose time is not that of the run's start.
+    """
+
+    def __init__(self, last: int, file: Path) -> None:
+        self.last = last
+        self.file = file
+        self.memory = MemoryWatch()
+        self.parts: list[Part] = []
+        self._part_start = psutil.Process().create_time()
+        self._seconds_before: dict[str, float] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.memory.begin_part(Part("start"), datamodule_of(trainer).progress)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.memory.device = pl_module.device
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        assert isinstance(pl_module, VapoModule)
+        self._end_part(datamodule_of(trainer).progress)
+        self.memory.begin_part(Part(pl_module.phase.value), datamodule_of(trainer).progress)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = trainer.should_stop or iteration_of(trainer).number >= self.last
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        assert isinstance(pl_module, VapoModule)
+        self._end_part(datamodule_of(trainer).progress)
+        self.memory.close()
+        if trainer.is_global_zero:
+            session = self._session(trainer, pl_module.config)
+            write_text(self.file, json.dumps(asdict(session)))
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        self.memory.close()
+
+    def _end_part(self, progress: Progress) -> None:
+        """Give the part that ends here its seconds by stage."""
+        now, part = time.time(), self.memory.part
+        seconds = {
+            stage: total - self._seconds_before.get(stage, 0.0)
+            for stage, total in progress.stage_seconds.items()
+            if total > self._seconds_before.get(stage, 0.0)
+        }
+        other = max(0.0, now - self._part_start - sum(seconds.values()))
+        part.seconds.update(seconds, **{OTHER: other})
+        self.parts.append(part)
+        self._part_start, self._seconds_before = now, dict(progress.stage_seconds)
+
+    def _session(self, trainer: L.Trainer, config: FitConfig) -> Session:
+        run_dir = next(c for c in trainer.callbacks if isinstance(c, Checkpointing)).run_dir  # type: ignore[attr-defined]
+        checkpoint_bytes = bytes_in((run_dir.checkpoints / LAST).resolve())
+        heldout = datamodule_of(trainer).source.collection.prompts.heldout
+        device = self.memory.device
+        on_gpu = device is not None and device.type == "cuda"
+        return Session(
+            self.parts,
+            checkpoint_bytes=checkpoint_bytes,
+            num_kept=num_kept(config.checkpoints.keep, checkpoint_bytes),
+            critic_bytes=bytes_in(run_dir.path / "pretrained_critic"),
+            num_evaluated=len(heldout[: config.evaluation.num_prompts]) * config.evaluation.k,
+            gpu_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
+        )
+
+
+class MemoryWatch:
+    """Looks twenty times a second at what memory is in use, in a thread, and notes the peaks.
+
+    The peaks are those of the stage that is running, in the `part` that has begun last. On the host
+    they are the resident memory of this process and of those that it has started. On the GPU they
+    are all that is in use on the card, by whatever process; it is looked at once `device` is set.
+    """
+
+    def __init__(self) -> None:
+        self.part = Part("start")
+        self.device: torch.device | None = None
+        self._progress: Progress | None = None
+        self._is_closed = threading.Event()
+        self._process = psutil.Process()
+        self._children: list[psutil.Process] = []
+        self._children_found = -_FIND_CHILDREN_S
+        self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
+        self._thread.start()
+
+    def begin_part(self, part: Part, progress: Progress) -> None:
+        self.part, self._progress = part, progress
+
+    def close(self) -> None:
+        self._is_closed.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._is_closed.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> None:
+        """Note what is in use now."""
+        stage = "" if self._progress is None else self._progress.running_stage
+        peaks = [(self.part.host, self._host_bytes())]
+        if self.device is not None and self.device.type == "cuda":
+            free, total = torch.cuda.mem_get_info(self.device)
+            peaks.append((self.part.gpu, total - free))
+        for peak, num_bytes in peaks:
+            stage = stage or OTHER
+            peak[stage] = max(peak.get(stage, 0), num_bytes)
+
+    def _host_bytes(self) -> int:
+        now = time.monotonic()
+        if now - self._children_found >= _FIND_CHILDREN_S:
+            self._children, self._children_found = self._process.children(recursive=True), now
+        num_bytes = self._process.memory_info().rss
+        for child in self._children:
+            with suppress(psutil.Error):  # it has ended
+                num_bytes += child.memory_info().rss
+        return num_bytes
