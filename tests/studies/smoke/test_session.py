@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.integration.commands import SHORTEST, fit
 from vapo.studies.smoke.forecast import Part, Session, session_file
@@ -41,6 +42,20 @@ def test_peaks_are_those_of_the_stage_that_runs(watch: MemoryWatch) -> None:
         watch.look()
     assert part.host["rollout"] == before  # the peak, not the latest
     assert part.gpu == {}
+
+
+def test_the_gpu_is_looked_at_but_not_while_an_engine_starts(
+    watch: MemoryWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
+    watch.device = torch.device("cuda", 0)
+    progress = Progress(enabled=False)
+    watch.begin_part(Part("start"), progress)
+    for stage in ("engine_start", "rollout"):
+        with progress.stage(stage):
+            watch.look()
+    assert watch.part.gpu == {"rollout": 70}
+    assert watch.gpu_bytes == 100
 
 
 def test_processes_that_the_run_has_started_count(watch: MemoryWatch) -> None:

@@ -26,6 +26,7 @@ from vapo.training.module import VapoModule
 
 _LOOK_S = 0.05
 _FIND_CHILDREN_S = 1.0
+_ENGINE_STARTS = "engine_start"
 
 
 class SmokeSession(Callback):
@@ -46,7 +47,7 @@ class SmokeSession(Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self.memory.begin_part(Part("start"), datamodule_of(trainer).progress)
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.memory.device = pl_module.device
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -87,15 +88,13 @@ class SmokeSession(Callback):
         run_dir = next(c for c in trainer.callbacks if isinstance(c, Checkpointing)).run_dir  # type: ignore[attr-defined]
         checkpoint_bytes = bytes_in((run_dir.checkpoints / LAST).resolve())
         heldout = datamodule_of(trainer).source.collection.prompts.heldout
-        device = self.memory.device
-        on_gpu = device is not None and device.type == "cuda"
         return Session(
             self.parts,
             checkpoint_bytes=checkpoint_bytes,
             num_kept=num_kept(config.checkpoints.keep, checkpoint_bytes),
             critic_bytes=bytes_in(run_dir.path / "pretrained_critic"),
             num_evaluated=len(heldout[: config.evaluation.num_prompts]) * config.evaluation.k,
-            gpu_bytes=torch.cuda.mem_get_info(device)[1] if on_gpu else None,
+            gpu_bytes=self.memory.gpu_bytes,
         )
 
 
@@ -104,7 +103,8 @@ class MemoryWatch:
 
     The peaks are those of the stage that is running, in the `part` that has begun last. On the host
     they are the resident memory of this process and of those that it has started. On the GPU they
-    are all that is in use on the card, by whatever process; it is looked at once `device` is set.
+    are all that is in use on the card, by whatever process. The card is looked at once `device` is
+    set, but not while an engine starts, which may record CUDA graphs: nothing may disturb it then.
     """
 
     def __init__(self) -> None:
@@ -125,6 +125,15 @@ class MemoryWatch:
         self._is_closed.set()
         self._thread.join()
 
+    @property
+    def gpu_bytes(self) -> int | None:
+        """The memory of the GPU; None without one."""
+        return torch.cuda.mem_get_info(self.device)[1] if self._on_gpu else None
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.device is not None and self.device.type == "cuda"
+
     def _watch(self) -> None:
         while not self._is_closed.wait(_LOOK_S):
             self.look()
@@ -133,7 +142,7 @@ class MemoryWatch:
         """Note what is in use now."""
         stage = "" if self._progress is None else self._progress.running_stage
         peaks = [(self.part.host, self._host_bytes())]
-        if self.device is not None and self.device.type == "cuda":
+        if self._on_gpu and stage != _ENGINE_STARTS:
             free, total = torch.cuda.mem_get_info(self.device)
             peaks.append((self.part.gpu, total - free))
         for peak, num_bytes in peaks:
