@@ -20,7 +20,7 @@ from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.errors.secret_rule import TRACKING_URI
 from vapo.studies.smoke.forecast import Session, forecast, session_file
-from vapo.studies.smoke.report import shown_bytes, stage_table, whole_run
+from vapo.studies.smoke.report import seconds_table, shown_bytes, whole_run
 from vapo.sweep.launch import fit_command
 from vapo.sweep.plan import set_key
 from vapo.system.made_folders import make_folders
@@ -129,7 +129,7 @@ def check_one_host(config: FitConfig) -> None:
 def temporary_folder(output_dir: Path) -> Iterator[Path]:
     """A new folder in `output_dir`, where the run's own files would be. It is removed at the end,
     as are folders that had to be made around it."""
-    made = make_folders(output_dir)
+    new_folders = make_folders(output_dir)
     folder = Path(tempfile.mkdtemp(prefix="smoke_", dir=output_dir))
     try:
         yield folder
@@ -137,7 +137,7 @@ def temporary_folder(output_dir: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
         if folder.exists():
             _tell(f"cannot remove {folder}: remove it by hand")
-        for path in made:
+        for path in new_folders:
             with suppress(OSError):  # another program may have put something there
                 path.rmdir()
 
@@ -187,7 +187,7 @@ def smoke_text(config: FitConfig, sessions: list[Session], warnings: list[str], 
         "",
         "The run began, saved a checkpoint, was resumed from it in a new process, and went on.",
         "",
-        stage_table(sessions),
+        seconds_table(sessions),
         "",
         "The whole run, extrapolated from this (docs/scaling.md):",
         whole_run(config, prediction, sessions),

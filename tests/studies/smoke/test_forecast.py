@@ -10,13 +10,13 @@ import pytest
 
 from tests.config.fits import fit_config
 from vapo.studies.smoke.forecast import (
-    Part,
+    RunPart,
     Session,
     checkpoint_iterations,
     forecast,
     num_due,
 )
-from vapo.studies.smoke.report import duration, shown_bytes, stage_table, whole_run
+from vapo.studies.smoke.report import duration, seconds_table, shown_bytes, whole_run
 
 RUN = (
     "components.value_pretraining.num_iterations=5",
@@ -34,13 +34,13 @@ MIB, GIB = 2**20, 2**30
 
 def sessions() -> list[Session]:
     first = [
-        Part("start", {"loading": 2.0, "evaluation": 7.0, "other": 3.0}, {"loading": GIB}),
-        Part(
+        RunPart("start", {"loading": 2.0, "evaluation": 7.0, "other": 3.0}, {"loading": GIB}),
+        RunPart(
             "value_pretraining",
             {"rollout": 4.0, "training": 1.0, "value_page": 0.5, "other": 0.5},
             {"training": 3 * GIB, "rollout": 2 * GIB},
         ),
-        Part(
+        RunPart(
             "policy_optimization",
             {
                 "rollout": 3.0,
@@ -53,8 +53,8 @@ def sessions() -> list[Session]:
         ),
     ]
     second = [
-        Part("start", {"loading": 1.0}),
-        Part(
+        RunPart("start", {"loading": 1.0}),
+        RunPart(
             "policy_optimization",
             {"rollout": 5.0, "training": 2.0, "checkpoint": 8.0, "other": 1.0},
         ),
@@ -135,7 +135,7 @@ def test_a_session_comes_back_from_its_file() -> None:
 
 
 def test_the_table_of_stages() -> None:
-    assert stage_table(sessions()).splitlines() == [
+    assert seconds_table(sessions()).splitlines() == [
         "seconds           start  pretraining  policy  resume  policy  host GiB",
         "loading networks    2.0                          1.0              1.00",
         "evaluation          7.0",
@@ -151,7 +151,7 @@ def test_the_table_of_stages() -> None:
 def test_the_table_has_a_gpu_where_there_is_one() -> None:
     first, second = sessions()
     first.parts[2].gpu.update(rollout=60 * GIB, training=20 * GIB)
-    lines = stage_table([first, second]).splitlines()
+    lines = seconds_table([first, second]).splitlines()
     assert lines[0].endswith("host GiB  GPU GiB")
     assert lines[3].endswith("    2.00    60.00")
     assert lines[-1].endswith("    3.00    60.00")

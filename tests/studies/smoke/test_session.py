@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.integration.commands import SHORTEST, fit
-from vapo.studies.smoke.forecast import Part, Session, session_file
+from vapo.studies.smoke.forecast import RunPart, Session, session_file
 from vapo.studies.smoke.session import MemoryWatch
 from vapo.system.progress import Progress
 
@@ -26,7 +26,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> MemoryWatch:
 
 
 def test_peaks_are_those_of_the_stage_that_runs(watch: MemoryWatch) -> None:
-    progress, part = Progress(enabled=False), Part("policy_optimization")
+    progress, part = Progress(enabled=False), RunPart("policy_optimization")
     watch.begin_part(part, progress)
     watch.look()
     with progress.stage("rollout"), progress.stage("inner"):
@@ -50,7 +50,7 @@ def test_the_gpu_is_looked_at_but_not_while_an_engine_starts(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (30, 100))
     watch.device = torch.device("cuda", 0)
     progress = Progress(enabled=False)
-    watch.begin_part(Part("start"), progress)
+    watch.begin_part(RunPart("start"), progress)
     for stage in ("engine_start", "rollout"):
         with progress.stage(stage):
             watch.look()

@@ -20,7 +20,7 @@ _OTHER_TIMES = ("evaluation", "checkpoint")
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """The start of a session, or one of its iterations: seconds and peaks in bytes, by stage."""
 
     name: str
@@ -36,7 +36,7 @@ class Session:
     `num_evaluated` are the responses of one evaluation, `gpu_bytes` the memory of the GPU.
     """
 
-    parts: list[Part]
+    parts: list[RunPart]
     checkpoint_bytes: int
     num_kept: int
     critic_bytes: int
@@ -46,7 +46,7 @@ class Session:
     @staticmethod
     def of(tree: Mapping[str, Any]) -> Session:
         """Return the session that `dataclasses.asdict` made this tree of."""
-        parts = [Part(**part) for part in tree["parts"]]
+        parts = [RunPart(**part) for part in tree["parts"]]
         return Session(**{**tree, "parts": parts})
 
 
@@ -78,7 +78,7 @@ class Forecast:
 
 
 def forecast(config: FitConfig, sessions: Sequence[Session]) -> Forecast:
-    """Extrapolate from the sessions of a smoke test to a whole run of the config.
+    """Predict a whole run of the config from what the sessions of a smoke test measured.
 
     An iteration counts as long as the mean of those measured in its phase. The time between the
     stages of an iteration is counted with them.
@@ -150,11 +150,11 @@ def separate_stages(config: FitConfig) -> tuple[str, ...]:
     return (*stages, _CONTINUATIONS) if is_measured and not is_of_each else stages
 
 
-def _without(part: Part, stages: Sequence[str]) -> list[float]:
+def _without(part: RunPart, stages: Sequence[str]) -> list[float]:
     return [seconds for stage, seconds in part.seconds.items() if stage not in stages]
 
 
-def _mean_of_stage(parts: Sequence[Part], stage: str) -> float:
+def _mean_of_stage(parts: Sequence[RunPart], stage: str) -> float:
     """The mean of the parts that have the stage; 0 if none has."""
     return fmean([part.seconds[stage] for part in parts if stage in part.seconds] or [0.0])
 

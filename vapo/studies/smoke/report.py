@@ -10,7 +10,7 @@ from vapo.studies.smoke.forecast import (
     POLICY,
     PRETRAINING,
     Forecast,
-    Part,
+    RunPart,
     Session,
 )
 from vapo.system.host_memory import GIB, MIB
@@ -28,7 +28,7 @@ _STAGES = {
 """The stages whose names in a run's records are no words."""
 
 
-def stage_table(sessions: Sequence[Session]) -> str:
+def seconds_table(sessions: Sequence[Session]) -> str:
     """A table of seconds, with a row for each stage and a column for each part of the sessions.
 
     The last columns are each stage's peak of memory in all parts. A stage that took no time to
@@ -68,10 +68,10 @@ def whole_run(config: FitConfig, prediction: Forecast, sessions: Sequence[Sessio
     counts = [f"{number:,} of {name}" for name, number in prediction.responses.items() if number]
     lines.append(f"responses: {sum(prediction.responses.values()):,} ({', '.join(counts)})")
     size = shown_bytes(max(session.checkpoint_bytes for session in sessions))
-    written, held = shown_bytes(prediction.disk_written), shown_bytes(prediction.disk_held)
+    all_saves, at_once = map(shown_bytes, (prediction.disk_written, prediction.disk_held))
     lines.append(
-        f"disk: a checkpoint has {size}; the run writes up to {written}, and holds up to {held} of "
-        "that at a time"
+        f"disk: a checkpoint has {size}; the run writes up to {all_saves}, and holds up to "
+        f"{at_once} of that at a time"
     )
     on_gpu = sessions[0].gpu_bytes is not None
     return "\n".join([*lines, *_memory(sessions), *_limits(config, on_gpu=on_gpu)])
@@ -133,15 +133,15 @@ def _seconds(seconds: float | None) -> str:
     return "" if seconds is None else f"{seconds:.1f}" if seconds < 1000 else f"{seconds:,.0f}"
 
 
-def _peaks(parts: Sequence[Part], stage: str | None, *, has_gpu: bool) -> list[str]:
+def _peaks(parts: Sequence[RunPart], stage: str | None, *, has_gpu: bool) -> list[str]:
     """The peaks of host and GPU in a stage, or in all stages."""
     texts = []
     for peaks_of_parts in ([part.host for part in parts], [part.gpu for part in parts]):
-        found = [
+        num_bytes_used = [
             num_bytes
             for peaks in peaks_of_parts
             for name, num_bytes in peaks.items()
             if stage in (None, name)
         ]
-        texts.append(f"{max(found) / GIB:.2f}" if found else "")
+        texts.append(f"{max(num_bytes_used) / GIB:.2f}" if num_bytes_used else "")
     return texts if has_gpu else texts[:1]

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from vapo.config import FitConfig
 from vapo.runs.checkpoint_saving import bytes_in, num_kept
 from vapo.runs.run_dirs import LAST
-from vapo.studies.smoke.forecast import OTHER, Part, Session
+from vapo.studies.smoke.forecast import OTHER, RunPart, Session
 from vapo.system.files import write_text
 from vapo.system.progress import Progress
 from vapo.training.callbacks.checkpointing import Checkpointing
@@ -40,12 +40,12 @@ class SmokeSession(Callback):
         self.last = last
         self.file = file
         self.memory = MemoryWatch()
-        self.parts: list[Part] = []
+        self.parts: list[RunPart] = []
         self._part_start = psutil.Process().create_time()
         self._seconds_before: dict[str, float] = {}
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.memory.begin_part(Part("start"), datamodule_of(trainer).progress)
+        self.memory.begin_part(RunPart("start"), datamodule_of(trainer).progress)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.memory.device = pl_module.device
@@ -53,7 +53,7 @@ class SmokeSession(Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
         self._end_part(datamodule_of(trainer).progress)
-        self.memory.begin_part(Part(pl_module.phase.value), datamodule_of(trainer).progress)
+        self.memory.begin_part(RunPart(pl_module.phase.value), datamodule_of(trainer).progress)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop = trainer.should_stop or iteration_of(trainer).number >= self.last
@@ -108,7 +108,7 @@ class MemoryWatch:
     """
 
     def __init__(self) -> None:
-        self.part = Part("start")
+        self.part = RunPart("start")
         self.device: torch.device | None = None
         self._progress: Progress | None = None
         self._is_closed = threading.Event()
@@ -118,7 +118,7 @@ class MemoryWatch:
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
         self._thread.start()
 
-    def begin_part(self, part: Part, progress: Progress) -> None:
+    def begin_part(self, part: RunPart, progress: Progress) -> None:
         self.part, self._progress = part, progress
 
     def close(self) -> None:
