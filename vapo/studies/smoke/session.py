@@ -85,7 +85,8 @@ class SmokeSession(Callback):
         self._part_start, self._seconds_before = now, dict(progress.stage_seconds)
 
     def _session(self, trainer: L.Trainer, config: FitConfig) -> Session:
-        run_dir = next(c for c in trainer.callbacks if isinstance(c, Checkpointing)).run_dir  # type: ignore[attr-defined]
+        (saving,) = (c for c in trainer.checkpoint_callbacks if isinstance(c, Checkpointing))
+        run_dir = saving.run_dir
         checkpoint_bytes = bytes_in((run_dir.checkpoints / LAST).resolve())
         heldout = datamodule_of(trainer).source.collection.prompts.heldout
         return Session(
