@@ -105,24 +105,34 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
         run_dir,
         recorded="in MLflow's experiment 'x' as 'a name'",
         ablation="components.value_pretraining.enabled=false",
-        value_pages=tmp_path / f"mlruns/artifacts/{'0' * 32}/artifacts/value_pages",
+        value_page=f"mlruns/artifacts/{'0' * 32}/artifacts/value_pages/iteration_0060.html",
+        other_run=run_dir.with_name("20261122-180000_vapo"),
     )
     lines = text.splitlines()
     shown = str(run_dir.relative_to(tmp_path))
     assert lines[-1] == shown
-    assert max(map(len, lines)) <= 80
+    (page,) = [line for line in lines if len(line) > 80]
+    assert page == f"  mlruns/artifacts/{'0' * 32}/artifacts/value_pages/iteration_0060.html"
+    place = lines.index("open first    what the critic expected before each token:")
+    assert lines[place + 1] == page
     assert "61.0 %  [58.0, 64.0]  (avg@8, held-out prompts)" in text
     assert "score after   83.5 %" in lines, "what the score is stands once"
     assert "score best    90.0 % after iteration 40 (best.ckpt)" in text
-    assert f"value pages\n  mlruns/artifacts/{'0' * 32}/artifacts/value_pages" in text
     assert "took          3:20, 60 iterations" in lines, "the profile has the stages"
     assert "time went to  training 60%, rollout 30%, idle 10%; 40 tokens/s" in text
     assert "recorded      in MLflow's experiment 'x' as 'a name'" in lines
     assert lines[lines.index("try next:") + 1 : -2] == [
-        "  vapo ui --run abc --tracking_uri sqlite:////x/mlflow.db",
         f"  R={shown}",
+        "  # its charts, in a browser",
+        "  vapo ui --run abc --tracking_uri sqlite:////x/mlflow.db",
+        "  # its score and curves beside those of the run before it",
+        "  BEFORE=runs/vapo/20261122-180000_vapo",
+        '  vapo report "$BEFORE" "$R"',
+        "  # train once more without value pretraining",
         '  vapo fit --config "$R"/config.yaml components.value_pretraining.enabled=false',
+        "  # score the best checkpoint on the held-out prompts once more",
         '  vapo validate --config "$R"/config.yaml --ckpt_path "$R"/checkpoints/best.ckpt',
+        "  # write its policy as a folder for Transformers and vLLM",
         '  vapo export "$R"/checkpoints/best.ckpt "$R"/actor',
     ]
     assert "not delivered" not in text
@@ -136,11 +146,31 @@ def test_text_without_scores_and_with_lost_records(summary, tmp_path):
     assert text.count("not measured") == 2
     assert "3:20, 60 iterations (training 2:02, rollout 1:01)" in text
     assert "3 records were not delivered" in text
-    assert f"  R='{tmp_path}/a run'\n  vapo deliver \"$R\"\n" in text
+    assert f"  R='{tmp_path}/a run'\n" in text
+    assert '  # send the records that the store has not\n  vapo deliver "$R"\n' in text
+    assert '  vapo report ANOTHER_RUN_FOLDER "$R"\n' in text, "there is no run before it"
+    assert "critic  " not in text
     assert "score best" not in text
-    assert "value pages" not in text
+    assert "open first" not in text
     summary.score_best, summary.best_iteration = 0.9, summary.num_iterations
     assert "score best" not in render_summary(summary, tmp_path, recorded="x"), "it is the last one"
+
+
+@pytest.mark.parametrize(
+    ("after_pretraining", "at_end", "row"),
+    [
+        (0.3649, 0.168, "explained variance 0.36 after value pretraining, 0.17 at the end"),
+        (None, -0.5, "explained variance -0.50 at the end"),
+        (0.4, None, "explained variance 0.40 after value pretraining"),
+        (-0.0012, None, "explained variance 0.00 after value pretraining"),
+    ],
+)
+def test_the_end_says_what_the_critic_knew(summary, tmp_path, after_pretraining, at_end, row):
+    knows = replace(summary, critic_after_pretraining=after_pretraining, critic_at_end=at_end)
+    lines = render_summary(knows, tmp_path, recorded="x").splitlines()
+    assert [line for line in lines if line.startswith("critic")] == [f"critic        {row}"]
+    data = json.loads(write_summary(tmp_path, knows).read_text())
+    assert (data["critic_after_pretraining"], data["critic_at_end"]) == (after_pretraining, at_end)
 
 
 def test_a_run_without_a_better_checkpoint_than_its_start_says_so(summary, tmp_path):

@@ -33,6 +33,8 @@ from vapo.training.trainer import RunCallbacks
         ("PromptScores", "Evaluation", "the file is there before the first evaluation"),
         ("Evaluation", "Recording", "the time of the evaluation is among the iteration's"),
         ("ValuePages", "Recording", "and so is that of a page"),
+        ("ValuePretraining", "Recording", "the held-out figure of a pass is logged"),
+        ("ValuePretraining", "CriticKnowledge", "and is in the run's summary"),
         ("Recording", "Watch", "a run that stops itself has its metrics"),
         ("Watch", "Checkpointing", "and keeps the checkpoint from before"),
         ("Checkpointing", "Profiling", "a trace has the whole iteration"),

@@ -13,12 +13,12 @@ from lightning.pytorch.loggers import Logger
 
 from vapo.advantages.estimators import estimator_of
 from vapo.commands.estimate import estimate_config
+from vapo.commands.fit_end import describe_checkpoints, write_fit_summary
 from vapo.commands.sampling import read_inputs
 from vapo.config import FitConfig, resolve
-from vapo.config.functions import names_a_notebooks_function
 from vapo.config.sources import default_name
 from vapo.config.unread_changes import unread_changes
-from vapo.config.written import config_hash, flatten, to_yaml
+from vapo.config.written import flatten, to_yaml
 from vapo.diagnostics.probe_notes import probe_notes
 from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.errors import StoppedRun
@@ -38,7 +38,7 @@ from vapo.runs.resuming import changed_keys, check_resumable, choose_resume, tel
 from vapo.runs.run_dirs import FIRST_FILES, RunDir, open_run_dir
 from vapo.runs.shard_index import check_shards
 from vapo.runs.stopping import Stopping
-from vapo.runs.summary import RunSummary, render_summary, score_line, unjudged, write_summary
+from vapo.runs.summary import score_line
 from vapo.studies.estimate.engine_beside import with_sleep_level
 from vapo.studies.estimate.memory import MemoryEstimate
 from vapo.studies.smoke.forecast import session_file
@@ -51,8 +51,6 @@ from vapo.system.progress import Progress
 from vapo.tracking.also import check_also
 from vapo.tracking.inputs import dataset_inputs, model_tags, params, recorded_tracking
 from vapo.tracking.logger import RunLogger
-from vapo.tracking.stores import locate_store
-from vapo.training.module import VapoModule
 from vapo.training.parts import Inputs, Sampling, assemble_parts, module_of
 from vapo.training.trainer import RunCallbacks, make_trainer
 
@@ -252,65 +250,6 @@ def begin_record(
     if stored is not None:
         progress.note(stored.describe())
         logger.set_tags({"data/value_pretraining": f"{stored.name} ({stored.digest})"})
-
-
-def write_fit_summary(
-    config: FitConfig,
-    module: VapoModule,
-    callbacks: RunCallbacks,
-    run_dir: RunDir,
-    logger: RunLogger,
-    seconds: float,
-    stop: StoppedRun | None,
-) -> str:
-    """Write summary.json. Return the command's last text, whose last line is the run's folder."""
-    recording, watch = callbacks.recording, callbacks.watch
-    score_best, best_iteration = callbacks.checkpointing.best
-    summary = RunSummary(
-        evaluation_before=dict(callbacks.evaluation.first),
-        evaluation_after=dict(callbacks.evaluation.latest),
-        fresh=dict(callbacks.prompt_scores.fresh),
-        average_policy=dict(callbacks.average.latest),
-        k=config.evaluation.k,
-        num_iterations=int(module.iteration),
-        stage_seconds=recording.progress.stage_seconds,
-        profile=recording.profile.describe(),
-        total_seconds=seconds,
-        mlflow_run_id=logger.run_id,
-        mlflow_experiment_id=logger.experiment_id,
-        tracking_uri=config.tracking.uri,
-        config_hash=config_hash(config),
-        undelivered_records=logger.close(),
-        score_best=score_best,
-        best_iteration=best_iteration,
-        status="FAILED" if stop else "FINISHED",
-        stopped="" if stop is None else str(stop),
-        warnings=[*watch.warnings.values(), *unjudged(callbacks.evaluation.latest)],
-        faults=dict(watch.faults.totals),
-    )
-    write_summary(run_dir.path, summary)
-    value_pages = locate_store(config.tracking.uri).artifact_folder(logger.run_id, "value_pages")
-    return render_summary(
-        summary,
-        run_dir.path,
-        recorded=f"in MLflow's experiment '{config.tracking.experiment}' as '{logger.run_name}'",
-        ablation=(
-            "components.value_pretraining.enabled=false"
-            if resolve(config).value_pretraining_iterations
-            else None
-        ),
-        config_is_whole=not names_a_notebooks_function(config),
-        value_pages=value_pages if value_pages is not None and value_pages.is_dir() else None,
-    )
-
-
-def describe_checkpoints(folder: Path) -> str:
-    """Name the checkpoints from which a run that stopped itself can resume."""
-    last, best = folder / "last.ckpt", folder / "best.ckpt"
-    if not last.exists():
-        return "there is no checkpoint from before it"
-    best_too = f"; best score: {best}" if best.exists() else ""
-    return f"checkpoint from before it: {last}{best_too}"
 
 
 def run_tags(config: FitConfig) -> dict[str, str]:

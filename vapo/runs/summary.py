@@ -37,7 +37,9 @@ class RunSummary:
     `evaluation_before` and `evaluation_after` are all `eval/...` metrics of the first and the
     last evaluation; `score_recent` is the mean over the last four evaluated policies, and
     `fresh_accuracy` that of the last training batches on prompts that were new to the policy, of
-    which `fresh` has all metrics; `average_policy` has those of the averaged weights. `stopped`
+    which `fresh` has all metrics; `average_policy` has those of the averaged weights.
+    `critic_after_pretraining` and `critic_at_end` are explained variances of the critic
+    (`CriticKnowledge`), None where the run had no critic or did not come so far. `stopped`
     says why a run ended itself, `warnings` what its watchers said, `faults` how many updates were
     skipped and rollouts left out. Credentials in `tracking_uri` are left out.
     """
@@ -67,6 +69,8 @@ class RunSummary:
     evaluation_after: dict[str, float] = field(default_factory=dict)
     fresh: dict[str, float] = field(default_factory=dict)
     average_policy: dict[str, float] = field(default_factory=dict)
+    critic_after_pretraining: float | None = None
+    critic_at_end: float | None = None
     fresh_accuracy: float | None = field(init=False)
     fresh_accuracy_ci: tuple[float, float] | None = field(init=False)
     score_recent: float | None = field(init=False)
@@ -111,20 +115,24 @@ def render_summary(
     *,
     recorded: str,
     ablation: str | None = None,
-    value_pages: Path | None = None,
+    value_page: str | None = None,
+    other_run: Path | None = None,
     config_is_whole: bool = True,
 ) -> str:
     """The text that ends `vapo fit`, for 80 columns; its last line is the run's folder.
 
-    `recorded` names the run and where its record is; `ablation` is an override that turns off a
-    component which this run used. `config_is_whole` is false where the config names a function of
-    a notebook, which no other process has: no command that reads it is suggested. The commands
-    take the folder from the variable R, which the line before them sets. Only a path or an
-    address that is longer than a line is not cut.
+    `recorded` names the run and where its record is; `value_page` is the path or address of its
+    latest value page, and `other_run` the folder of a run with which it can be compared.
+    `ablation` is an override that turns off a component which this run used. `config_is_whole` is
+    false where the config names a function of a notebook, which no other process has: no command
+    that reads it is suggested. The commands take the folder from the variable R, which the line
+    before them sets, and the comment above each says what it is for. Only a path or an address
+    that is longer than a line is not cut.
     """
     num_lost = summary.undelivered_records
     rows = [
         *_scores(summary),
+        *_critic(summary),
         *([("stopped", summary.stopped)] if summary.stopped else []),
         *(("warned" if i == 0 else "", text) for i, text in enumerate(summary.warnings)),
         *([("faults", _faults(summary.faults))] if any(summary.faults.values()) else []),
@@ -132,34 +140,80 @@ def render_summary(
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
         *([("", f"{num_lost} records were not delivered: see below")] if num_lost else []),
-        *([("value pages", shown_path(value_pages))] if value_pages is not None else []),
+        *_first_page(value_page),
     ]
     commands = [f"R={shlex.quote(shown_path(run_dir))}"]
     if summary.mlflow_run_id and summary.mlflow_experiment_id:
         uri, run_id = summary.tracking_uri, summary.mlflow_run_id
         open_it = how_to_open(uri, summary.mlflow_experiment_id, run_id)
         if open_it.startswith("vapo "):
-            commands.insert(0, open_it)
+            commands += ["# its charts, in a browser", open_it]
         else:
             rows.append(("open it", open_it))
     if num_lost:
-        commands.append('vapo deliver "$R"')
+        commands += ["# send the records that the store has not", 'vapo deliver "$R"']
+    commands += _comparison(other_run)
     if ablation is not None and config_is_whole:
-        commands.append(f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}')
-    checkpoint = f'"$R"/checkpoints/{"last" if summary.score_best is None else "best"}.ckpt'
+        commands += [
+            f"# train once more without {ablation.split('.')[1].replace('_', ' ')}",
+            f'vapo fit --config "$R"/{CONFIG_NAME} {ablation}',
+        ]
+    name = "last" if summary.score_best is None else "best"
+    checkpoint = f'"$R"/checkpoints/{name}.ckpt'
     if config_is_whole:
-        commands.append(f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {checkpoint}')
-    commands.append(f'vapo export {checkpoint} "$R"/actor')
+        commands += [
+            f"# score the {name} checkpoint on the held-out prompts once more",
+            f'vapo validate --config "$R"/{CONFIG_NAME} --ckpt_path {checkpoint}',
+        ]
+    commands += [
+        "# write its policy as a folder for Transformers and vLLM",
+        f'vapo export {checkpoint} "$R"/actor',
+    ]
     lines = [line for label, text in rows for line in _row(label, text)]
     lines += ["try next:", *(f"  {command}" for command in commands), "run folder:"]
     return "\n".join(["", *lines, shown_path(run_dir)])
+
+
+def _comparison(other_run: Path | None) -> list[str]:
+    """Return the shell lines that compare the run in R with another, or with one to be named."""
+    if other_run is None:
+        return [
+            "# its score and curves beside those of another run",
+            'vapo report ANOTHER_RUN_FOLDER "$R"',
+        ]
+    return [
+        "# its score and curves beside those of the run before it",
+        f"BEFORE={shlex.quote(shown_path(other_run))}",
+        'vapo report "$BEFORE" "$R"',
+    ]
+
+
+def _first_page(value_page: str | None) -> list[tuple[str, str]]:
+    """Return the rows that name the page to open first, if the run has any value page."""
+    if value_page is None:
+        return []
+    return [("open first", "what the critic expected before each token:"), ("", value_page)]
+
+
+def _critic(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return the row on what the critic knew, if the run had one that was measured."""
+    figures = {
+        "after value pretraining": summary.critic_after_pretraining,
+        "at the end": summary.critic_at_end,
+    }
+    texts = [
+        f"{round(figure, 2) + 0.0:.2f} {when}"  # -0.001 is 0.00
+        for when, figure in figures.items()
+        if figure is not None
+    ]
+    return [("critic", f"explained variance {', '.join(texts)}")] if texts else []
 
 
 def _row(label: str, text: str) -> list[str]:
     """One row in 80 columns; words are not cut, and a path too long for its line has its own."""
     lines = textwrap.wrap(text, _COLUMNS - 14, break_long_words=False, break_on_hyphens=False)
     if len(lines) == 1 and len(lines[0]) > _COLUMNS - 14:
-        return [label, f"  {lines[0]}"]
+        return [*([label] if label else []), f"  {lines[0]}"]
     return [f"{label if i == 0 else '':<13} {line}" for i, line in enumerate(lines)]
 
 

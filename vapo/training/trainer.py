@@ -22,6 +22,7 @@ from vapo.system.progress import Progress
 from vapo.tracking.logger import RunLogger
 from vapo.training.callbacks.averaging import WeightAverage
 from vapo.training.callbacks.checkpointing import Checkpointing
+from vapo.training.callbacks.critic_knowledge import CriticKnowledge
 from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, ValuePages
 from vapo.training.callbacks.own_states import OwnStates
 from vapo.training.callbacks.prompt_scores import PromptScores
@@ -49,6 +50,8 @@ class RunCallbacks:
         self.prompt_scores = PromptScores(run_dir, logger, progress)
         self.evaluation = Evaluation(logger, progress, self.prompt_scores)
         self.average = WeightAverage(run_dir, logger, progress, self.prompt_scores)
+        self.value_pages = ValuePages(logger, tokenizer, progress, parts.truths)
+        self.knowledge = CriticKnowledge()
         self.recording = Recording(logger, progress)
         self.watch = Watch(config.watch, parts.module.faults, run_dir, logger, progress)
         self.checkpointing = Checkpointing(
@@ -69,7 +72,8 @@ class RunCallbacks:
             self.prompt_scores,
             self.evaluation,
             *([self.average] if config.evaluation.average_policies is not None else []),
-            ValuePages(logger, tokenizer, progress, parts.truths),
+            self.value_pages,
+            self.knowledge,
             self.recording,
             self.watch,
             DiagnosticTables(logger, parts.truths),

@@ -153,6 +153,7 @@ class ValuePages(Callback):
 
     The numbers are from before the iteration's update. It must come after `ValuePretraining`, which
     ends the phase, and before `Recording`, which adds up times.
+    `latest` is the name of the last page that this process wrote. It is empty before the first.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class ValuePages(Callback):
         self.token_text = TokenText(tokenizer)
         self.progress = progress
         self.truths = truths
+        self.latest = ""
         self._linked = logger.is_resumed
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -182,6 +184,7 @@ class ValuePages(Callback):
         name = f"value_pages/iteration_{iteration.number:04d}.html"
         self.logger.log_text(page, name)
         self.logger.set_tags({"value_page": name})
+        self.latest = name
         self.link()
 
     def about(

@@ -27,6 +27,7 @@ from vapo.runs.checkpoint_saving import AFTER_A_SAVE, run_on_all_ranks
 from vapo.system.progress import Progress
 from vapo.training.callbacks.recording import mean_of_steps
 from vapo.training.datamodule import datamodule_of, iteration_of
+from vapo.training.iteration import Iteration
 from vapo.training.module import VapoModule
 from vapo.training.optimizers import copy_of_moments, put_moments, stepper
 from vapo.types import Phase, RolloutBatch, TrainingBatch
@@ -99,7 +100,8 @@ class ValuePretraining(Callback):
         is_last = finished >= self.num_iterations or self.stop_rule_met(
             finished, explained_variance=explained_variance, value_loss=value_loss
         )
-        if not self.measure_passes(trainer, pl_module, finished, is_last=is_last) and not is_last:
+        is_over = self.measure_passes(iteration, pl_module, finished, is_last=is_last)
+        if not is_over and not is_last:
             return
         if not self.has_trained:
             raise UserError(nothing_trained(pl_module.config, finished))
@@ -139,12 +141,12 @@ class ValuePretraining(Callback):
             )
 
     def measure_passes(
-        self, trainer: L.Trainer, module: VapoModule, finished: int, *, is_last: bool
+        self, iteration: Iteration, module: VapoModule, finished: int, *, is_last: bool
     ) -> bool:
         """Measure the critic if the iteration ends a pass over stored rollouts.
 
         Returns: whether the phase must end now, because of the number of passes or of what they
-        brought.
+        brought. The held-out figure joins the iteration's metrics.
         """
         stored = self.stored
         if stored is None or not self.best.due(stored, finished, is_last=is_last):
@@ -152,9 +154,7 @@ class ValuePretraining(Callback):
         optimizer = stepper(module, "critic")[0].optimizer
         explained_variance = self.best.measure(module, optimizer, stored, finished)
         if explained_variance is not None:
-            for logger in trainer.loggers:
-                metrics = {"critic/heldout_explained_variance": explained_variance}
-                logger.log_metrics(metrics, step=trainer.global_step)
+            iteration.metrics["critic/heldout_explained_variance"] = explained_variance
             self.progress.note(
                 f"value pretraining, {self.best.passes} passes: held-out explained variance "
                 f"{explained_variance:.3f}, best {self.best.best:.3f} after {self.best.best_pass}"
