@@ -77,7 +77,8 @@ class Run:
     def metrics(self) -> dict[str, list[tuple[int, float]]]:
         """Return the run's metrics as MLflow has them, by the keys of docs/metrics.md.
 
-        Each metric is a list of pairs (optimizer step, value).
+        Each metric is a list of pairs (step, value). The policy begins at step 0, and value
+        pretraining is below it; a run of an earlier version counts from its first minibatch.
         """
         from vapo.tracking.known_stores import check_known
         from vapo.tracking.metric_names import recorded_metrics
@@ -241,18 +242,20 @@ def report(
     runs: str | Sequence[str] = (),
     experiment: str | None = None,
     sweep_dir: PathLike | None = None,
+    run_dirs: Sequence[PathLike] = (),
     tracking_uri: str | None = None,
     output_dir: PathLike | None = None,
 ) -> Path:
     """Write table and figures of recorded runs, as `vapo report` does; return the folder.
 
     Args:
-        sweep: a sweep's id. Exactly one of this and the next three must be given.
+        sweep: a sweep's id. Exactly one of this and the next four must be given.
         runs: MLflow run ids.
         experiment: the name of an experiment.
         sweep_dir: a sweep's folder.
-        tracking_uri: the MLflow store. None means the store of the sweep's folder, or mlruns
-            without `sweep_dir`.
+        run_dirs: folders of runs; the others are compared with the first one's row.
+        tracking_uri: the MLflow store. None means the store that the folders name, or mlruns
+            without a folder.
         output_dir: where to write. None means the folder `report` in the sweep's folder, or
             runs/report without `sweep_dir`.
 
@@ -261,13 +264,14 @@ def report(
     """
     from vapo.commands import report as command
 
-    if sum(map(bool, (sweep, runs, experiment, sweep_dir))) != 1:
-        raise UserError("vapo.report needs one of sweep=, runs=, experiment=, sweep_dir=")
+    if sum(map(bool, (sweep, runs, experiment, sweep_dir, run_dirs))) != 1:
+        names = "sweep=, runs=, experiment=, sweep_dir=, run_dirs="
+        raise UserError(f"vapo.report needs one of {names}")
     return command.run(
         sweep=sweep,
         runs=(runs if isinstance(runs, str) else ",".join(runs)) or None,
         experiment=experiment,
-        sweep_dir=None if sweep_dir is None else Path(sweep_dir),
+        folders=[Path(folder) for folder in (run_dirs or filter(None, [sweep_dir]))],
         tracking_uri=tracking_uri,
         output_dir=None if output_dir is None else Path(output_dir),
     )

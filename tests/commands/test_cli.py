@@ -214,8 +214,8 @@ def test_overview_and_version(capsys: pytest.CaptureFixture[str]) -> None:
         (["sweep", "--config", "MINIMAL", "--grid", "g", "--seeds", "0,0"],
          ["--seeds", "different whole numbers", "--seeds 0,1,2"]),
         (["sweep", "--config", "MINIMAL", "--grid", "g", "--slurm", "x"], ["KEY=VALUE, got x"]),
-        (["report", "a", "--sweep", "b"], ["--sweep: not allowed with argument SWEEP_FOLDER"]),
-        (["report"], ["--sweep --runs --experiment SWEEP_FOLDER is required"]),
+        (["report", "a", "--sweep", "b"], ["--sweep: not allowed with argument FOLDER"]),
+        (["report"], ["--sweep --runs --experiment FOLDER is required"]),
     ],
 )  # fmt: skip
 def test_errors_are_one_line_and_exit_code_2(

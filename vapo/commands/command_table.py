@@ -290,13 +290,13 @@ COMMANDS = {
         (
             option(
                 "--tracking_uri URI",
-                "default: mlruns; of SWEEP_FOLDER, the store that its runs were recorded in",
+                "default: mlruns; of folders, the store that their runs were recorded in",
             ),
             option(
-                "--output_dir DIR", "default: runs/report; of SWEEP_FOLDER, SWEEP_FOLDER/report",
-                type=Path,
+                "--output_dir DIR",
+                "default: runs/report; of a sweep's folder, the folder report in it", type=Path,
             ),
-            option("--full_system ROW", "the row to compare with"),
+            option("--full_system ROW", "the row to compare with; of folders, the first one's"),
             option(
                 "--policy_steps N",
                 "the table at the last evaluation within N optimizer steps of the policy",
@@ -308,8 +308,9 @@ COMMANDS = {
             option("--runs ID,ID", "any runs, by id"),
             option("--experiment NAME", "every finished run of an experiment"),
             option(
-                "sweep_dir SWEEP_FOLDER", "the folder of a sweep; also written to its parent run",
-                type=Path, nargs="?",
+                "folders FOLDER",
+                "folders of runs, as vapo fit prints them; or that of a sweep, whose parent run "
+                "gets the report, too", type=Path, nargs="*", default=(),
             ),
         ),
         loads=("scipy.stats", "matplotlib"),

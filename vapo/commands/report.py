@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from vapo.errors import UserError
 from vapo.errors.shown_text import say
-from vapo.sweep.folders import SWEEP_RECORD, read_sweep_folder
+from vapo.sweep.folders import SWEEP_RECORD, read_run_folders, read_sweep_folder
 from vapo.sweep.report.figures import draw_all
 from vapo.sweep.report.render import as_csv, markdown, page
 from vapo.sweep.report.runs import Collection, Reader
@@ -26,7 +27,7 @@ def run(
     sweep: str | None = None,
     runs: str | None = None,
     experiment: str | None = None,
-    sweep_dir: Path | None = None,
+    folders: Sequence[Path] = (),
     tracking_uri: str | None = None,
     output_dir: Path | None = None,
     full_system: str | None = None,
@@ -36,16 +37,24 @@ def run(
 
     Raises: UserError: the folder, run, experiment or store does not exist.
     """
-    sweep_folder = None if sweep_dir is None else read_sweep_folder(sweep_dir, tracking_uri)
+    run_folders = read_run_folders(folders, tracking_uri) if folders else None
+    sweep_folder = (
+        read_sweep_folder(folders[0], tracking_uri) if folders and run_folders is None else None
+    )
     output_dir = output_dir or (
         Path("runs/report") if sweep_folder is None else sweep_folder.path / "report"
     )
-    if sweep_folder and tracking_uri is None:
-        check_known(sweep_folder.tracking_uri, named_by=sweep_folder.path, how="--tracking_uri ")
-    reader = open_reader(sweep_folder.tracking_uri if sweep_folder else tracking_uri or "mlruns")
-    if sweep_folder:
+    named = run_folders or sweep_folder
+    if named is not None and tracking_uri is None:
+        check_known(named.tracking_uri, named_by=Path(folders[0]), how="--tracking_uri ")
+    reader = open_reader(named.tracking_uri if named else tracking_uri or "mlruns")
+    if sweep_folder is not None:
         parent = f"{sweep_folder.path / SWEEP_RECORD}: parent run"
         collection = reader.sweep(sweep_folder.parent_run_id, full_system, flag=parent)
+    elif run_folders is not None:
+        collection = reader.chosen(
+            run_folders.run_ids, full_system, flag="FOLDER of run", first_is_compared=True
+        )
     elif sweep:
         collection = reader.sweep(sweep, full_system)
     elif runs:

@@ -106,9 +106,9 @@ def _work(
         raise
     finally:
         parent.close(status)
-    say(f"parent run {parent.run_id}; open it:\n  {parent.how_to_open()}")
     if page := parent.curves_page():
-        say(f"its runs side by side:\n  {page}")
+        say(f"the scores of its runs, side by side:\n  {page}")
+    say(f"parent run {parent.run_id}; open its table:\n  {parent.how_to_open()}")
     say(f"sweep folder:\n{sweep_dir}")
     if not (missing := [t for t in plan.tasks if outcomes[t.identity].state != "finished"]):
         return

@@ -14,7 +14,14 @@ from vapo.commands.ui_hosts import allowed_hosts, allowed_origins
 from vapo.errors import UserError
 from vapo.errors.shown_text import say
 from vapo.system.ports import check_port
-from vapo.tracking.links import SCORE, curves_page, experiments_page, run_page, runs_page
+from vapo.tracking.links import (
+    DESCRIPTION,
+    SCORE,
+    curves_page,
+    experiments_page,
+    run_page,
+    runs_page,
+)
 from vapo.tracking.metric_names import stored_names
 from vapo.tracking.opening import client_of
 from vapo.tracking.stores import Store, locate_store
@@ -63,12 +70,16 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
                 :1
             ]  # a run of an older version may have another name for it
             curves = curves_page(server, experiment_id, ids, *stored)
-            beside = f"{curves} (the scores of its runs, side by side)"
+            pages = [
+                f"{run_page(server, experiment_id, run, DESCRIPTION)} (the sweep's table)",
+                f"{curves} (the scores of its runs, side by side)",
+            ]
         else:
             beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"
-        pages = [run_page(server, experiment_id, run), beside]
+            pages = [run_page(server, experiment_id, run), beside]
     other = port + 1 if port < 65535 else 5000
-    served = f"if the same store is already served there, open {pages[0]}; or "
+    first = pages[0].partition(" ")[0]
+    served = f"if the same store is already served there, open {first}; or "
     check_port(host, port, fix=f"choose another port, as --port {other}", in_use=served)
     say(f"MLflow UI of {store.shown_uri} (Ctrl-C ends it); in some 10 seconds, open")
     say("\n".join(f"  {page}" for page in pages))

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from vapo.config.run_folders import RECORD_NAME
 from vapo.errors import UserError
 from vapo.errors.shown_text import format_seconds
 from vapo.errors.suggestions import nearest_names
@@ -188,13 +189,16 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
     if not record.is_file():
         problem = "is not a folder" if path.exists() else "there is no such folder"
         if path.is_dir():
-            problem = f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep"
-        raise UserError(f"SWEEP_FOLDER {path}: {problem}{_hint(path)}")
+            problem = (
+                f"there is no {SWEEP_RECORD} in it, so it is not the folder of a sweep, and no "
+                "tracking/target.json, so it is not that of a run"
+            )
+        raise UserError(f"FOLDER {path}: {problem}{_hint(path)}")
     try:
         parent_run_id = str(json.loads(record.read_text())["parent_run_id"])
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(
-            f"SWEEP_FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
+            f"FOLDER: {record} is not the record of a sweep: give the id that `vapo sweep` "
             "printed, as --sweep ID"
         ) from None
     # the store of the latest runs, without credentials
@@ -206,10 +210,62 @@ def read_sweep_folder(folder: Path, tracking_uri: str | None) -> SweepFolder:
     recorded = (str(target["tracking_uri"]) for target in targets if target)
     if (uri := tracking_uri or next(recorded, None)) is None:
         raise UserError(
-            f"SWEEP_FOLDER: no run in {path / 'runs'} says where it was recorded: give "
-            "--tracking_uri"
+            f"FOLDER: no run in {path / 'runs'} says where it was recorded: give --tracking_uri"
         )
     return SweepFolder(path, parent_run_id, uri)
+
+
+@dataclass(frozen=True)
+class RunFolders:
+    """Folders of runs, the ids of these runs in the same order, and the store that has them."""
+
+    paths: Sequence[Path]
+    run_ids: Sequence[str]
+    tracking_uri: str
+
+
+def read_run_folders(folders: Sequence[Path], tracking_uri: str | None) -> RunFolders | None:
+    """Read which runs these folders belong to, and where they were recorded.
+
+    Returns None for a single folder that is not a run's: it may be a sweep's. A `tracking_uri`
+    replaces the store that the runs themselves recorded.
+
+    Raises: UserError: one of several folders is not a run's, or their stores differ.
+    """
+    paths = [folder.expanduser().absolute() for folder in folders]
+    run_ids, uris = [], dict[str, Path]()
+    for path in paths:
+        target = read_target(path / "tracking")
+        if target is None and len(paths) == 1:
+            return None
+        if target is None:
+            problem = (
+                "there is no such folder"
+                if not path.is_dir()
+                else (
+                    "it is the folder of a sweep, which has a report of its own: vapo report FOLDER"
+                    if (path / SWEEP_RECORD).is_file()
+                    else "it is not the folder of a run, which has tracking/target.json"
+                )
+            )
+            raise UserError(f"FOLDER {path}: {problem}{_near_runs(path)}")
+        run_ids.append(str(target["mlflow_run_id"]))
+        uris.setdefault(tracking_uri or str(target["tracking_uri"]), path)
+    if len(uris) > 1:
+        stores = "; ".join(f"{path} in {uri}" for uri, path in uris.items())
+        raise UserError(
+            f"the runs were recorded in different stores, and a report reads one: {stores}"
+        )
+    return RunFolders(paths, run_ids, next(iter(uris)))
+
+
+def _near_runs(path: Path) -> str:
+    """Name the run's folder beside a missing path whose name is nearest, if any is near."""
+    if path.exists():
+        return ""
+    names = [record.parent.name for record in path.parent.glob(f"*/{RECORD_NAME}")]
+    close = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _hint(path: Path) -> str:

@@ -22,7 +22,7 @@ from vapo.sweep.identity import code_version
 from vapo.sweep.plan import Plan, Task, describe_plan, differences
 from vapo.sweep.report.tables import markdown_text
 from vapo.tracking.delivery import one_line
-from vapo.tracking.links import curves_page, how_to_open
+from vapo.tracking.links import DESCRIPTION, curves_page, how_to_open
 from vapo.tracking.opening import open_store
 from vapo.tracking.provenance import provenance_tags
 from vapo.tracking.records import NOTE_TAG, SCORE_START, with_score
@@ -60,8 +60,9 @@ class ParentRun:
         self.client.log_text(self.run_id, self._write(), SWEEP_RECORD)
 
     def how_to_open(self) -> str:
-        """Return the address of the parent run's charts, or the command that serves them."""
-        return how_to_open(self.plan.base.tracking.uri, self.experiment_id, self.run_id)
+        """Return the address of the parent run's table, or the command that serves it."""
+        uri = self.plan.base.tracking.uri
+        return how_to_open(uri, self.experiment_id, self.run_id, DESCRIPTION)
 
     def curves_page(self) -> str | None:
         """Return the address of a chart with all runs' curves; None without a server or runs."""

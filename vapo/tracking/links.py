@@ -22,7 +22,11 @@ def experiments_page(server: str) -> str:
     return f"{server.rstrip('/')}/#/experiments{_TRAINING_VIEW}"
 
 
-def run_page(server: str, experiment_id: str, run_id: str, tab: str = "model-metrics") -> str:
+CHARTS, DESCRIPTION = "model-metrics", "overview"
+"""The tabs of a run's page that show its charts, and its description with its latest metrics."""
+
+
+def run_page(server: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
     """Return the address of a run's page, by default of its charts.
 
     With an empty `server` it is a link within the UI.
@@ -55,14 +59,14 @@ def curves_page(
     return f"{server.rstrip('/')}/#/metric?{query}&x_axis=step"
 
 
-def how_to_open(tracking_uri: str, experiment_id: str, run_id: str) -> str:
+def how_to_open(tracking_uri: str, experiment_id: str, run_id: str, tab: str = CHARTS) -> str:
     """Return a run's address on a server, or for another store the command that serves it.
 
     The text has no credentials: commands take them from the environment.
     """
     store: Store = locate_store(tracking_uri)
     if store.is_http:
-        return run_page(store.shown_uri, experiment_id, run_id)
+        return run_page(store.shown_uri, experiment_id, run_id, tab)
     if store.uri.startswith("databricks"):
         return f"run {run_id} in Databricks"
     bare = shlex.quote(without_credentials(tracking_uri))

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from matplotlib import pyplot
 from matplotlib.transforms import Bbox
 from PIL import Image
 
@@ -21,7 +22,10 @@ from vapo.diagnostics.position_profiles import position_profile
 from vapo.sweep.grid import GridRow
 from vapo.sweep.report.figures import (
     Drawing,
+    curves,
     draw_all,
+    legend_columns,
+    legend_height,
     points_of,
     position_points,
     row_bands,
@@ -30,7 +34,7 @@ from vapo.sweep.report.figures import (
 from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.run_records import RunRecord
 from vapo.sweep.report.runs import Collection
-from vapo.sweep.report.style import line_styles
+from vapo.sweep.report.style import house_style, line_styles
 
 ROOT = Path(__file__).parents[3]
 
@@ -54,6 +58,19 @@ def test_value_pretraining_is_not_on_the_x_axis() -> None:
     assert points_of(record, "critic/value_loss", pretraining=True) == {1: 3.0, 2: 1.0}
     only_pretraining = {**HISTORY, "progress/phase": {2: 0.0, 4: 0.0}}
     assert points_of(replace(record, history=only_pretraining), "rollout/reward_mean") == {}
+
+
+def test_steps_below_0_are_those_of_value_pretraining() -> None:
+    """The same run as newer versions record it: four steps lower, and the first score at 0."""
+    history = {
+        key: {step - 4: value for step, value in values.items()} for key, values in HISTORY.items()
+    }
+    record = RunRecord("r", "a", 0, history | {SCORE: {0: 0.25, 4: 0.5}})
+    older = RunRecord("r", "a", 0, HISTORY)
+    for key in ("rollout/reward_mean", "actor/entropy", SCORE):
+        assert points_of(record, key) == points_of(older, key)
+    assert points_of(record, "critic/value_loss", pretraining=True) == {1: 3.0, 2: 1.0}
+    assert [record.score(n) for n in (0, 3, 4)] == [0.25, 0.25, 0.5]
 
 
 def test_band_over_seeds() -> None:
@@ -144,6 +161,22 @@ def test_legends_lie_inside_the_figures(written: tuple[Path, dict[str, Bbox]]) -
         assert box.x0 >= 0, name
         assert box.x1 <= 1, name
         assert box.y0 >= 0, name
+
+
+def test_the_legend_of_long_names_is_whole() -> None:
+    """Two columns hold 50 characters; a name of 164 takes two lines of a single column."""
+    names = [f"vapo +{'grpo_with_a_long_name ' * 7}seed{number}" for number in range(2)]
+    assert [legend_columns(["x" * n]) for n in (18, 19, 32, 33, 50, 51)] == [4, 3, 3, 2, 2, 1]
+    assert legend_height(names) == pytest.approx(4 * 0.16)
+    with house_style():
+        figure = curves([run(name, 0, 0.5) for name in names], names, {SCORE: "score"})
+        assert figure is not None
+        figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == names
+    box = legend.get_window_extent().transformed(figure.transFigure.inverted())
+    assert (box.x0 >= 0, box.x1 <= 1, box.y0 >= 0) == (True, True, True)
+    pyplot.close(figure)
 
 
 def test_mean_advantage_is_before_whitening_in_data_figures_and_words() -> None:

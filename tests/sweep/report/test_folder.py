@@ -1,4 +1,4 @@
-"""`vapo report SWEEP_FOLDER`: the sweep of a folder, and what is said where there is none."""
+"""`vapo report FOLDER ...`: a sweep's folder or runs', and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tests.sweep.conftest import grid, plan
 from tests.tracking.ready_stores import ready_store
 from vapo.cli import main
 from vapo.errors import UserError
-from vapo.sweep.folders import Outcome, SweepFolder, read_sweep_folder
+from vapo.sweep.folders import Outcome, SweepFolder, read_run_folders, read_sweep_folder
 from vapo.sweep.recording import ParentRun
+from vapo.tracking import known_stores
 from vapo.tracking.journal import Journal
 from vapo.tracking.records import Record
 from vapo.tracking.sink import MlflowSink
+from vapo.tracking.stores import Store, locate_store
 
 ROWS = "{full_system: a, rows: [{row: a}, {row: b, overrides: {algorithm.eps_low: 0.1}}]}"
 
@@ -83,12 +85,13 @@ def test_a_folder_names_the_parent_and_the_store(
     [
         ("runs/sweep_ablatoin", "runs/sweep_ablatoin: there is no such folder; sweeps in "
          "TMP/runs: sweep_ablation"),
-        ("runs", "TMP/runs: there is no sweep.json in it, so it is not the folder of a sweep; "
-         "sweeps in TMP/runs: sweep_ablation, zz"),
+        ("runs", "TMP/runs: there is no sweep.json in it, so it is not the folder of a sweep, and "
+         "no tracking/target.json, so it is not that of a run; sweeps in TMP/runs: "
+         "sweep_ablation, zz"),
         ("runs/sweep_ablation/runs/a-0_123", "the sweep around it is TMP/runs/sweep_ablation"),
         ("runs/sweep_ablation/sweep.json", "is not a folder; the sweep around it is TMP/runs/sw"),
-        ("empty", "TMP/empty: there is no sweep.json in it, so it is not the folder of a sweep; "
-         "`vapo sweep` prints its folder"),
+        ("empty", "TMP/empty: there is no sweep.json in it, so it is not the folder of a sweep, "
+         "and no tracking/target.json, so it is not that of a run; `vapo sweep` prints its folder"),
         ("runs/zz", "no run in TMP/runs/zz/runs says where it was recorded: give --tracking_uri"),
         ("broken", "TMP/broken/sweep.json is not the record of a sweep: give the id"),
         ("list", "TMP/list/sweep.json is not the record of a sweep: give the id"),
@@ -101,6 +104,74 @@ def test_errors_say_what_is_wrong_and_where(tmp_path: Path, given: str, said: st
         sweep_folder(tmp_path / name, None)
         (tmp_path / name / "sweep.json").write_text(text)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"^SWEEP_FOLDER") as error:
+    with pytest.raises(UserError, match=r"^FOLDER") as error:
         read_sweep_folder(tmp_path / given, None)
     assert said.replace("TMP", str(tmp_path)) in str(error.value)
+
+
+def run_folder(path: Path, uri: str, run_id: str) -> Path:
+    """A folder of a run that was recorded at `uri`."""
+    path.mkdir(parents=True)
+    (path / "run.json").write_text("{}")
+    journal = Journal(path / "tracking")
+    journal.bind(uri, run_id)
+    journal.close()
+    return path
+
+
+def recorded_run(store: Store, name: str, score: float) -> str:
+    """A finished run of this name in the store, with a held-out score."""
+    client = store.client()
+    run_id = str(client.create_run("0", run_name=name).info.run_id)
+    points = [["eval/avg_at_k", value, 1 + at, at] for at, value in ((0, 0.1), (5, score))]
+    MlflowSink(client, run_id).send([Record("metrics", points)])
+    client.set_terminated(run_id)
+    return run_id
+
+
+def test_the_report_of_runs_folders_compares_them_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = locate_store(str(ready_store(tmp_path / "somewhere")))
+    known_stores.remember_store(store)
+    scores = {"grpo": 0.25, "vapo": 0.75}
+    for name, score in scores.items():
+        run_folder(tmp_path / "runs" / name, store.uri, recorded_run(store, name, score))
+    monkeypatch.chdir(tmp_path)  # where there is no mlruns
+    assert main(["report", "runs/grpo", "runs/vapo"]) == 0
+    said = capsys.readouterr().out
+    assert "| row | seeds | score, % | difference to grpo |" in said
+    assert "| vapo | 1 | 75.0 | +50.0 |" in said
+    assert said.splitlines()[-1] == str(tmp_path / "runs/report")
+    assert main(["report", "runs/vapo", "runs/grpo", "--full_system", "grpo"]) == 0
+    assert "| vapo | 1 | 75.0 | +50.0 |" in capsys.readouterr().out
+    assert main(["report", "runs/vapo"]) == 0
+    assert "| row | seeds | score, % |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("folders", "said"),
+    [
+        (["one", "onee"], "TMP/onee: there is no such folder; did you mean TMP/one?"),
+        (["one", "sweep"], "TMP/sweep: it is the folder of a sweep, which has a report of its own"),
+        (["one", "empty"], "TMP/empty: it is not the folder of a run, which has tracking/target"),
+        (
+            ["one", "two"],
+            "different stores, and a report reads one: TMP/one in mlruns; TMP/two in x",
+        ),
+    ],
+)
+def test_several_folders_must_be_those_of_runs_in_one_store(
+    tmp_path: Path, folders: list[str], said: str
+) -> None:
+    run_folder(tmp_path / "one", "mlruns", "f01")
+    run_folder(tmp_path / "two", "x", "f02")
+    sweep_folder(tmp_path / "sweep", None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as error:
+        read_run_folders([tmp_path / name for name in folders], None)
+    assert said.replace("TMP", str(tmp_path)) in str(error.value)
+    chosen = read_run_folders([tmp_path / "one", tmp_path / "two"], "mine")
+    assert chosen is not None
+    assert (chosen.run_ids, chosen.tracking_uri) == (["f01", "f02"], "mine")
+    assert read_run_folders([tmp_path / "sweep"], None) is None

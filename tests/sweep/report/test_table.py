@@ -69,7 +69,7 @@ def test_one_seed_has_a_difference_and_no_interval() -> None:
     assert row.difference is not None
     assert row.difference.mean == pytest.approx(-10)
     assert row.difference.interval is None
-    assert row.sign == "agrees"
+    assert row.sign == "too few seeds", "one seed's sign says nothing of other training runs"
 
 
 COLLAPSED = {0: 0.80, 1: 0.82, 2: 0.30, 3: 0.81, 4: 0.84}
@@ -124,8 +124,7 @@ def test_with_one_seed_nothing_is_said_of_intervals() -> None:
     found = collection({"a": {0: 0.4}, "all": {0: 0.5}}, {"a": 1, "all": 2})
     [sentence, scores, *_] = conclusion(found, make_table(found))
     assert sentence == (
-        "The difference to all has the paper's sign in 1 of 1 rows. No difference has an "
-        "interval, which takes two seeds."
+        "No difference has an interval, which takes two seeds, so no sign is compared."
     )
     assert (
         scores == "Scores: avg@k of the last evaluation, per cent. A single seed has no interval."
@@ -136,7 +135,8 @@ def test_rows_without_an_interval_are_not_counted_among_those_with_one() -> None
     scores = {"one": {0: 0.4}, "two": {0: 0.30, 1: 0.32}, "all": {0: 0.50, 1: 0.52}}
     found = collection(scores, {"one": 1, "two": 1, "all": 2})
     [sentence, *_] = conclusion(found, make_table(found))
-    assert "in 2 of 2 rows, beyond the interval in 1 of 1 that have one" in sentence
+    assert "in 1 of 1 rows, beyond the interval in 1 of them" in sentence
+    assert sentence.endswith(" Rows with too few seeds to say: 1.")
 
 
 def test_a_difference_over_some_of_the_seeds_says_so_in_its_row() -> None:
@@ -192,8 +192,12 @@ def test_the_score_within_so_many_policy_steps() -> None:
     ],
 )
 def test_sign_agreement(ours: float, papers: float | None, sign: str) -> None:
-    assert agreement(MeanOfSeeds(ours), papers) == sign
+    interval = (ours - 1.0, ours + 1.0)
+    assert agreement(MeanOfSeeds(ours, interval, over="seeds"), papers) == sign
     assert agreement(None, papers) == ""
+    without = sign if sign in ("", "no effect") else "too few seeds"
+    assert agreement(MeanOfSeeds(ours), papers) == without
+    assert agreement(MeanOfSeeds(ours, interval, over="prompts"), papers) == without
 
 
 def test_a_difference_of_exactly_0_is_no_effect() -> None:
@@ -249,7 +253,7 @@ def test_an_interval_that_holds_0_shows_no_difference() -> None:
     assert signs == [
         "agrees, no difference shown",
         "differs, no difference shown",
-        "agrees",
+        "too few seeds",
         "agrees, clear",
         "",
     ]

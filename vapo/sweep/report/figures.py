@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
+from textwrap import wrap
 from typing import Any
 
 from matplotlib import pyplot
@@ -24,6 +26,8 @@ Band = Mapping[float, Sequence[float]]
 """Maps each x to the values of a row's seeds there."""
 _WIDTH = 7.1  # inches: a page's text
 _MAX_LINES = 9
+_LEGEND_CHARS = {4: 18, 3: 32, 2: 50, 1: 100}
+"""Maps a number of legend columns to the most characters of a label in each."""
 _WHEN = ("first", "last")
 _PRETRAINING_PANELS = {
     "critic/value_loss": "value loss",
@@ -197,7 +201,11 @@ def draw_bands(
 def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], panel_bands: Any) -> None:
     """Add one legend below the panels, with the rows that any of them has."""
     present = [row for row in styles if any(row in bands for bands in panel_bands)]
-    handles = [pyplot.Line2D([], [], label=row, **styles[row]) for row in present]
+    labels = [wrapped_label(row) for row in present]
+    handles = [
+        pyplot.Line2D([], [], label=label, **styles[row])
+        for row, label in zip(present, labels, strict=True)
+    ]
     columns, where = min(legend_columns(present), len(handles)), "outside lower center"
     figure.legend(handles=handles, loc=where, ncols=columns, frameon=False, handlelength=3.6)
 
@@ -205,12 +213,18 @@ def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], panel_ba
 def legend_columns(labels: Sequence[str]) -> int:
     """Return the number of legend columns that fit the page's width."""
     longest = max(map(len, labels), default=0)
-    return 4 if longest <= 18 else 3 if longest <= 32 else 2
+    return next((n for n, most in _LEGEND_CHARS.items() if longest <= most), 1)
+
+
+def wrapped_label(label: str) -> str:
+    """Return a label in lines that fit the page's width in a legend of one column."""
+    return "\n".join(wrap(label, _LEGEND_CHARS[1])) or label
 
 
 def legend_height(labels: Sequence[str]) -> float:
     """Return the legend's height in inches, which is added to the panels' height."""
-    return 0.16 * -(-len(labels) // legend_columns(labels))
+    num_lines = sum(wrapped_label(label).count("\n") + 1 for label in labels)
+    return 0.16 * -(-num_lines // legend_columns(labels))
 
 
 def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
@@ -228,7 +242,7 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     if key == SCORE:
         return {steps.get(step, 0.0): 100 * value for step, value in sorted(values.items())}
     points: dict[float, float] = {}
-    previous_step, number = 0, 0
+    previous_step, number = -math.inf, 0  # value pretraining has steps below 0
     for step in sorted(phase):
         if bool(phase[step]) != pretraining:
             number += 1

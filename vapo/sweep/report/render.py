@@ -161,8 +161,8 @@ def _number(value: float | None, *, signed: bool = False) -> str:
 
 
 def _sign(row: RowResult) -> str:
-    """Say whether a row's difference has the paper's sign, and if known whether it is clear."""
-    if row.sign not in ("agrees", "differs") or row.is_shown is None:
+    """Say whether a row's difference has the paper's sign, and whether it is clear."""
+    if row.sign not in ("agrees", "differs"):
         return row.sign
     return f"{row.sign}, clear" if row.is_shown else f"{row.sign}, no difference shown"
 

@@ -109,10 +109,22 @@ class Reader:
             notes=[f"Not in the table: {', '.join(missing)}."] if missing else [],
         )
 
-    def chosen(self, run_ids: Sequence[str], full_system: str | None = None) -> Collection:
-        """Read runs by their ids; rows, full system and paper scores come from the runs' tags."""
-        runs = [self._run(run_id, "--runs") for run_id in dict.fromkeys(run_ids)]
-        return self._collect("Runs", runs, full_system, only_finished=False)
+    def chosen(
+        self,
+        run_ids: Sequence[str],
+        full_system: str | None = None,
+        *,
+        flag: str = "--runs",
+        first_is_compared: bool = False,
+    ) -> Collection:
+        """Read runs by their ids; rows, full system and paper scores come from the runs' tags.
+
+        `flag` says in errors where the ids are from. With `first_is_compared` the others are
+        compared with the row of the first run, unless `full_system` names another row.
+        """
+        runs = [self._run(run_id, flag) for run_id in dict.fromkeys(run_ids)]
+        first = run_ids[0] if first_is_compared and len(runs) > 1 else None
+        return self._collect("Runs", runs, full_system, only_finished=False, compared=first)
 
     def experiment(self, name: str, full_system: str | None = None) -> Collection:
         """Read every finished run of an experiment, except for the parents of sweeps.
@@ -138,9 +150,19 @@ class Reader:
         return runs
 
     def _collect(
-        self, title: str, runs: Sequence[Any], full_system: str | None, *, only_finished: bool
+        self,
+        title: str,
+        runs: Sequence[Any],
+        full_system: str | None,
+        *,
+        only_finished: bool,
+        compared: str | None = None,
     ) -> Collection:
-        """Group runs into rows, by their names and by all that decides their numbers."""
+        """Group runs into rows, by their names and by all that decides their numbers.
+
+        Without a `full_system` it is the row of the run with the id `compared`, or the only row
+        that a sweep called so.
+        """
         candidates, notes = usable_runs(map(make_recorded_run, runs), only_finished=only_finished)
         pretrainings: dict[str, Any] = {}
         recorded_runs = [
@@ -157,6 +179,11 @@ class Reader:
         if not rows:
             kind = "finished run" if only_finished else "run"
             raise UserError(" ".join([f"{title}: no {kind} with a recorded evaluation.", *notes]))
+        if full_system is None and compared is not None and len(rows) > 1:
+            ids = {
+                row: {r.mlflow_run.info.run_id for r in row_runs} for row, row_runs in rows.items()
+            }
+            full_system = next((row for row in rows if compared in ids[row]), None)
         full_systems = [row for row, row_runs in rows.items() if _tag(row_runs, "full_system")]
         if full_system is None and len(full_systems) > 1:
             notes.append(

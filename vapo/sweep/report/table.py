@@ -17,7 +17,7 @@ from vapo.sweep.report.rows import SCORE
 from vapo.sweep.report.run_records import AVERAGE, FRESH, RECENT, SCORES
 from vapo.sweep.report.runs import Collection
 
-Sign = Literal["agrees", "differs", "no effect", ""]
+Sign = Literal["agrees", "differs", "no effect", "too few seeds", ""]
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,16 @@ def compare_rows(collection: Collection, key: str) -> dict[str, RowComparison]:
 def agreement(difference: MeanOfSeeds | None, paper_difference: float | None) -> Sign:
     """Say whether our mean difference has the sign of the paper's.
 
-    `no effect` means that ours is 0, up to rounding. The result is empty where there is nothing
-    to compare, or where the paper's difference is 0.
+    `no effect` means that ours is 0, up to rounding, and `too few seeds` that it is unknown how
+    much training runs differ: then its sign says nothing. The result is empty where there is
+    nothing to compare, or where the paper's difference is 0.
     """
     if difference is None or not paper_difference:
         return ""
     if abs(difference.mean) <= ROUNDING:
         return "no effect"
+    if difference.is_clear is None:
+        return "too few seeds"
     return "agrees" if difference.mean * paper_difference > 0 else "differs"
 
 
@@ -227,33 +230,28 @@ def shown_scores(table: Sequence[RowResult]) -> list[str]:
     ]
 
 
-def _signs(collection: Collection, judged: Sequence[RowResult]) -> list[str]:
+def _signs(collection: Collection, rows: Sequence[RowResult]) -> list[str]:
     """Say for how many rows the sign of the difference is the paper's, also beyond the interval."""
-    if not judged:
+    if not rows:
         return []
+    judged = [row for row in rows if row.sign != "too few seeds"]
+    too_few = len(rows) - len(judged)
+    if not judged:
+        return ["No difference has an interval, which takes two seeds, so no sign is compared."]
     clear = [row.sign for row in judged if row.is_shown]
-    signs_with_interval = [row.sign for row in judged if row.is_shown is not None]
     signs = [row.sign for row in judged]
     text = (
         f"The difference to {collection.full_system} has the paper's sign in "
-        f"{signs.count('agrees')} of {len(judged)} rows"
+        f"{signs.count('agrees')} of {len(judged)} rows, beyond the interval in "
+        f"{clear.count('agrees')} of them; it has the other sign beyond the interval in "
+        f"{clear.count('differs')}."
     )
-    if signs_with_interval:
-        total = (
-            "them"
-            if len(signs_with_interval) == len(judged)
-            else f"{signs_with_interval.count('agrees')} that have one"
-        )
-        text += (
-            f", beyond the interval in {clear.count('agrees')} of {total}; it has the other sign "
-            f"beyond the interval in {clear.count('differs')}."
-        )
-    else:
-        text += ". No difference has an interval, which takes two seeds."
     if zeros := signs.count("no effect"):
         text += f" It is exactly 0 (no effect) in {zeros}."
     if unclear := sum(row.is_shown is False for row in judged if row.sign != "no effect"):
         text += f" Where it is not 0, the interval holds 0 in {unclear} (no difference shown)."
+    if too_few:
+        text += f" Rows with too few seeds to say: {too_few}."
     return [text]
 
 
