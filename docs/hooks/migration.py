@@ -34,6 +34,24 @@ Three things are different as a whole:
   to `algorithm.kl.coef`. No config of another framework is read.
 """
 
+EARLIER_VERSIONS = """\
+## From earlier versions of vapo
+
+**The steps of metrics begin where the policy begins.** Value pretraining counts up to 0, from
+-199 for 50 iterations of four minibatches, and the policy's first minibatch is step 1. So runs
+with and without a critic stand over each other in every chart. Before, all minibatches were counted
+from 1 on, and a run with value pretraining stood that much further to the right.
+
+- Runs that are recorded already stay as they are. `vapo report` reads both kinds: its axis has always
+  been the policy's steps.
+- A run that an earlier version began keeps its axis to its end, also where it is resumed.
+- The score before training is at step 0, as the policy that it belongs to.
+- In a program that reads `Run.metrics()`, a journal or MLflow, a step is a step of the policy now. Take
+  `progress/iteration` to count both phases. Old and new runs differ by the minibatches of value
+  pretraining, whose last has `progress/phase` 0.
+- The tables `samples/step_000008.json` have the same steps in their names.
+"""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -74,7 +92,7 @@ def page() -> str:
         parts += [f"## {section.title}", *([section.text] if section.text else [])]
         rows = "\n".join(_line(row) for row in section.rows)
         parts.append(f"| verl | TRL | here | what differs |\n|---|---|---|---|\n{rows}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, EARLIER_VERSIONS])
 
 
 def _line(row: Row) -> str:

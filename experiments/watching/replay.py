@@ -7,6 +7,7 @@ Reads MLflow's SQLite stores, and changes nothing. Runs of fewer than 20 iterati
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ def iterations(store: sqlite3.Connection, run_id: str) -> Iterator[tuple[int, di
         )
 
     metrics = {key: history(key) for sign in SIGNS.values() for key in sign.metrics}
-    previous = 0
+    previous = -math.inf  # value pretraining has steps below 0
     for number, (step, phase) in enumerate(history("progress/phase"), start=1):
         values = {
             key: [value for at, value in points if previous < at <= step]

@@ -153,7 +153,7 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     mse = table["figures"]["mse"]
     assert mse[0] in found["truth/mse"].values()
     assert mse[1] <= mse[0] <= mse[2]
-    assert len(table["points"]) == found["truth/num_prefixes"][4], "after two steps in each"
+    assert len(table["points"]) == found["truth/num_prefixes"][2], "after two steps of the policy"
     assert {len(point["returns"]) for point in table["points"]} == {8}
 
 

@@ -53,7 +53,7 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert recorded_run.data.tags["stopped"] == contents["stopped"]
     assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
     history = client.get_metric_history(recorded_run.info.run_id, "watch/approx_kl")
-    assert [(m.step, m.value) for m in history] == [(6, 0.0), (8, 1.0)]
+    assert [(m.step, m.value) for m in history] == [(2, 0.0), (4, 1.0)]
     again = fit(
         tmp_path, *limits, "--ckpt_path", "last", small=SHORT
     )  # it now warns, and runs to its end
@@ -108,4 +108,4 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert recorded_run.info.status == "FAILED"
     key = "faults/critic_updates_skipped"
     history = client.get_metric_history(recorded_run.info.run_id, key)
-    assert [(m.step, m.value) for m in history] == [(2, 2.0)]
+    assert [(m.step, m.value) for m in history] == [(-2, 2.0)]

@@ -85,18 +85,20 @@ def test_csv_files_lie_in_the_runs_folder(tracking: TrackingConfig, tmp_path: Pa
     journal = tmp_path / "tracking"
     config = also(tracking, "csv")
     with RunLogger(config, run_name="x", journal=journal) as first:
-        first.log_metrics({"eval/avg_at_k": 0.5, "kl[0]": float("inf")}, step=0)
+        first.policy_begins_at = 3
+        first.log_metrics({"eval/avg_at_k": 0.5, "kl[0]": float("inf")}, step=3)
         first.log_metrics({"actor/entropy": 2.0}, step=1)
         rows = rows_of(tmp_path / "csv/version_0/metrics.csv")  # before the run's end
-        assert rows[1] == {"step": 1.0, "actor/entropy": 2.0}
+        assert rows[1] == {"step": -2.0, "actor/entropy": 2.0}, "of value pretraining"
         assert rows[0]["eval/avg_at_k"] == 0.5
         assert rows[0]["kl_0_"] != rows[0]["kl_0_"], "nan, as in MLflow"
     with RunLogger(config, run_name="x", run_id=first.run_id, journal=journal) as again:
         again.skip_recorded()
+        again.policy_begins_at = 3
         again.log_metrics({"actor/entropy": 2.0}, step=1)
         again.log_metrics({"actor/entropy": 3.0}, step=2)
     assert rows_of(tmp_path / "csv/version_0/metrics.csv")[1] == rows[1]
-    assert rows_of(tmp_path / "csv/version_1/metrics.csv") == [{"step": 2.0, "actor/entropy": 3.0}]
+    assert rows_of(tmp_path / "csv/version_1/metrics.csv") == [{"step": -1.0, "actor/entropy": 3.0}]
     metrics = client_of(tracking).get_run(str(first.run_id)).data.metrics
     assert metrics["eval/avg_at_k"] == 0.5
 
@@ -108,6 +110,7 @@ def test_wandb_gets_the_run_its_config_and_metrics(
     config = also(tracking, "wandb")
     with RunLogger(config, run_name="my run", journal=tmp_path / "tracking") as logger:
         logger.log_config("a: 1\n", {"a": 1})
+        logger.policy_begins_at = 5
         logger.log_metrics({"eval/avg_at_k": 0.5}, step=3)
     (_, options), *rest = wandb.calls
     expected = {
@@ -123,7 +126,7 @@ def test_wandb_gets_the_run_its_config_and_metrics(
     assert options["settings"]["console"] == "off"
     assert rest == [
         ("config", {"a": 1}),
-        ("log", {"eval/avg_at_k": 0.5, "trainer/global_step": 3}),
+        ("log", {"eval/avg_at_k": 0.5, "trainer/global_step": -2}),
         ("finish", 0),
     ]
 

@@ -295,3 +295,31 @@ def test_another_process_reads_on_where_it_stopped(tmp_path: Path) -> None:
     assert read_from(tmp_path, after) == ([], 0), "it was begun anew"
     with pytest.raises(FileNotFoundError):
         read_from(tmp_path / "nowhere")
+
+
+def test_steps_below_0_arrive_and_a_resumed_run_skips_those_it_has(tracking, tmp_path: Path):
+    """Value pretraining of three minibatches, killed after the second; then the policy."""
+    first = RunLogger(tracking, run_name="x", journal=tmp_path / "tracking")
+    first.policy_begins_at = 3
+    first.log_metrics({"score": 0.25}, step=3)
+    for step in (1, 2):
+        first.log_metrics({"loss": float(step)}, step=step)
+    first.close("FAILED")
+    logger = RunLogger(tracking, run_name="x", run_id=first.run_id, journal=tmp_path / "tracking")
+    assert dict(logger.recorded_steps) == {"score": 0, "loss": -1}
+    assert logger.first_recorded_step == -2
+    logger.policy_begins_at = 3
+    logger.skip_recorded()
+    for step in range(2, 6):
+        logger.log_metrics({"loss": float(step), "new": 0.5}, step=step)
+    assert logger.close() == 0
+    assert logger.run_id is not None
+    client = MlflowClient(locate_store(tracking.uri).uri)
+
+    def history(key: str) -> list[tuple[int, float]]:
+        return sorted((p.step, p.value) for p in client.get_metric_history(logger.run_id, key))
+
+    assert history("loss") == [(-2, 1.0), (-1, 2.0), (0, 3.0), (1, 4.0), (2, 5.0)]
+    assert [step for step, _ in history("new")] == [-1, 0, 1, 2]
+    assert history("score") == [(0, 0.25)]
+    assert client.get_run(logger.run_id).data.metrics == {"loss": 5.0, "new": 0.5, "score": 0.25}

@@ -338,7 +338,7 @@ def _is_well_formed(record: Record) -> bool:
 def _is_metric(item: Any) -> bool:
     match item:
         case [str(), int() | float() as value, at_ms, step]:
-            return not isinstance(value, bool) and _is_time(at_ms) and _is_time(step)
+            return not isinstance(value, bool) and _is_time(at_ms) and _is_step(step)
     return False
 
 
@@ -350,5 +350,10 @@ def _is_input(item: Any) -> bool:
 
 
 def _is_time(value: Any) -> bool:
-    """Whether a value is a count that a store can hold, such as a time in ms or a step."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    """Whether a value is a time in ms that a store can hold."""
+    return _is_step(value) and value >= 0
+
+
+def _is_step(value: Any) -> bool:
+    """Whether a value is a step that a store can hold. Those of value pretraining are below 0."""
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53

@@ -43,6 +43,9 @@ class RunLogger(Logger):
     `close` ends the run. On ranks other than 0 every method does nothing. Use it as a context
     manager.
 
+    The steps of metrics are recorded less `policy_begins_at`, so that 0 is where the policy begins
+    and value pretraining is below it.
+
     `note` receives lines for the user, on the wait for a new store and on trouble during the run.
     `journal` is the folder `tracking` in the run's folder. Records are kept there until the store
     has them, and those of an interrupted run are sent first. If it is None, they are in memory.
@@ -50,8 +53,10 @@ class RunLogger(Logger):
     Raises: UserError, within seconds, if the store or the journal cannot be used.
     """
 
-    # the last step of each metric that earlier processes of this run recorded
+    # the last step of each metric that earlier processes of this run recorded, and the first of all
     recorded_steps: Mapping[str, int] = {}
+    first_recorded_step = 0
+    policy_begins_at = 0
     experiment_id: str | None = None
     run_id: str | None = None
     run_name = ""
@@ -136,6 +141,7 @@ class RunLogger(Logger):
                 self._clock.after(at_ms)  # times are not given again if the clock was set back
                 name = present_name(key)
                 steps[name] = max(step, steps.get(name, step))
+                self.first_recorded_step = min(step, self.first_recorded_step)
         self.recorded_steps = steps
         sink = MlflowSink(client, self.run_id)
         missing = sink.missing if store.is_http else None  # a proxy may stand before a server
@@ -187,28 +193,32 @@ class RunLogger(Logger):
         self._skip_up_to = self.recorded_steps
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Log values at one step. Infinite ones are recorded as nan, with a note for each key.
+        """Log values at one of the trainer's steps. Infinite ones are recorded as nan, with a note
+        for each key.
 
         (MLflow's SQL store would turn inf into 1.8e308, which reads as a number.)
         """
         self._is_unused = False
         items = []
         at_ms = self._clock.now_ms()
+        recorded_step = (step or 0) - self.policy_begins_at
         for name, value in metrics.items():
             key = re.sub(r"[^\w/. :-]", "_", name)
-            if (step or 0) <= self._skip_up_to.get(key, -1):
+            if recorded_step <= self._skip_up_to.get(key, -math.inf):
                 continue
             number = float(value)
             if math.isinf(number):
                 if name not in self._nonfinite:
                     self._nonfinite.add(name)
-                    self._note(f"tracking: {name} is {number} at step {step}; recorded as nan")
+                    self._note(
+                        f"tracking: {name} is {number} at step {recorded_step}; recorded as nan"
+                    )
                 number = math.nan
-            items.append((key, number, at_ms, step or 0))
+            items.append((key, number, at_ms, recorded_step))
         if items:
             self._submit("metrics", items)
             if self._also is not None:
-                self._also.log_metrics({key: number for key, number, *_ in items}, step or 0)
+                self._also.log_metrics({key: number for key, number, *_ in items}, recorded_step)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Do nothing: the resolved config is recorded once, by `log_config`."""

@@ -50,7 +50,7 @@ def stored_names(metrics: Iterable[str], name: str) -> list[str]:
 
 
 def recorded_metrics(store: Store, run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """Return a run's metrics by present name, each as (optimizer step, value) in order of steps."""
+    """Return a run's metrics by present name, each as (step, value) in order of steps."""
     client, points_by_name = store.client(), dict[str, list[tuple[int, float]]]()
     for stored in client.get_run(run_id).data.metrics:
         points = [(point.step, point.value) for point in client.get_metric_history(run_id, stored)]

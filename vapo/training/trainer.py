@@ -27,6 +27,7 @@ from vapo.training.callbacks.diagnostics import DiagnosticTables, Evaluation, Va
 from vapo.training.callbacks.own_states import OwnStates
 from vapo.training.callbacks.prompt_scores import PromptScores
 from vapo.training.callbacks.recording import Recording, Watch
+from vapo.training.callbacks.step_axis import StepAxis
 from vapo.training.datamodule import StopAtSafePoints
 from vapo.training.parts import TrainingParts
 
@@ -77,6 +78,7 @@ class RunCallbacks:
             self.recording,
             self.watch,
             DiagnosticTables(logger, parts.truths),
+            StepAxis(logger),
             self.checkpointing,
         ]
         if config.trainer.profile:

@@ -108,8 +108,10 @@ class Evaluation(Callback):
         if self.scores is not None:
             counts = policy_iterations, self.policy_steps
             self.latest |= self.scores.evaluated("evaluation", result, *counts)
-        self.logger.log_metrics(self.latest, step=trainer.global_step)
-        self.logger.log_table(result.rows, f"samples/step_{trainer.global_step:06d}.json")
+        begins_at = self.logger.policy_begins_at
+        step = max(trainer.global_step, begins_at)  # value pretraining does not change the policy
+        self.logger.log_metrics(self.latest, step=step)
+        self.logger.log_table(result.rows, f"samples/step_{step - begins_at:06d}.json")
         score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
         self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
         return self.latest

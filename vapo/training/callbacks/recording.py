@@ -52,7 +52,8 @@ BF16_PEAKS = {
 class Recording(Callback):
     """Logs and shows the metrics of every optimizer step and of every iteration.
 
-    They are logged at the number of optimizer steps (`trainer.global_step`), every chart's x axis.
+    They are logged at the number of optimizer steps (`trainer.global_step`), from which the logger
+    makes the charts' x axis (`StepAxis`).
     """
 
     def __init__(self, logger: RunLogger, progress: Progress) -> None:
