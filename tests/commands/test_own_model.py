@@ -56,6 +56,7 @@ def test_columns_and_held_out_prompts_are_chosen(model: str, file: str):
     assert (config.data.heldout, config.data.heldout_size) == (None, 4)
     assert (config.rewards.verifier, config.actor.path) == ("exact", model)
     assert config.output_dir == "runs/tiny"
+    assert config.tracking.experiment == f"tiny {Path(file).name}", "other data is elsewhere"
     assert "own_model_cpu.yaml" in chosen.line
     assert "'question', answers from 'solution' (the first is '2'); no chat template" in chosen.line
     assert "the prompts are plain text (a chat model needs its own, as chat_temp" in chosen.line

@@ -44,6 +44,30 @@ def test_a_name_says_config_changes_and_seed(files: list[Path]) -> None:
     assert name(command="filter") == "filter missed_checks/vapo +grpo seed0"
 
 
+def test_an_own_models_run_is_named_by_model_data_and_reward(tmp_path: Path) -> None:
+    (tmp_path / "conf/scale").mkdir(parents=True)
+    base = write(tmp_path / "conf/scale", MINIMAL, "own_model_cpu.yaml")
+    chosen = [
+        "actor.path=models/smollm2_135m",
+        "data.train.path=my_problems.jsonl",
+        "data.train.prompt_column=problem",
+        "rollouts.engine=vllm",
+        "output_dir=runs/smollm2_135m",
+    ]
+    function = ["rewards.verifier=python", "rewards.function=here/my_verifier.py:score"]
+
+    def name(*overrides: str, max_chars: int = NAME_CHARS) -> str:
+        config = load_config(FitConfig, [base], [*chosen, *overrides])
+        return default_name(config, max_chars=max_chars)
+
+    assert name(*function) == "smollm2_135m my_problems.jsonl score seed0"
+    assert name(*function, max_chars=48) == name(*function), "a folder has the whole name"
+    assert name("rewards.verifier=exact", "seed=3") == "smollm2_135m my_problems.jsonl exact seed3"
+    rate = "actor.optimizer.lr=1e-5"
+    assert name(*function, rate) == "smollm2_135m my_problems.jsonl score optimizer.lr=1e-05 seed0"
+    assert default_name(load_config(FitConfig, [base], ["seed=1"])) == "scale/own_model_cpu seed1"
+
+
 def test_a_name_has_not_the_files_that_a_file_extends(files: list[Path]) -> None:
     task = write(files[0].parent, "extends: vapo.yaml\nseed: 5", "longer.yaml")
     config = load_config(FitConfig, [task, files[1]], ["algorithm.entropy_coef=0.1"])

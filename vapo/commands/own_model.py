@@ -133,6 +133,8 @@ def _from_files(
         return values | any_data, []
     rows_dir = Path(on_any_data.output_dir).expanduser() / "data"
     data_line, num_rows = _put_source(values, "train", data, overrides, rows_dir)
+    names = (Path(path).name for path in (model, values["data.train.path"]))
+    values["tracking.experiment"] = " ".join(names)  # scores on the same data are compared
     if heldout is not None:
         _put_source(values, "heldout", heldout, overrides, rows_dir)
     elif not any(text.startswith("data.heldout") for text in overrides):

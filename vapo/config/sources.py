@@ -17,6 +17,9 @@ _MAX_VALUE = 24
 _SEED_CHARS = len("seed1234")
 _NOT_IN_NAMES = ("seed", "output_dir", "tracking", "checkpoints", "trainer")
 _FIRST_IN_NAMES = ("actor.path", "data.train.path", "rewards.verifier", "rewards.function")
+_OWN_MODEL_FILE = re.compile(r"own_model_[a-z]+")
+_CHOSEN_FOR_OWN_MODEL = ("data", "rollouts.engine", "rollouts.vllm")
+"""What `vapo fit --model` chooses by the data and the machine."""
 _RUN_FOLDER = re.compile(r"\d{8}-\d{6}_(.+)")
 
 
@@ -70,21 +73,38 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     As `missed_checks/vapo +grpo clip_higher.enabled=false seed3`: the first config file, the
     others after `+`, overrides with the last two parts of their keys, without those that say
     where and how a run is run. Model, data and reward are before the others and have no key, and
-    what else is said of the data is after them. Other commands than fit come first. It is at most
-    `max_chars` long: overrides that have no room are counted, with a digest, as `(+2 3fa9)`. Every
-    seed has the room of four digits, so that the names of one config differ in their seeds alone;
-    a longer one makes the name longer.
+    what else is said of the data is after them. On the base config of `vapo fit --model` these
+    three are the name, without the config and what was chosen for them. Other commands than fit
+    come first. It is at most `max_chars` long: overrides that have no room are counted, with a
+    digest, as `(+2 3fa9)`. Every seed has the room of four digits, so that the names of one config
+    differ in their seeds alone; a longer one makes the name longer.
     """
     sources: Sources = getattr(config, SOURCES)
-    names = [*([] if command == "fit" else [command]), *short_names(sources.files)]
+    keys = {change.key for change in sources.changes}
+    files, hidden_keys = short_names(sources.files), _NOT_IN_NAMES
+    if (
+        sources.files
+        and _OWN_MODEL_FILE.fullmatch(Path(sources.files[0]).stem)
+        and ("actor.path" in keys)
+    ):
+        files, hidden_keys = files[1:], (*_NOT_IN_NAMES, *_CHOSEN_FOR_OWN_MODEL)
+    if "rewards.function" in keys:  # which says that the verifier is a function
+        hidden_keys = (*hidden_keys, "rewards.verifier")
     parts = [
-        _key_in_name(change.key) + _short(change.after, is_path=change.key.endswith(".path"))
+        _part_of_name(change)
         for change in sorted(sources.changes, key=_place_in_name)
-        if not is_under(change.key, _NOT_IN_NAMES)
+        if not is_under(change.key, hidden_keys)
+        or (change.key in _FIRST_IN_NAMES and change.key != "rewards.verifier")
+    ]
+    names = [*([] if command == "fit" else [command]), *files] or [
+        parts.pop(0) if parts else "vapo"
     ]
     seed = f"seed{config.seed}"
+    name = " ".join([*names, *parts])
+    if len(name) + 1 + _SEED_CHARS <= max_chars:
+        return f"{name} {seed}"
     room = max_chars - _SEED_CHARS - len(" (+99 3fa9) ")
-    name = " ".join(names or ["vapo"])
+    name = " ".join(names)
     if len(name) > room:
         name = name[: room - 3] + "..."
     for index, part in enumerate(parts):
@@ -130,8 +150,13 @@ def short_names(files: Sequence[str]) -> list[str]:
     return names
 
 
-def _key_in_name(key: str) -> str:
-    return "" if key in _FIRST_IN_NAMES else f"{'.'.join(key.split('.')[-2:])}="
+def _part_of_name(change: Change) -> str:
+    """Return what an override adds to a name: of a function its own name, without the file."""
+    value = change.after
+    if change.key == "rewards.function":
+        value = value.rpartition(":")[2] or value
+    key = "" if change.key in _FIRST_IN_NAMES else f"{'.'.join(change.key.split('.')[-2:])}="
+    return key + _short(value, is_path=change.key.endswith(".path"))
 
 
 def _short(value: str, *, is_path: bool) -> str:
