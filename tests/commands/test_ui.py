@@ -139,8 +139,10 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
     view = "?workflowType=machine_learning"
     out = capsys.readouterr().out
-    assert f"{runs}/{logger.run_id}/model-metrics{view}\n" in out
-    assert f"{runs}{view}&compareRunsMode=CHART (" in out
+    charts, table, alone = out.splitlines()[-3:]
+    assert charts.startswith(f"  {runs}{view}&compareRunsMode=CHART&viewStateShareKey=vapo (")
+    assert table.startswith(f"  {runs}{view}&viewStateShareKey=vapo (")
+    assert alone.startswith(f"  {runs}/{logger.run_id}/model-metrics{view} (")
     with pytest.raises(UserError, match="has no run 0123: give the id that `vapo fit`") as error:
         ui.run(uri, "127.0.0.1", free_port, run="0123")
     assert "any more" not in str(error.value)
@@ -161,7 +163,10 @@ def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(
     stand_in(monkeypatch, tmp_path / "up", "0")
     ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
     out = capsys.readouterr().out
-    assert f"http://127.0.0.1:{free_port}/#/metric?runs=%5B%22{child}%22%5D&" in out
+    table, curves = out.splitlines()[-2:]
+    runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
+    assert table.startswith(f"  {runs}/{logger.run_id}/overview?workflowType=machine_learning (")
+    assert curves.startswith(f"  http://127.0.0.1:{free_port}/#/metric?runs=%5B%22{child}%22%5D&")
     assert "compareRunsMode" not in out
 
 

@@ -29,7 +29,7 @@ def test_a_score_is_of_the_policy_that_was_evaluated(
 ) -> None:
     """Evaluated before training, and after every third iteration: worse each time."""
     run = Iterations(tmp_path, monkeypatch, False, every_n_iterations=10)
-    run.evaluation.logger = MagicMock()
+    run.evaluation.logger = MagicMock(policy_begins_at=0)
     run.module.config.evaluation.every_n_iterations = 3
     scores = iter([0.5, 0.3, 0.2, 0.4])
     monkeypatch.setattr(diagnostics, "datamodule_of", MagicMock())

@@ -16,7 +16,6 @@ from vapo.errors.shown_text import say
 from vapo.system.ports import check_port
 from vapo.tracking.links import (
     DESCRIPTION,
-    SCORE,
     curves_page,
     experiments_page,
     run_page,
@@ -24,6 +23,7 @@ from vapo.tracking.links import (
 )
 from vapo.tracking.metric_names import stored_names
 from vapo.tracking.opening import client_of
+from vapo.tracking.shared_view import SCORE, share_view
 from vapo.tracking.stores import Store, locate_store
 from vapo.user_code.python_child import python_command, python_environment
 
@@ -75,8 +75,16 @@ def run(tracking_uri: str, host: str, port: int, run: str | None = None) -> None
                 f"{curves} (the scores of its runs, side by side)",
             ]
         else:
-            beside = f"{runs_page(server, experiment_id)} (all its experiment's runs, side by side)"
-            pages = [run_page(server, experiment_id, run), beside]
+            has_view = share_view(client, client.get_experiment(experiment_id))
+            charts, table = (
+                runs_page(server, experiment_id, charts=charts, has_view=has_view)
+                for charts in (True, False)
+            )
+            pages = [
+                f"{charts} (its charts beside those of its experiment's latest runs)",
+                f"{table} (all these runs in a table, with their scores)",
+                f"{run_page(server, experiment_id, run)} (this run alone, all its charts)",
+            ]
     other = port + 1 if port < 65535 else 5000
     first = pages[0].partition(" ")[0]
     served = f"if the same store is already served there, open {first}; or "

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from vapo.config.credentials import without_credentials
+from vapo.tracking.shared_view import SCORE, VIEW_KEY
 from vapo.tracking.stores import Store, locate_store
 
 _TRAINING_VIEW = "?workflowType=machine_learning"
-SCORE = "eval/avg_at_k"
 
 
 def experiments_page(server: str) -> str:
@@ -35,9 +35,15 @@ def run_page(server: str, experiment_id: str, run_id: str, tab: str = CHARTS) ->
     return f"{server.rstrip('/')}/{place}" if server else place
 
 
-def runs_page(server: str, experiment_id: str) -> str:
-    """Return the address of a page with an experiment's runs and their charts."""
-    place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}&compareRunsMode=CHART"
+def runs_page(server: str, experiment_id: str, *, charts: bool, has_view: bool) -> str:
+    """Return the address of a page with an experiment's runs: their charts, or a table.
+
+    `has_view` says that the experiment has our view (`share_view`): scores are the first columns
+    and charts.
+    """
+    place = f"#/experiments/{experiment_id}/runs{_TRAINING_VIEW}"
+    place += "&compareRunsMode=CHART" if charts else ""
+    place += f"&viewStateShareKey={VIEW_KEY}" if has_view else ""
     return f"{server.rstrip('/')}/{place}"
 
 

@@ -16,6 +16,7 @@ from vapo.errors.secret_rule import TRACKING_PASSWORD, TRACKING_URI, TRACKING_US
 from vapo.files.whole_files import write_whole
 from vapo.tracking.delivery import one_line
 from vapo.tracking.known_stores import remember_store
+from vapo.tracking.shared_view import VIEW_TAG, share_view, view_state
 from vapo.tracking.sink import is_active, known_run
 from vapo.tracking.stores import Store, cannot_write_store
 
@@ -59,8 +60,9 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
 
             stored_experiment = client.get_experiment_by_name(experiment)
             if stored_experiment is None:
+                tags = {VIEW_TAG: view_state()}
                 try:
-                    return str(client.create_experiment(experiment, store.artifact_location))
+                    return str(client.create_experiment(experiment, store.artifact_location, tags))
                 except MlflowException:  # another run may have made it meanwhile
                     if (stored_experiment := client.get_experiment_by_name(experiment)) is None:
                         raise
@@ -69,6 +71,7 @@ def open_store(store: Store, experiment: str, note: Callable[[str], None]) -> st
                     f"tracking.experiment: the experiment '{experiment}' was deleted in this "
                     "store; restore it or choose another name"
                 )
+            share_view(client, stored_experiment)
             return str(stored_experiment.experiment_id)
 
 

@@ -34,6 +34,7 @@ from vapo.system.progress import Progress
 from vapo.tracking.links import run_page
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.records import NOTE_TAG
+from vapo.tracking.shared_view import SCORE, SCORE_BEFORE
 from vapo.training.callbacks.prompt_scores import PromptScores
 from vapo.training.datamodule import datamodule_of, iteration_of
 from vapo.training.iteration import Iteration, is_due
@@ -77,6 +78,8 @@ class Evaluation(Callback):
         assert isinstance(pl_module, VapoModule)
         if not self.first:
             self.first = self.run(trainer, pl_module, int(pl_module.policy_iterations))
+            before = {SCORE_BEFORE: self.first[SCORE]}  # which a run list shows beside the last one
+            self.logger.log_metrics(before, step=self.logger.policy_begins_at)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
