@@ -100,6 +100,7 @@ def test_text_names_scores_record_next_steps_and_ends_with_the_folder(
     run_dir = run_dir_below(tmp_path, monkeypatch)
     summary.profile = "training 60%, rollout 30%, idle 10%; 40 tokens/s" + ", and more" * 9
     summary.score_best, summary.best_iteration = 0.9, 40
+    summary.critic_at_end = 0.5
     text = render_summary(
         summary,
         run_dir,
@@ -169,6 +170,9 @@ def test_the_end_says_what_the_critic_knew(summary, tmp_path, after_pretraining,
     knows = replace(summary, critic_after_pretraining=after_pretraining, critic_at_end=at_end)
     lines = render_summary(knows, tmp_path, recorded="x").splitlines()
     assert [line for line in lines if line.startswith("critic")] == [f"critic        {row}"]
+    said = render_summary(summary, tmp_path, recorded="x", value_page="p" * 70)
+    first = "open first    its responses and their advantages, token by token:"
+    assert f"{first}\n  {'p' * 70}\n" in said
     data = json.loads(write_summary(tmp_path, knows).read_text())
     assert (data["critic_after_pretraining"], data["critic_at_end"]) == (after_pretraining, at_end)
 

@@ -140,7 +140,7 @@ def render_summary(
         *([("time went to", summary.profile)] if summary.profile else []),
         ("recorded", recorded),
         *([("", f"{num_lost} records were not delivered: see below")] if num_lost else []),
-        *_first_page(value_page),
+        *_first_page(value_page, has_critic=bool(_critic(summary))),
     ]
     commands = [f"R={shlex.quote(shown_path(run_dir))}"]
     if summary.mlflow_run_id and summary.mlflow_experiment_id:
@@ -188,11 +188,14 @@ def _comparison(other_run: Path | None) -> list[str]:
     ]
 
 
-def _first_page(value_page: str | None) -> list[tuple[str, str]]:
+def _first_page(value_page: str | None, *, has_critic: bool) -> list[tuple[str, str]]:
     """Return the rows that name the page to open first, if the run has any value page."""
     if value_page is None:
         return []
-    return [("open first", "what the critic expected before each token:"), ("", value_page)]
+    contents = "what the critic expected before each token:"
+    if not has_critic:
+        contents = "its responses and their advantages, token by token:"
+    return [("open first", contents), ("", value_page)]
 
 
 def _critic(summary: RunSummary) -> list[tuple[str, str]]:
