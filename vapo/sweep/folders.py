@@ -239,16 +239,7 @@ def read_run_folders(folders: Sequence[Path], tracking_uri: str | None) -> RunFo
         if target is None and len(paths) == 1:
             return None
         if target is None:
-            problem = (
-                "there is no such folder"
-                if not path.is_dir()
-                else (
-                    "it is the folder of a sweep, which has a report of its own: vapo report FOLDER"
-                    if (path / SWEEP_RECORD).is_file()
-                    else "it is not the folder of a run, which has tracking/target.json"
-                )
-            )
-            raise UserError(f"FOLDER {path}: {problem}{_near_runs(path)}")
+            raise UserError(f"FOLDER {path}: {_why_no_run(path)}")
         run_ids.append(str(target["mlflow_run_id"]))
         uris.setdefault(tracking_uri or str(target["tracking_uri"]), path)
     if len(uris) > 1:
@@ -259,13 +250,16 @@ def read_run_folders(folders: Sequence[Path], tracking_uri: str | None) -> RunFo
     return RunFolders(paths, run_ids, next(iter(uris)))
 
 
-def _near_runs(path: Path) -> str:
-    """Name the run's folder beside a missing path whose name is nearest, if any is near."""
+def _why_no_run(path: Path) -> str:
+    """Say why a path is not the folder of a run. Beside a missing one, name the nearest run."""
+    if (path / SWEEP_RECORD).is_file():
+        return "it is the folder of a sweep, which has a report of its own: vapo report FOLDER"
     if path.exists():
-        return ""
+        return "it is not the folder of a run, which has tracking/target.json"
     names = [record.parent.name for record in path.parent.glob(f"*/{RECORD_NAME}")]
     close = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {path.parent / close[0]}?" if close else ""
+    hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+    return f"there is no such folder{hint}"
 
 
 def _hint(path: Path) -> str:
