@@ -16,7 +16,7 @@ from vapo.environments.contract import Environments
 from vapo.errors import UserError
 from vapo.networks.end_tokens import EndTokens, end_tokens, turn_ids_with_end
 from vapo.rollouts.engines.contract import SampledTurn, SamplingSettings, TurnRequest
-from vapo.rollouts.episodes import Episode, EpisodeLoop, ended_episodes
+from vapo.rollouts.episodes import EpisodeLoop, ended_episodes
 from vapo.rollouts.observations import ObservationTokens
 from vapo.types import FinishReason, Prompt, Rollout
 
@@ -97,27 +97,27 @@ def play_demonstrations(
         loop.add(prompt, (i, 0))
     rollouts: dict[int, Rollout] = {}
     for episode in ended_episodes(loop):
-        if (problem := _problem(episode)) is not None:
-            raise UserError(f"{episode.prompt.prompt_id}: {problem}")
-        rollouts[episode.key[0]] = episode.rollout(tokenizer)
+        rollouts[episode.key[0]] = rollout = episode.rollout(tokenizer)
+        if (problem := _problem(rollout)) is not None:
+            raise UserError(f"{rollout.prompt.prompt_id}: {problem}")
         advance(1)
     return [rollouts[i] for i in range(len(prompts))]
 
 
-def _problem(episode: Episode) -> str | None:
-    """Return why a demonstration does not match its played episode; None if it does."""
-    num_turns, num_played = len(demonstrated_turns(episode.prompt)), len(episode.turns)
+def _problem(rollout: Rollout) -> str | None:
+    """Return why a demonstration does not match its rollout; None if it does."""
+    num_turns, num_played = len(demonstrated_turns(rollout.prompt)), len(rollout.turns)
     length_text = f"the demonstration has {num_turns} turn{'s' * (num_turns > 1)}"
-    if episode.failure is not None:
-        return f"the environment failed after turn {num_played} of {num_turns}: {episode.failure}"
+    if rollout.failure is not None:
+        return f"the environment failed after turn {num_played} of {num_turns}: {rollout.failure}"
     if num_played > num_turns:
         return f"{length_text}, after which the environment goes on: add the turns that are missing"
-    if episode.finish_reason is FinishReason.TURNS:
+    if rollout.finish_reason is FinishReason.TURNS:
         return f"after {num_played} turns the environment goes on: raise environment.max_turns"
     turn = f"turn {max(num_played, 1)} of the demonstration"
-    if episode.finish_reason is FinishReason.TURN_LENGTH:
+    if rollout.finish_reason is FinishReason.TURN_LENGTH:
         return f"{turn} does not fit into environment.max_turn_tokens"
-    if episode.finish_reason is FinishReason.LENGTH:
+    if rollout.finish_reason is FinishReason.LENGTH:
         return f"with {turn} the episode does not fit into rollouts.max_response_tokens"
     if num_played < num_turns:
         return f"{length_text}, but the environment ends the episode after turn {num_played}"

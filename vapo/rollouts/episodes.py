@@ -48,7 +48,8 @@ class Episode:
     was cut off. If an episode is continued, `replay` has the turns that its environment must be
     told again. Each entry has the tokens of the observation that must come, the sampled token
     before it (None at the start) and the policy's answer to it. The last answer is empty, as that
-    turn is under way. `keeps_special`: see `sampled_text`.
+    turn is under way. `verdict` is None until the episode ends. `keeps_special`: see
+    `sampled_text`.
     """
 
     prompt: Prompt
@@ -65,10 +66,7 @@ class Episode:
     replay: deque[tuple[tuple[int, ...], int | None, str]] = field(default_factory=deque)
     version: int | None = None
     finish_reason: FinishReason = FinishReason.LENGTH
-    is_correct: bool | None = None
     verdict: Verdict | None = None
-    failure: str | None = None
-    is_lost: bool = False
 
     @property
     def last_id(self) -> int | None:
@@ -109,21 +107,23 @@ class Episode:
 
     def rollout(self, tokenizer: PreTrainedTokenizerBase) -> Rollout:
         """Return the ended episode, without what was observed after its last turn."""
+        assert self.verdict is not None, "the episode has ended"
         ids = self.ids[: len(self.ids) - self.num_observed]
         is_one_turn = len(self.turns) == 1 and self.turns[0].num_sampled == len(ids)
-        rollout = Rollout(
+        return Rollout(
             prompt=self.prompt,
             response_ids=tuple(ids),
             response_text=self.text if is_one_turn else self._text(ids, tokenizer, self.end_ids),
             rollout_logprobs=tuple(self.logprobs[: len(ids)]),
             finish_reason=self.finish_reason,
             turns=tuple(self.turns),
-            is_correct=self.is_correct,
-            failure=self.failure,
+            is_correct=self.verdict.is_correct,
+            extracted=self.verdict.extracted,
+            failure=self.verdict.failure,
+            by_verifier=self.verdict.by_verifier,
             in_environment=not self.is_response,
-            is_lost=self.is_lost,
+            is_lost=not self.is_response and self.verdict.failure is not None,
         )
-        return rollout if self.verdict is None else self.verdict.on(rollout)
 
     def _text(
         self, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, end_ids: Sequence[int]
@@ -208,8 +208,8 @@ class EpisodeLoop:
         if episode is None:  # it was dropped since
             return
         if (verdict := reply.verdict) is not None:
-            episode.verdict = verdict
-            self._end(episode, episode.finish_reason)
+            episode.add_reward(verdict.reward)
+            self._end(episode, episode.finish_reason, verdict)
         elif reply.failure is not None:
             self._fail(episode, reply.failure)
         elif episode.replay:
@@ -294,18 +294,18 @@ class EpisodeLoop:
         return episode.prompt.budget(self.settings.max_response_tokens) - len(episode.ids)
 
     def _fail(self, episode: Episode, failure: str) -> None:
-        episode.failure, episode.is_lost = failure, True
-        self._end(episode, FinishReason.LENGTH)
+        self._end(episode, FinishReason.LENGTH, Verdict(False, 0.0, failure=failure))
 
-    def _end(self, episode: Episode, reason: FinishReason) -> None:
-        episode.finish_reason = reason
+    def _end(self, episode: Episode, reason: FinishReason, verdict: Verdict | None = None) -> None:
+        """End an episode with a verdict, or with the one that its rewards give."""
+        if verdict is None:
+            reward = sum(turn.reward for turn in episode.turns)
+            is_correct = reason is FinishReason.STOP and reward > self.config.correct_above
+            verdict = Verdict(is_correct, reward)
+        episode.finish_reason, episode.verdict = reason, verdict
         del self._open[episode.key]
         self.stream.forget(episode.key)
         self.environments.end(episode.key)
-        if episode.verdict is None:  # its rewards decide
-            has_ended = episode.failure is None and reason is FinishReason.STOP
-            total_reward = sum(turn.reward for turn in episode.turns)
-            episode.is_correct = has_ended and total_reward > self.config.correct_above
         self._ended_episodes.append(episode)
 
 
