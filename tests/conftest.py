@@ -45,6 +45,7 @@ IMPORTED_BEFORE = (
 # Above eight seconds. Begun first, or the last process would have one of them alone at the end.
 LONGEST = (
     "test_fit.py",
+    "test_sharded_fit.py",
     "test_simulation.py",
     "test_critic_grid.py",
     "test_vllm_server.py",
@@ -119,6 +120,12 @@ def pytest_runtest_setup() -> None:
 
     shape_checks.next_test()
     torch.set_num_threads(1)  # commands leave as many as there are cores, which wait by spinning
+
+
+@pytest.fixture
+def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative paths of `conf` and `models` are those of the repository."""
+    monkeypatch.chdir(PACKAGE.parent)
 
 
 @pytest.fixture

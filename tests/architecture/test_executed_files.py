@@ -9,7 +9,7 @@ import pytest
 
 from tests import forked
 from tests.architecture.executed_files import executed
-from tests.integration.commands import SHORTEST, store
+from tests.integration.commands import SHORTEST, output_options
 
 MAX_FILES = 62
 
@@ -27,8 +27,7 @@ def test_an_iteration_executes_few_files(folder: str, own: list[str], tmp_path: 
         *("components.value_pretraining.num_iterations=0", "training.num_iterations=1"),
         *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
         *own,
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
+        *output_options(tmp_path),
     ]
     log = tmp_path / "log.txt"
     code = forked.end(forked.start(log, {}, executed, options), timeout_s=240)

@@ -21,6 +21,8 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.user_code.function_files import check_function
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {"torch", "lightning", "transformers", "mlflow", "torchmetrics", "datasets", "scipy"}
 NOTHING: dict[str, Any] = {"ckpt_path": None, "value_page": None, "value_truth": None}
@@ -148,11 +150,6 @@ def test_every_command_with_a_config_checks_before_it_loads(
 
 def fit_config(*overrides: str) -> FitConfig:
     return load_config(FitConfig, [ROOT / "conf/vapo.yaml"], overrides)
-
-
-@pytest.fixture(autouse=True)
-def _in_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture

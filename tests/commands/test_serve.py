@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.config.fits import ON_STATE_TRACKING, ROOT
+from tests.config.fits import ON_STATE_TRACKING
 from vapo.cli import main
 from vapo.commands import serve
+
+pytestmark = pytest.mark.usefixtures("in_the_repository")
 
 SERVED = [
     *ON_STATE_TRACKING,
@@ -37,11 +39,6 @@ def printed(capsys: Any, *options: str) -> dict[str, str | None]:
         if word.startswith("--"):
             found[word] = None if after.startswith("--") else after
     return found
-
-
-@pytest.fixture(autouse=True)
-def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 def test_the_command_has_what_a_trainer_needs_of_the_server(capsys: Any) -> None:

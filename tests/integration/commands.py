@@ -14,10 +14,14 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from tests import forked
 from tests.config.fits import ON_STATE_TRACKING
 from tests.tracking.ready_stores import ready_store
 from vapo import cli
+from vapo.runs.checkpoints import network_state, read_checkpoint
 
 ROOT = Path(__file__).parents[2]
 
@@ -148,6 +152,11 @@ def store(tmp_path: Path) -> Path:
     return ready_store(tmp_path.parent / "mlruns")
 
 
+def output_options(folder: Path) -> list[str]:
+    """A command writes its runs into the folder, and records them in the session's store."""
+    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
+
+
 def fit(
     tmp_path: Path,
     *args: str,
@@ -159,12 +168,22 @@ def fit(
         "fit",
         *ON_STATE_TRACKING,
         *small,
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
+        *output_options(tmp_path),
         *args,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     return Path(result.stdout.strip().splitlines()[-1])
+
+
+def initial_weights(network: str) -> dict[str, torch.Tensor]:
+    """What the policy or the critic of the state-tracking task starts from."""
+    folder = {"actor": "policy", "critic": "reward_model"}[network]
+    return load_file(ROOT / "models/state_tracking" / folder / "model.safetensors")
+
+
+def final_weights(run_dir: Path, network: str) -> dict[str, torch.Tensor]:
+    """What the run's last checkpoint has of the `actor` or the `critic`."""
+    return network_state(read_checkpoint(run_dir / "checkpoints/last.ckpt"), network)
 
 
 def summary(run_dir: Path) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests.integration.commands import output_options
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
     exported_critic,
     folder,
-    metric,
     tiny_fit,
     validate_with_page,
 )
-from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit, where
+from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit
+from tests.recorded_metrics import metric_values
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
 __all__ = ["data", "folder"]
@@ -51,7 +52,7 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(".lora_" in name or name == "score.weight" for name in state)
     assert sum("embed_tokens" in name for name in contents["state_dict"]) == 1
     assert all(tensor.any() for tensor in state.values())
-    assert len(metric(whole, folder, "critic/value_loss")) == 12
+    assert len(metric_values(whole, "critic/value_loss")) == 12
     assert load_file(whole / "pretrained_critic/model.safetensors").keys() == state.keys()
     exported = exported_critic(whole, folder / "exported")
     for path in (whole / "pretrained_critic", exported):
@@ -72,7 +73,7 @@ def test_a_comparison_has_adapters_beside_networks(data: Path, tmp_path: Path) -
     grid.write_text(json.dumps({"full_system": "network", "rows": rows}))
     heldout = "components.value_pretraining.heldout_share=0.2"
     files = ["--rollouts", str(data), "--grid", str(grid), "--seeds", "0"]
-    run("critics", *BASE, *where(tmp_path), *files, "--output_dir", str(out), heldout)
+    run("critics", *BASE, *output_options(tmp_path), *files, "--output_dir", str(out), heldout)
     curves = json.loads((out / "curves.json").read_text())
     assert [curve["critic"] for curve in curves] == ["network", "adapters"]
     length = "components.value_pretraining.num_iterations=2"

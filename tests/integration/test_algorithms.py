@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tests.integration.commands import ROOT, summary, vapo
 from tests.integration.scripted_runs import Notebook, train
+from tests.recorded_metrics import metric_values
 from tests.runs.comparing import assert_same
 from tests.systems import CRITIC_FREE, SYSTEMS, system_config
 from tests.tiny_model import save_tiny_folder
@@ -205,13 +206,7 @@ def test_poise_resumes_alike(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
     """Stopped when its regression has one iteration to be fitted to."""
     options = ["algorithm.poise.bootstrap_iterations=1", "training.num_iterations=3"]
     whole = assert_goes_on("poise", folder, monkeypatch, *options)
-    assert metric(whole, folder, "baseline/num_fitted_responses") == [0.0, 16.0, 32.0]
-
-
-def metric(run_dir: Path, folder: Path, key: str) -> list[float]:
-    client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
-    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
-    return [point.value for point in history]
+    assert metric_values(whole, "baseline/num_fitted_responses") == [0.0, 16.0, 32.0]
 
 
 @pytest.mark.slow
@@ -229,8 +224,8 @@ def test_iterations_without_an_update_are_counted_and_saved(
     final = network_state(state, "actor")
     assert final.keys() >= initial.keys()
     assert all(torch.equal(final[key], value) for key, value in initial.items())
-    assert metric(run_dir, folder, "actor/minibatches_without_loss") == [2.0, 2.0]
-    assert metric(run_dir, folder, "progress/policy_steps") == [0.0, 0.0]
+    assert metric_values(run_dir, "actor/minibatches_without_loss") == [2.0, 2.0]
+    assert metric_values(run_dir, "progress/policy_steps") == [0.0, 0.0]
     assert capsys.readouterr().out.count("actor: not updated in iteration 1") == 1
 
 
@@ -243,7 +238,7 @@ def test_minibatches_without_loss_are_no_steps(
 ) -> None:
     """Minibatches of one response of Dr.GRPO: the rewards of some groups are alike."""
     whole = tiny_fit("dr_grpo", folder, monkeypatch, *PAIRS)
-    without = metric(whole, folder, "actor/minibatches_without_loss")
+    without = metric_values(whole, "actor/minibatches_without_loss")
     assert len(without) == 2
     assert all(0 < number < 8 for number in without), without
     state = read_checkpoint(whole / "checkpoints/last.ckpt")["state_dict"]

@@ -8,8 +8,8 @@ import pytest
 from safetensors.torch import load_file
 
 from tests.integration.commands import SHORT, vapo
-from tests.integration.test_algorithms import metric
 from tests.networks.architectures import ALL
+from tests.recorded_metrics import metric_values
 from tests.tracking.ready_stores import ready_store
 from vapo.networks.saved_tokenizers import read_tokenizer
 
@@ -52,7 +52,7 @@ def test_three_iterations(family, tmp_path: Path) -> None:
     has_experts = "router's auxiliary loss (router_aux_loss_coef 0.001) is off" in result.stderr
     assert has_experts == (family.name in ("Qwen3-MoE", "gpt-oss"))
     (run,) = (tmp_path / "runs").iterdir()
-    gaps = metric(run, tmp_path, "rollout/logprob_gap_max")
+    gaps = metric_values(run, "rollout/logprob_gap_max")
     assert len(gaps) == 3
     assert max(gaps) < 1e-4
     exported, imported = tmp_path / "exported", tmp_path / "imported"

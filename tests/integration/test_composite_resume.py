@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 
 from tests.config.fits import ROOT, STATE_TRACKING
-from tests.integration.commands import summary
 from tests.integration.test_algorithms import PRETRAINING, TINY
+from tests.recorded_metrics import metric_points
 from tests.runs.comparing import assert_same
 from tests.tracking.ready_stores import ready_store
 from vapo.commands.fit import run
@@ -89,16 +88,6 @@ def fit(folder: Path, ckpt_path: Path | None = None) -> Path:
     return run(config, ckpt_path=None if ckpt_path is None else str(ckpt_path))
 
 
-def recorded(folder: Path, run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every metric's (step, value) pairs, as MLflow has them."""
-    client = MlflowClient(f"sqlite:///{folder / 'mlruns' / 'mlflow.db'}")
-    run_id = summary(run_dir)["mlflow_run_id"]
-    return {
-        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)]
-        for key in client.get_run(run_id).data.metrics
-    }
-
-
 def end(run_dir: Path) -> dict[str, Any]:
     contents = dict(read_checkpoint(run_dir / "checkpoints/last.ckpt"))
     names = ("state_dict", "optimizer_states", "lr_schedulers", "global_step", "baseline")
@@ -111,7 +100,7 @@ def test_a_run_of_everything_resumes_in_either_phase(
 ) -> None:
     monkeypatch.chdir(ROOT)
     whole = fit(tmp_path)
-    expected, metrics = end(whole), recorded(tmp_path, whole)
+    expected, metrics = end(whole), metric_points(whole)
     # all of it took place
     assert [value for _, value in metrics["progress/phase"]] == [0, 1, 1]
     assert [value for _, value in metrics["source_swaps/curriculum_stage"]] == [0, 0, 1]

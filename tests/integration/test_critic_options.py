@@ -13,10 +13,10 @@ from tests.integration.commands import ROOT
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
     folder,
-    metric,
     tiny_fit,
     validate_with_page,
 )
+from tests.recorded_metrics import metric_values
 from vapo.networks.loading import load_tokenizer
 from vapo.runs.checkpoints import network_state, read_checkpoint
 
@@ -68,8 +68,8 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     whole = tiny_fit("vapo", folder, monkeypatch, *options)
     expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     assert expected["global_step"] == 3 * 4, "two passes of two minibatches in either phase"
-    assert len(metric(whole, folder, "critic/value_loss")) == 12
-    assert len(metric(whole, folder, "actor/policy_loss")) == 4
+    assert len(metric_values(whole, "critic/value_loss")) == 12
+    assert len(metric_values(whole, "actor/policy_loss")) == 4
     # plain folders and states: the adapters are merged
     plain = load_file(path / "model.safetensors").keys()
     saved = load_file(whole / "pretrained_critic/model.safetensors")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.test_algorithms import assert_goes_on, metric, tiny_fit
+from tests.integration.test_algorithms import assert_goes_on, tiny_fit
+from tests.recorded_metrics import metric_values
 from tests.tracking.metric_docs import documented_keys
 from vapo.runs.checkpoints import read_checkpoint
 
@@ -51,11 +52,11 @@ def test_tether_and_the_options_of_targets_do_what_they_log(
     expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     assert expected["baseline"]["num_batches"] == 2
     assert expected["baseline"]["rho"] != 0
-    weights = metric(whole, tmp_path, "baseline/critic_weight")
+    weights = metric_values(whole, "baseline/critic_weight")
     assert weights[0] == 0
-    assert weights[1] == pytest.approx(0.1 * metric(whole, tmp_path, "baseline/fitted_weight")[0])
-    assert 0 < metric(whole, tmp_path, "rollout/truncation_rate")[0] < 1
+    assert weights[1] == pytest.approx(0.1 * metric_values(whole, "baseline/fitted_weight")[0])
+    assert 0 < metric_values(whole, "rollout/truncation_rate")[0] < 1
     keys = {"actor/rejected_share", "baseline/num_fits", "advantage/first_token_reward_weight"}
     assert keys <= documented_keys()
     for key in keys:
-        assert metric(whole, tmp_path, key), key
+        assert metric_values(whole, key), key

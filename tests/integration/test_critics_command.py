@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.integration.commands import vapo
-from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit, where
+from tests.integration.commands import output_options, vapo
+from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit
 from vapo.commands import critics as critics_command
 from vapo.networks import build
 from vapo.runs.checkpoints import read_checkpoint
@@ -32,7 +32,8 @@ def compare(folder: Path, data: Path, *more: str, seeds: str = "0") -> str:
     grid = folder / "grid.yaml"
     grid.write_text(GRID)
     files = ["--rollouts", str(data), "--grid", str(grid), "--seeds", seeds]
-    return run("critics", *BASE, *where(folder), *files, "--output_dir", str(folder / "out"), *more)
+    files += ["--output_dir", str(folder / "out")]
+    return run("critics", *BASE, *output_options(folder), *files, *more)
 
 
 @pytest.mark.slow
@@ -104,9 +105,8 @@ def test_what_the_comparison_refuses(
 ) -> None:
     grid = tmp_path / "grid.yaml"
     grid.write_text(GRID)
-    result = vapo(
-        "critics", *BASE, *where(tmp_path), "--rollouts", str(data), "--grid", str(grid), *overrides
-    )
+    files = ["--rollouts", str(data), "--grid", str(grid)]
+    result = vapo("critics", *BASE, *output_options(tmp_path), *files, *overrides)
     assert result.returncode == 2
     assert message in result.stderr
     assert "row 'scalar' of the grid" in result.stderr

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
     folder,
-    metric,
     tiny_fit,
     validate_with_page,
 )
+from tests.recorded_metrics import metric_values
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.export import run as export
 from vapo.errors import UserError
@@ -43,11 +43,11 @@ def test_a_run_and_its_folders(
     whole = tiny_fit("vapo", folder, monkeypatch, *OPTIONS)
     expected = read_checkpoint(whole / "checkpoints/last.ckpt")
     last, second = (whole / "checkpoints" / name for name in ("last.ckpt", "iteration_000002"))
-    spreads = metric(whole, folder, "critic/value_spread")
+    spreads = metric_values(whole, "critic/value_spread")
     assert spreads[0] == 0 < min(spreads[1:]), "members start alike"
-    masked = metric(whole, folder, "critic/agreement_masked_share")
+    masked = metric_values(whole, "critic/agreement_masked_share")
     assert masked == pytest.approx([0.2, 0.2], abs=0.02), "in the policy phase"
-    of_entropy = metric(whole, folder, "critic/disagreement_masked_share")
+    of_entropy = metric_values(whole, "critic/disagreement_masked_share")
     assert of_entropy == pytest.approx([0.2, 0.2], abs=0.02)
     logged = {"value_spread", "agreement_masked_share", "disagreement_masked_share"}
     assert {f"critic/{name}" for name in logged} <= documented_keys()
@@ -58,7 +58,7 @@ def test_a_run_and_its_folders(
     saved = whole / "pretrained_critic"
     start = [f"critic.init={saved}", "components.value_pretraining.enabled=false", *OPTIONS]
     other = tiny_fit("vapo", folder, monkeypatch, *start)
-    assert metric(other, folder, "critic/value_spread")[0] > 0, "they have diverged already"
+    assert metric_values(other, "critic/value_spread")[0] > 0, "they have diverged already"
     export(last, tmp_path / "exported", "critic")
     for member in ("0", "1"):
         exported = load_file(tmp_path / "exported" / member / "model.safetensors")

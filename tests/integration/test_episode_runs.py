@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.integration.commands import SHORTEST, SMALL, store, summary, vapo
+from tests.integration.commands import SHORTEST, SMALL, output_options, store, vapo
+from tests.recorded_metrics import metric_values
 from tests.runs import runs
 from tests.runs.comparing import assert_same
 from vapo import cli
@@ -31,18 +32,6 @@ TINY = [
 ]
 
 
-def metric(run: Path, folder: Path, key: str) -> list[float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
-    history = client.get_metric_history(summary(run)["mlflow_run_id"], key)
-    return [m.value for m in sorted(history, key=lambda m: m.step)]
-
-
-def where(folder: Path) -> list[str]:
-    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
-
-
 @pytest.mark.attacks  # tests/environments/test_hostile_environments.py attacks without a run
 def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
     """In groups of one, so that no fair episode is left out with its group."""
@@ -52,15 +41,15 @@ def test_a_hostile_environment_costs_its_episodes_alone(tmp_path: Path) -> None:
         *TINY,
         *("components.group_sampling.enabled=false", "environment.timeout_s=6"),
         f"environment.function={ENVIRONMENTS}:Hostile",
-        *where(tmp_path),
+        *output_options(tmp_path),
     )
     assert result.returncode == 0, result.stderr[-3000:]
     run = Path(result.stdout.strip().splitlines()[-1])
-    left_out = metric(run, tmp_path, "faults/rollouts_left_out")
+    left_out = metric_values(run, "faults/rollouts_left_out")
     assert len(left_out) == 3
     assert all(number <= 24 for number in left_out)
     assert sum(left_out) > 0  # 0 by chance once in 10^12 runs
-    assert metric(run, tmp_path, "actor/grad_norm"), "the others are trained on"
+    assert metric_values(run, "actor/grad_norm"), "the others are trained on"
     assert "the environment failed" in result.stdout
 
 
@@ -72,7 +61,7 @@ def test_an_environment_that_never_works_ends_the_run_with_its_reason(tmp_path: 
         *SHORTEST,
         *("rollouts.max_response_tokens=96", "evaluation.num_prompts=4"),
         f"environment.function={ENVIRONMENTS}:Broken",
-        *where(tmp_path),
+        *output_options(tmp_path),
     )
     assert result.returncode == 2
     last = result.stderr.strip().splitlines()[-1]
@@ -124,7 +113,7 @@ def log(folder: Path) -> str:
 
 @pytest.mark.slow
 def test_vapo_try_shows_the_turns(tmp_path: Path) -> None:
-    result = vapo("try", *TUG_OF_WAR, "--num", "2", *where(tmp_path))
+    result = vapo("try", *TUG_OF_WAR, "--num", "2", *output_options(tmp_path))
     assert result.returncode == 0, result.stderr[-3000:]
     assert "[policy, turn 1, reward 0]" in result.stdout
     assert "[environment, before turn 2]" in result.stdout

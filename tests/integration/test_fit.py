@@ -16,7 +16,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -28,15 +27,15 @@ from tests.integration.commands import (
     ROOT,
     SHORTEST,
     SMALL,
-    Result,
+    final_weights,
     fit,
+    initial_weights,
+    output_options,
     store,
     summary,
     vapo,
-    vapo_forked,
-    vapo_on_two_ranks,
-    vapo_under_srun,
 )
+from tests.recorded_metrics import client_and_run_id, metric_points
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.report import open_reader
 from vapo.prompts.fingerprint import fingerprint
@@ -57,24 +56,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def history(run: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every metric's (step, value) pairs, as MLflow has them."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    keys = client.get_run(run_id).data.metrics
-    return {
-        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)] for key in keys
-    }
-
-
-def initial(network: str) -> dict[str, torch.Tensor]:
-    folder = {"actor": "policy", "critic": "reward_model"}[network]
-    return load_file(ROOT / "models/state_tracking" / folder / "model.safetensors")
-
-
-def final(run: Path, network: str) -> dict[str, torch.Tensor]:
-    return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), network)
+    return metric_points(run)
 
 
 def test_summary_says_what_tools_read(run: Path) -> None:
@@ -152,10 +134,8 @@ def test_scores_of_single_prompts_are_recorded(
 ) -> None:
     """Three batches of the policy, of which the last one counts as the last half; three
     evaluations, whose prompts are the same."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
-    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    client, run_id = client_and_run_id(run)
+    recorded = client.get_run(run_id)
     artifact = Path(recorded.info.artifact_uri.removeprefix("file://")) / SCORES_NAME
     text = (run / SCORES_NAME).read_text()
     assert artifact.read_text() == text
@@ -209,10 +189,8 @@ def test_engine_and_trainer_agree(history: dict[str, list[tuple[int, float]]]) -
 
 def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
     """At the first and last iteration of each phase, and linked from the run's description."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
-    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    client, run_id = client_and_run_id(run)
+    recorded = client.get_run(run_id)
     folder = Path(recorded.info.artifact_uri.removeprefix("file://"))
     pages = {path.stem: path.read_text() for path in folder.glob("value_pages/*.html")}
     assert sorted(pages) == [f"iteration_{i:04d}" for i in (1, 2, 3, 5)]
@@ -237,10 +215,8 @@ def test_value_pages_are_artifacts_of_the_run(run: Path) -> None:
 
 
 def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
-    recorded = client.get_run(summary(run)["mlflow_run_id"])
+    client, run_id = client_and_run_id(run)
+    recorded = client.get_run(run_id)
     facts = identity_facts(recorded, None, None)
     assert facts["code"] == recorded.data.tags["code"] == code_version()
     assert facts["model/actor"] == fingerprint(ROOT / "models/state_tracking/policy")
@@ -267,9 +243,10 @@ def test_a_run_records_what_a_report_tells_rows_apart_by(run: Path) -> None:
 def test_actor_is_bitwise_unchanged_by_value_pretraining(run: Path) -> None:
     pretrained = read_checkpoint(run / "checkpoints/iteration_000002")
     actor, critic = (network_state(pretrained, network) for network in ("actor", "critic"))
-    for name, tensor in initial("actor").items():
+    for name, tensor in initial_weights("actor").items():
         assert torch.equal(tensor, actor[name]), name
-    changed = [n for n, tensor in initial("critic").items() if not torch.equal(tensor, critic[n])]
+    start = initial_weights("critic")
+    changed = [name for name, tensor in start.items() if not torch.equal(tensor, critic[name])]
     assert len(changed) == len(critic)
 
 
@@ -284,7 +261,7 @@ def test_pretrained_critic_starts_another_run(run: Path, tmp_path: Path) -> None
         "critic.optimizer.lr=1e-12",
         small=SHORTEST,
     )
-    start, end = load_file(saved / "model.safetensors"), final(second, "critic")
+    start, end = load_file(saved / "model.safetensors"), final_weights(second, "critic")
     for name, tensor in start.items():
         torch.testing.assert_close(end[name], tensor, rtol=0, atol=1e-6)
 
@@ -304,26 +281,8 @@ def test_export_loads_in_plain_transformers(run: Path, tmp_path: Path) -> None:
         model = auto.from_pretrained(folder)
         assert AutoTokenizer.from_pretrained(folder)("3a12").input_ids
         state = model.state_dict()
-        for name, tensor in final(run, network).items():
+        for name, tensor in final_weights(run, network).items():
             assert torch.equal(state[name], tensor), name
-
-
-@pytest.mark.slow
-def test_a_critic_of_another_size_is_trained_and_exported(tmp_path: Path) -> None:
-    start = ROOT / "models" / "state_tracking" / "reward_model"
-    config = AutoConfig.from_pretrained(start)
-    config.intermediate_size //= 2
-    torch.manual_seed(0)
-    AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path / "critic")
-    AutoTokenizer.from_pretrained(start).save_pretrained(tmp_path / "critic")
-    own = f"critic.init={tmp_path / 'critic'}"
-    run = fit(tmp_path, own, "training.num_iterations=0", small=SHORTEST)
-    folder = tmp_path / "exported"
-    result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder), "--network", "critic")
-    assert result.returncode == 0, result.stderr
-    state = AutoModelForSequenceClassification.from_pretrained(folder).state_dict()
-    for name, tensor in final(run, "critic").items():
-        assert torch.equal(state[name], tensor), name
 
 
 def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None:
@@ -345,7 +304,7 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
     folder = ROOT / "models/state_tracking"
     tokenizer = AutoTokenizer.from_pretrained(folder / "policy")
     critic = AutoModelForSequenceClassification.from_pretrained(folder / "reward_model")
-    critic.load_state_dict(final(run, "critic"))
+    critic.load_state_dict(final_weights(run, "critic"))
     group = data["groups"][0]
     prompt = tokenizer(group["prompt"]).input_ids
     for response in group["responses"]:
@@ -355,45 +314,6 @@ def test_validate_repeats_the_last_evaluation(run: Path, tmp_path: Path) -> None
             values = critic.score(states)[0, len(prompt) - 1 : -1, 0]
         shown = unpacked(response["columns"]["value"], len(ids))
         torch.testing.assert_close(shown, values, atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
-    """Nothing is sampled, trained or recorded again; what a kill at the end left is removed.
-
-    Value pretraining ends before its `num_iterations`, so that Lightning would continue by itself.
-    """
-    from mlflow import MlflowClient
-
-    short = [
-        "components.value_pretraining.num_iterations=2",
-        "components.value_pretraining.stop_value_loss=100",
-        "training.num_iterations=1",
-    ]
-    run = fit(tmp_path, *short, small=SHORTEST)
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-
-    def steps() -> list[int]:
-        return [m.step for m in client.get_metric_history(run_id, "progress/iteration")]
-
-    last, recorded = (run / "checkpoints" / "last.ckpt").resolve(), steps()
-    assert summary(run)["num_iterations"] == len(recorded) == 2
-    left = run / "rollouts" / "iteration_000001_rank_0.safetensors"
-    left.touch()
-    results: list[Result] = []
-
-    def noting(*args: str) -> Result:
-        results.append(vapo(*args))
-        return results[0]
-
-    again = fit(tmp_path, *short, "--ckpt_path", "last", small=SHORTEST, run=noting)
-    assert again == run
-    assert "raise training.num_iterations (1)" in results[0].stdout + results[0].stderr
-    assert (run / "checkpoints" / "last.ckpt").resolve() == last
-    assert steps() == recorded
-    assert not list((run / "rollouts").iterdir())
-    assert summary(run)["score_after"] is not None
 
 
 def kill_after(pattern_count: int, command: list[str]) -> None:
@@ -418,75 +338,11 @@ def test_killed_and_resumed_equals_uninterrupted(
     run: Path, history: dict[str, Any], tmp_path: Path, iterations_before_kill: int
 ) -> None:
     """In value pretraining (1) and in the policy phase (3): the weights are bit-identical."""
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
     command = [sys.executable, "-u", "-m", "vapo", "fit", *ON_STATE_TRACKING]
-    kill_after(iterations_before_kill, [*command, *SMALL, *where])
+    kill_after(iterations_before_kill, [*command, *SMALL, *output_options(tmp_path)])
     resumed = fit(tmp_path, "--ckpt_path", "last")
     assert len(list((tmp_path / "runs").iterdir())) == 1, "resumes in the same folder"
     for network in ("actor", "critic"):
-        expected = final(run, network)
-        for name, tensor in final(resumed, network).items():
+        expected = final_weights(run, network)
+        for name, tensor in final_weights(resumed, network).items():
             assert torch.equal(tensor, expected[name]), (network, name)
-
-
-@pytest.mark.slow
-def test_two_sharded_processes_train_resume_and_export(tmp_path: Path) -> None:
-    """The FSDP strategy, end to end: engine and trainer agree, one resumed run, a whole export.
-
-    First Lightning starts the second process, as a new interpreter; then srun has started both.
-    """
-    from mlflow import MlflowClient
-
-    sharded = ["trainer.devices=2", "trainer.strategy=fsdp", "evaluation.every_n_iterations=100"]
-    fit(tmp_path, *sharded, "training.num_iterations=1", run=vapo_forked, small=SHORTEST)
-    run = fit(tmp_path, *sharded, "--ckpt_path", "last", run=vapo_under_srun, small=SHORTEST)
-    assert len(list((tmp_path / "runs").iterdir())) == 1
-    assert summary(run)["num_iterations"] == 3
-    assert (run / "pretrained_critic/model.safetensors").is_file()
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    gaps = client.get_metric_history(run_id, "rollout/logprob_gap_mean")
-    assert [gap.step for gap in gaps] == [2, 4]
-    assert max(gap.value for gap in gaps) < 1e-5
-    folder = tmp_path / "actor"
-    result = vapo("export", str(run / "checkpoints/last.ckpt"), str(folder))
-    assert result.returncode == 0, result.stderr
-    exported = load_file(folder / "model.safetensors")
-    moved = [n for n, start in initial("actor").items() if not torch.equal(exported[n], start)]
-    assert len(moved) == len(exported)
-
-
-@pytest.mark.kills  # test_two_sharded_processes_train_resume_and_export resumes a sharded one
-def test_an_unsharded_run_resumes_sharded(tmp_path: Path) -> None:
-    """Counters and Adam's steps continue, and two small steps lie between the weights.
-
-    Other numbers of sharded processes: tests/runs/test_two_processes.py.
-    """
-    common = [
-        "trainer.strategy=fsdp",
-        "components.value_pretraining.num_iterations=1",
-        "evaluation.every_n_iterations=100",
-        "actor.optimizer.lr=1e-5",
-    ]
-    one, two = ["trainer.strategy=auto"], ["trainer.devices=2"]
-    run = fit(tmp_path, *common, *one, "training.num_iterations=1")
-    before = read_checkpoint(run / "checkpoints/last.ckpt")
-    again = fit(
-        tmp_path,
-        *common,
-        *two,
-        "training.num_iterations=2",
-        "--ckpt_path",
-        "last",
-        run=vapo_on_two_ranks,
-    )
-    assert again == run
-    after = read_checkpoint(run / "checkpoints/last.ckpt")
-    steps = [int(contents["state_dict"]["policy_steps"]) for contents in (before, after)]
-    assert steps == [2, 4]
-    for name, tensor in network_state(before, "actor").items():
-        moved = (network_state(after, "actor")[name] - tensor).abs().max()
-        assert 0 < moved < 5e-5, name
-    if "optimizer_states" in after:  # read from files only
-        actor_states = after["optimizer_states"][0]["state"].values()
-        assert {int(state["step"]) for state in actor_states} == {4}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import ROOT, STATE_TRACKING
-from tests.integration.commands import SHORTEST, store
+from tests.integration.commands import SHORTEST, output_options
 from vapo import cli
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -32,8 +32,7 @@ def test_resumed_and_validated_from_another_folder(
         *("--config", "my.yaml", *SHORTEST, "training.num_iterations=1"),
         f"actor.path={POLICY / 'policy'}",
         f"critic.reward_model_path={POLICY / 'reward_model'}",
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
+        *output_options(tmp_path),
     ]
     monkeypatch.chdir(project)
     assert cli.main(["fit", *words]) == 0, capsys.readouterr().err

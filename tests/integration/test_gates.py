@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
-from tests.integration.commands import SHORT, SMALL, store, vapo
+from tests.integration.commands import SHORT, SMALL, output_options, store, vapo
 from tests.tracking.metric_docs import documented_keys
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -31,14 +31,10 @@ BASE = ("gates", *ON_STATE_TRACKING, *SMALL)
 N = 3
 
 
-def where(folder: Path) -> list[str]:
-    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
-
-
 @pytest.mark.slow
 def test_the_command(tmp_path: Path) -> None:
     args = ["--answer_now", ";", "--num_iterations", str(N)]
-    result = vapo(*BASE, *where(tmp_path), *args)
+    result = vapo(*BASE, *output_options(tmp_path), *args)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     folder = tmp_path / "runs" / "gates"
     lines = result.stdout.strip().splitlines()
@@ -104,7 +100,7 @@ def test_without_a_guess_and_without_pretraining(
 
     monkeypatch.setattr(measuring, "trial_run", counted)
     off = "components.value_pretraining.enabled=false"
-    result = vapo(*BASE, *where(tmp_path), off, "--num_iterations", "1")
+    result = vapo(*BASE, *output_options(tmp_path), off, "--num_iterations", "1")
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
     assert trials == [["actor", "critic"], ["actor"]]
     assert result.stdout.count("not measured: no --answer_now") == 2
@@ -126,7 +122,7 @@ def test_what_it_cannot_do_is_said_at_once(
     tmp_path: Path, args: list[str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("vapo.commands.gates.sample_start", None)
-    result = vapo(*BASE, *where(tmp_path), *args)
+    result = vapo(*BASE, *output_options(tmp_path), *args)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert said in result.stderr
     assert not (tmp_path / "runs").exists()

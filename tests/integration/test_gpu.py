@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow import MlflowClient
 
-from tests.integration.commands import SHORTEST, fit, store, summary
+from tests.integration.commands import SHORTEST, fit, summary
+from tests.recorded_metrics import metric_points
 from tests.runs.comparing import assert_same
 from vapo.functional.logprobs import output_logits, token_logprobs
 from vapo.runs.checkpoints import read_checkpoint
@@ -36,10 +36,7 @@ def preset(name: str) -> tuple[str, ...]:
 
 def metrics(run: Path) -> dict[str, list[float]]:
     """Every metric's values, of the iterations in order."""
-    client = MlflowClient(f"sqlite:///{store(run.parents[1])}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    keys = client.get_run(run_id).data.metrics
-    return {key: [m.value for m in client.get_metric_history(run_id, key)] for key in keys}
+    return {key: [value for _, value in points] for key, points in metric_points(run).items()}
 
 
 # ---- products -----------------------------------------------------------------------------------

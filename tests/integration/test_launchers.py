@@ -13,7 +13,7 @@ from tests.config.fits import ON_STATE_TRACKING
 from tests.integration.commands import (
     ROOT,
     SMALL,
-    store,
+    output_options,
     summary,
     vapo_on_two_ranks,
     vapo_under_srun,
@@ -40,7 +40,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def command(tmp_path: Path, *args: str) -> list[str]:
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     config = [*ON_STATE_TRACKING, *SMALL, *ONE_ITERATION]
     return ["-m", "vapo", "fit", *config, *where, *args]
 
@@ -79,7 +79,7 @@ def test_torchrun(tmp_path: Path) -> None:
     assert out.count("run folder:") == 1
 
 
-@pytest.mark.night  # test_fit.py has a run that is resumed so
+@pytest.mark.night  # test_sharded_fit.py has a run that is resumed so
 def test_srun(tmp_path: Path) -> None:
     """Two processes with the variables that srun gives them."""
     result = vapo_under_srun(*command(tmp_path, "trainer.devices=2")[2:])

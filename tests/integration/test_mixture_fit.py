@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.commands import FEW_PROMPTS, SMALL, fit, store, summary
+from tests.integration.commands import FEW_PROMPTS, SMALL, final_weights, fit
+from tests.recorded_metrics import metric_points
 from tests.tracking.metric_docs import documented_keys
-from vapo.runs.checkpoints import network_state, read_checkpoint
 
 SMALLER = [
     *(item for item in SMALL if item not in FEW_PROMPTS),
@@ -58,26 +58,20 @@ def test_a_mixture_resumes_exactly(tmp_path_factory: pytest.TempPathFactory) -> 
     mixture_fit(parts, "training.num_iterations=1")
     resumed = mixture_fit(parts, "--ckpt_path", "last")
 
-    def actor(run: Path) -> dict[str, torch.Tensor]:
-        return network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
-
-    for name, tensor in actor(run).items():
-        assert torch.equal(tensor, actor(resumed)[name]), name
+    weights = final_weights(run, "actor")
+    for name, tensor in final_weights(resumed, "actor").items():
+        assert torch.equal(tensor, weights[name]), name
 
 
 @pytest.mark.slow
 def test_a_mixture_is_logged_by_source(tmp_path: Path) -> None:
-    from mlflow import MlflowClient
-
-    run = mixture_fit(tmp_path)
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    logged = set(client.get_run(run_id).data.metrics)
+    points = metric_points(mixture_fit(tmp_path))
+    logged = set(points)
     general = {re.sub(r"^(source|eval)_[a-z_]+/", r"\1_NAME/", key) for key in logged}
     assert general - documented_keys() == set()
 
     def values(key: str) -> list[float]:
-        return [metric.value for metric in client.get_metric_history(run_id, key)]
+        return [value for _, value in points[key]]
 
     assert values("source_swaps/curriculum_stage") == [0, 0, 0, 1, 1]
     assert values("source_swaps/num_prompts") == [6] * 5

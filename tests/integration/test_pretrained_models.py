@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from tests.config.fits import STATE_TRACKING
-from tests.integration.commands import SHORTEST, store, summary
+from tests.integration.commands import SHORTEST, final_weights, store, summary
+from tests.recorded_metrics import metric_values
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.commands import export, fit, validate
 from vapo.config import FitConfig
@@ -19,7 +20,7 @@ from vapo.config.loading import load_config
 from vapo.errors import UserError
 from vapo.networks.actor_critic import Actor
 from vapo.networks.token_inputs import token_inputs
-from vapo.runs.checkpoints import network_state, read_checkpoint
+from vapo.runs.checkpoints import read_checkpoint
 
 pytestmark = pytest.mark.slow
 LORA = ["actor.lora.rank=4", "actor.lora.lora_alpha=8", "actor.optimizer.lr=1e-2"]
@@ -53,14 +54,6 @@ def exported(run_dir: Path, folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def metric(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    history = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
-    return [entry.value for entry in history]
-
-
 # test_fit.py exports the tied policy of the task
 @pytest.mark.parametrize("tied", [pytest.param(True, marks=pytest.mark.night), False])
 def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
@@ -77,7 +70,7 @@ def test_embeddings_and_output_layer(tmp_path: Path, tied: bool) -> None:
     for module in ("lm_head", "model.embed_tokens"):
         moved = model.get_submodule(module).weight - before.get_submodule(module).weight
         assert moved.abs().max() > 1e-6, module
-    gaps = metric(run_dir, "rollout/logprob_gap_mean", tmp_path)
+    gaps = metric_values(run_dir, "rollout/logprob_gap_mean")
     assert len(gaps) == 2
     assert max(gaps) < 1e-5
 
@@ -113,12 +106,12 @@ def test_adapters(tmp_path: Path) -> None:
     assert all(actor[n].any() for n in adapters), "B starts at zero and has moved"
     for name in actor.keys() - adapters:
         assert torch.equal(actor[name], start[name.replace(".base_layer", "")]), name
-    assert max(metric(whole, "rollout/logprob_gap_mean", tmp_path)) < 1e-5
-    kl = metric(whole, "actor/kl_loss", tmp_path)
+    assert max(metric_values(whole, "rollout/logprob_gap_mean")) < 1e-5
+    kl = metric_values(whole, "actor/kl_loss")
     assert kl[0] < kl[-1], "the reference is where the actor began"
 
     model = exported(whole, tmp_path / "out")
-    merged = network_state(read_checkpoint(whole / "checkpoints/last.ckpt"), "actor")
+    merged = final_weights(whole, "actor")
     live = tiny_model(tie_word_embeddings=False)
     live.load_state_dict(merged)
     assert torch.equal(logprobs(model), logprobs(live))
@@ -134,7 +127,7 @@ def test_adapters(tmp_path: Path) -> None:
 def test_adapters_and_rollouts_sampled_ahead(tmp_path: Path) -> None:
     """The engine's copy is plain, and takes merged weights at each sync."""
     run_dir = fit.run(config(tmp_path, *LORA, "training.max_staleness=1"))
-    assert len(metric(run_dir, "rollout/logprob_gap_mean", tmp_path)) == 2
+    assert len(metric_values(run_dir, "rollout/logprob_gap_mean")) == 2
 
 
 def test_a_plain_checkpoint_is_not_resumed_with_adapters(tmp_path: Path) -> None:

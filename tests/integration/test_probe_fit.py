@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from tests.integration.commands import final_weights, output_options
 from tests.integration.test_algorithms import (
     assert_resumes_alike,
     exported_critic,
     folder,
-    metric,
     tiny_fit,
     validate_with_page,
 )
-from tests.integration.test_stored_pretraining import BASE, critic_of, data, run, stored_fit, where
+from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit
+from tests.recorded_metrics import metric_values
 from tests.runs.comparing import assert_same
 from vapo.networks.actor_critic import Actor
 from vapo.rollouts.stored_rollouts import RolloutDataset
@@ -52,7 +53,7 @@ def test_a_run_and_its_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
         "score.weight": [1, 8],
         "logprob_score.weight": [1, 10],
     }
-    assert len(metric(whole, folder, "critic/value_loss")) == 12
+    assert len(metric_values(whole, "critic/value_loss")) == 12
     assert load_file(whole / "pretrained_critic/model.safetensors").keys() == state.keys()
     found = validate_with_page(folder, checkpoint, *OPTIONS)
     assert "critic/explained_variance" in found
@@ -80,7 +81,7 @@ def test_the_states_of_a_file_are_computed_once(
     monkeypatch.setattr(Actor, "forward", counted)
     run = stored_fit(tmp_path, data, *STORED)
     assert sum(rows) == 80
-    assert critic_of(run)["score.weight"].any()
+    assert final_weights(run, "critic")["score.weight"].any()
 
 
 @pytest.mark.kills  # by day a network on stored rollouts: test_stored_pretraining.py
@@ -100,7 +101,7 @@ def test_a_killed_run_has_the_same_states(
         with pytest.raises(RuntimeError, match="killed"):
             stored_fit(tmp_path / "stopped", data, *STORED)
     resumed = stored_fit(tmp_path / "stopped", data, *STORED, "--ckpt_path", "last")
-    assert_same(critic_of(resumed), critic_of(whole))
+    assert_same(final_weights(resumed, "critic"), final_weights(whole, "critic"))
 
 
 @pytest.mark.night  # tests/integration/test_critics_command.py compares networks
@@ -112,7 +113,7 @@ def test_a_comparison_has_probes_beside_networks(data: Path, tmp_path: Path) -> 
     grid.write_text(f"full_system: network\nrows: [{{row: network}}, {{row: probe, {overrides}}}]")
     heldout = "components.value_pretraining.heldout_share=0.2"
     files = ["--rollouts", str(data), "--grid", str(grid), "--seeds", "0"]
-    run("critics", *BASE, *where(tmp_path), *files, "--output_dir", str(out), heldout)
+    run("critics", *BASE, *output_options(tmp_path), *files, "--output_dir", str(out), heldout)
     curves = json.loads((out / "curves.json").read_text())
     assert [curve["critic"] for curve in curves] == ["network", "probe"]
     run_dir = stored_fit(tmp_path, data, *probe, "components.value_pretraining.num_iterations=2")

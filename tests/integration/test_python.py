@@ -20,11 +20,14 @@ from safetensors.torch import save_file
 
 import vapo
 from tests.config.fits import ROOT
-from tests.integration.commands import SHORT, store
+from tests.integration.commands import SHORT, output_options, store
 from vapo.config.written import flatten
 from vapo.runs.checkpoints import read_checkpoint
 
-pytestmark = pytest.mark.slow  # two trainings, and processes of their own
+pytestmark = [
+    pytest.mark.slow,  # two trainings, and processes of their own
+    pytest.mark.usefixtures("in_the_repository"),
+]
 
 CONFIG = ROOT / "conf/state_tracking/vapo.yaml"
 POLICY_ITERATIONS, PRETRAINING_ITERATIONS = 3, 2
@@ -47,16 +50,11 @@ def judge() -> None:
     """Only its name is used."""
 
 
-@pytest.fixture(autouse=True)
-def in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[vapo.Run, EpochCounter, Path]:
     """A small run, with the user's own callback and logger."""
     folder = tmp_path_factory.mktemp("python")
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
+    where = output_options(folder)
     counter = EpochCounter()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tests.config.fits import STATE_TRACKING
-from tests.integration.commands import ROOT, SHORT, store, summary
+from tests.integration.commands import ROOT, SHORT, output_options
+from tests.recorded_metrics import metric_values
 from vapo.commands import fit
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -36,7 +37,7 @@ FAST = ["actor.optimizer.lr=1e-3", "actor.optimizer.warmup_steps=0"]  # updates 
 
 
 def config(tmp_path: Path, *overrides: str) -> FitConfig:
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     return load_config(FitConfig, STATE_TRACKING, [*SHORT, *FEWER, *where, *overrides])
 
 
@@ -73,14 +74,6 @@ def at_prompts(monkeypatch: pytest.MonkeyPatch, call: Callable[[int], None]) -> 
     monkeypatch.setattr(RolloutCollection, "attempt_prompts", ask)
 
 
-def history(run_dir: Path, key: str, tmp_path: Path) -> list[float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    metrics = client.get_metric_history(summary(run_dir)["mlflow_run_id"], key)
-    return [metric.value for metric in metrics]
-
-
 def weights(run_dir: Path) -> dict[str, torch.Tensor]:
     state = read_checkpoint(run_dir / "checkpoints/last.ckpt")["state_dict"]
     return {name: value for name, value in state.items() if name.startswith("actor")}
@@ -94,14 +87,14 @@ def test_each_batch_is_of_the_policy_before(
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, *ONE_POLICY, *FAST))
     assert isinstance(made[0], DetachedTransformersSampler)
-    staleness = history(run_dir, "rollout/staleness_max", tmp_path)
-    assert staleness == history(run_dir, "rollout/staleness_mean", tmp_path) == [0, 0, 1, 1]
-    gaps = history(run_dir, "rollout/logprob_gap_mean", tmp_path)
+    staleness = metric_values(run_dir, "rollout/staleness_max")
+    assert staleness == metric_values(run_dir, "rollout/staleness_mean") == [0, 0, 1, 1]
+    gaps = metric_values(run_dir, "rollout/logprob_gap_mean")
     assert gaps[0] < 1e-5  # the policy has not moved
     assert min(gaps[1:]) > 1e-3  # old log-probs are of the weights after the update
-    assert history(run_dir, "actor/ratio_max", tmp_path)[::2] == pytest.approx([1] * 3, abs=1e-5)
-    assert history(run_dir, "rollout/mismatch_weight_mean", tmp_path), "it is corrected"
-    shares = history(run_dir, "rollout/effective_sample_share", tmp_path)
+    assert metric_values(run_dir, "actor/ratio_max")[::2] == pytest.approx([1] * 3, abs=1e-5)
+    assert metric_values(run_dir, "rollout/mismatch_weight_mean"), "it is corrected"
+    shares = metric_values(run_dir, "rollout/effective_sample_share")
     assert shares[0] == pytest.approx(1, abs=1e-6)
     assert all(0 < share < 1 for share in shares[1:])
     again = fit.run(config(tmp_path, *ONE_POLICY, *FAST))
@@ -115,10 +108,10 @@ def test_weights_reach_rollouts_under_way(monkeypatch: pytest.MonkeyPatch, tmp_p
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path, ON, *FAST, "evaluation.every_n_iterations=1"))
     assert isinstance(made[0], DetachedTransformersSampler)
-    staleness = history(run_dir, "rollout/staleness_max", tmp_path)
+    staleness = metric_values(run_dir, "rollout/staleness_max")
     assert len(staleness) == 4
     assert max(staleness) <= 1
-    assert len(history(run_dir, "eval/avg_at_k", tmp_path)) >= 4
+    assert len(metric_values(run_dir, "eval/avg_at_k")) >= 4
 
 
 @pytest.mark.night  # the presets' runs are without it
@@ -128,9 +121,9 @@ def test_without_it_everything_is_sampled_from_the_actor_itself(
     made = engines(monkeypatch)
     run_dir = fit.run(config(tmp_path))
     assert type(made[0]) is TransformersSampler
-    assert history(run_dir, "rollout/staleness_max", tmp_path) == [0] * 4
-    assert max(history(run_dir, "rollout/logprob_gap_mean", tmp_path)) < 1e-5
-    assert history(run_dir, "rollout/mismatch_weight_mean", tmp_path) == []
+    assert metric_values(run_dir, "rollout/staleness_max") == [0] * 4
+    assert max(metric_values(run_dir, "rollout/logprob_gap_mean")) < 1e-5
+    assert metric_values(run_dir, "rollout/mismatch_weight_mean") == []
 
 
 class EngineDiedError(Exception):
@@ -161,7 +154,7 @@ def test_an_error_in_the_thread_is_the_runs_and_the_checkpoint_stays(
     at_prompts(monkeypatch, asked.append)
     resumed = fit.run(config(tmp_path, *ONE_POLICY), ckpt_path="last")
     assert asked == [2, 3]
-    staleness = history(resumed, "rollout/staleness_max", tmp_path)
+    staleness = metric_values(resumed, "rollout/staleness_max")
     assert staleness == [0, 0, 1, 1]
 
 

@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow.parquet
 import pytest
-import torch
 
 import vapo as vapo_package
 from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import SHORT, store, vapo
+from tests.integration.commands import SHORT, final_weights, output_options, vapo
 from tests.runs.comparing import assert_same
 from vapo.commands import rollouts as rollouts_command
 from vapo.networks.loading import load_value_model
@@ -27,10 +26,6 @@ BASE = (*ON_STATE_TRACKING, *SHORT)
 NUM = 80  # 20 groups of 4
 
 
-def where(folder: Path) -> list[str]:
-    return [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
-
-
 def run(*args: str) -> str:
     result = vapo(*args)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
@@ -39,7 +34,9 @@ def run(*args: str) -> str:
 
 def sample(folder: Path, *more: str, name: str = "rollouts.parquet") -> str:
     path = folder / name
-    return run("rollouts", *BASE, *where(folder), "--num", str(NUM), "--output", str(path), *more)
+    return run(
+        "rollouts", *BASE, *output_options(folder), "--num", str(NUM), "--output", str(path), *more
+    )
 
 
 @cache  # other files' fixture, too
@@ -115,7 +112,7 @@ def test_a_killed_command_samples_the_rest(
     assert tables[0].equals(tables[1])
     assert "there already" in sample(whole[1], *chunks, "critic.optimizer.lr=1e-5")
     args = ["--num", str(NUM), "--output", str(whole[1] / "rollouts.parquet"), "seed=7"]
-    result = vapo("rollouts", *BASE, *where(tmp_path), *chunks, *args)
+    result = vapo("rollouts", *BASE, *output_options(tmp_path), *chunks, *args)
     assert result.returncode == 2
     assert "a file of other settings" in result.stderr
 
@@ -124,7 +121,7 @@ def test_the_plain_form_says_the_same(data: Path, tmp_path: Path) -> None:
     """Of the same settings the same rollouts, for other programs and `vapo inspect`."""
     path = tmp_path / "plain.jsonl"
     args = ["--num", str(NUM), "--format", "plain", "--output", str(path)]
-    said = run("rollouts", *BASE, *where(tmp_path), *args)
+    said = run("rollouts", *BASE, *output_options(tmp_path), *args)
     assert said.splitlines()[-1] == str(path)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     stored = pyarrow.parquet.read_table(data).to_pylist()
@@ -146,7 +143,7 @@ def stored_fit(folder: Path, data: Path, *more: str) -> Path:
     out = run(
         "fit",
         *BASE,
-        *where(folder),
+        *output_options(folder),
         f"components.value_pretraining.data={data}",
         "components.value_pretraining.num_iterations=4",
         "components.value_pretraining.heldout_share=0.2",
@@ -154,10 +151,6 @@ def stored_fit(folder: Path, data: Path, *more: str) -> Path:
         *more,
     )
     return Path(out.strip().splitlines()[-1])
-
-
-def critic_of(run_dir: Path) -> dict[str, torch.Tensor]:
-    return network_state(read_checkpoint(run_dir / "checkpoints/last.ckpt"), "critic")
 
 
 @pytest.mark.slow
@@ -193,7 +186,7 @@ def test_a_resumed_run_ends_in_the_same_weights(
     saved = load_value_model(
         str(whole / "pretrained_critic"), dtype="float32", attn_implementation="auto"
     )
-    assert_same(dict(saved.state_dict()), critic_of(whole))
+    assert_same(dict(saved.state_dict()), final_weights(whole, "critic"))
 
 
 @pytest.mark.kills  # by day: test_another_file_is_refused_when_a_run_resumes
@@ -246,7 +239,7 @@ def test_the_critic_goes_on_as_if_training_had_ended_with_its_best_pass(
 
 def test_a_wrong_file_is_said_before_a_run_begins(data: Path, tmp_path: Path) -> None:
     result = vapo(
-        "fit", *BASE, *where(tmp_path), f"components.value_pretraining.data={data}",
+        "fit", *BASE, *output_options(tmp_path), f"components.value_pretraining.data={data}",
         "components.group_sampling.group_size=8",
     )  # fmt: skip
     assert result.returncode == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.integration.commands import SMALL, store, summary, vapo
+from tests.integration.commands import SMALL, output_options, store, vapo
+from tests.recorded_metrics import metric_values
 
 SFT = [
     "num_steps=3",
@@ -31,25 +32,16 @@ def test_two_iterations_of_episodes(tmp_path: Path) -> None:
         *("components.group_sampling.num_prompts=4", "training.minibatch_size=8"),
         *("evaluation.k=1", "evaluation.num_prompts=4"),
         *("environment.args.num_turns=5", "environment.max_turns=6"),
-        f"output_dir={tmp_path / 'runs'}",
-        f"tracking.uri={store(tmp_path)}",
+        *output_options(tmp_path),
     )
     assert result.returncode == 0, result.stderr[-3000:]
     run = Path(result.stdout.strip().splitlines()[-1])
-    assert metric(run, tmp_path, "progress/iteration") == [1, 2]
-    assert metric(run, tmp_path, "rollout/turns_mean") == [5, 5]
+    assert metric_values(run, "progress/iteration") == [1, 2]
+    assert metric_values(run, "rollout/turns_mean") == [5, 5]
     # an observation is `kM`, two tokens, after every turn but the last
-    assert metric(run, tmp_path, "rollout/observation_tokens_mean") == [2 * 4, 2 * 4]
-    assert max(metric(run, tmp_path, "rollout/logprob_gap_max")) < 1e-4
-    assert metric(run, tmp_path, "rollout/truncation_rate") == [0, 0], "the environment ends all"
-
-
-def metric(run: Path, folder: Path, key: str) -> list[float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
-    history = client.get_metric_history(summary(run)["mlflow_run_id"], key)
-    return [m.value for m in sorted(history, key=lambda m: m.step)]
+    assert metric_values(run, "rollout/observation_tokens_mean") == [2 * 4, 2 * 4]
+    assert max(metric_values(run, "rollout/logprob_gap_max")) < 1e-4
+    assert metric_values(run, "rollout/truncation_rate") == [0, 0], "the environment ends all"
 
 
 def sft(folder: Path, *args: str) -> tuple[int, str]:

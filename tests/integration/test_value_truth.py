@@ -9,19 +9,19 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 import torch
 
 from tests.config.fits import ON_STATE_TRACKING, STATE_TRACKING
 from tests.forked import on_ranks
-from tests.integration.commands import ROOT, SHORTEST, SMALL, fit, store, summary, vapo
+from tests.integration.commands import ROOT, SHORTEST, SMALL, fit, output_options, vapo
 from tests.integration.recorded_iterations import (
     batch_of,
     continuer_of,
     recorded_fit,
     rollouts_of,
 )
+from tests.recorded_metrics import client_and_run_id, metric_points
 from tests.tracking.metric_docs import documented_keys
 from vapo.commands.sampling import load_policy
 from vapo.config import FitConfig
@@ -113,16 +113,14 @@ def test_what_cannot_be_measured_is_refused(args: list[str], says: str) -> None:
     assert "evaluation:" not in result.stdout + result.stderr
 
 
-def truth_of(run: Path, tmp_path: Path) -> dict[str, dict[int, float]]:
-    client = mlflow.MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    keys = [key for key in client.get_run(run_id).data.metrics if key.startswith("truth/")]
-    return {key: {m.step: m.value for m in client.get_metric_history(run_id, key)} for key in keys}
+def truth_of(run: Path) -> dict[str, dict[int, float]]:
+    points = metric_points(run)
+    return {key: dict(points[key]) for key in points if key.startswith("truth/")}
 
 
 def artifact_file(run: Path, name: str, tmp_path: Path) -> Path:
-    client = mlflow.MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    return Path(client.download_artifacts(summary(run)["mlflow_run_id"], name, str(tmp_path)))
+    client, run_id = client_and_run_id(run)
+    return Path(client.download_artifacts(run_id, name, str(tmp_path)))
 
 
 def artifact(run: Path, name: str, tmp_path: Path) -> dict[str, Any]:
@@ -141,8 +139,8 @@ def test_fit_measures_where_it_is_due_and_trains_as_without(tmp_path: Path) -> N
     ]
     assert states[0].keys() == states[1].keys()
     assert all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items())
-    assert not truth_of(plain, tmp_path / "plain")
-    found = truth_of(measured, tmp_path / "truth")
+    assert not truth_of(plain)
+    found = truth_of(measured)
     assert {"truth/mse", "truth/bias", "truth/num_continuation_tokens"} <= found.keys()
     # value pretraining's iteration, the policy's 1 and 2
     assert len(found["truth/num_prefixes"]) == 3
@@ -164,11 +162,11 @@ def test_two_processes_measure_together(tmp_path: Path, monkeypatch: pytest.Monk
     several = ["components.group_sampling.num_prompts=8", "training.minibatch_size=16"]
     one = ["training.num_iterations=0", "value_truth.every_n_iterations=3"]
     options = [*SHORTEST, *several, *one, *SMALL_TRUTH]
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp"]
     ranks = on_ranks(2, recorded_fit, *ON_STATE_TRACKING, *options, *where, *sharded)
     (run,) = (tmp_path / "runs").iterdir()
-    logged = truth_of(run, tmp_path)
+    logged = truth_of(run)
     assert set(logged["truth/num_responses"].values()) == {6.0}
     start = min(logged["truth/num_prefixes"])
     first_logged = {key: history[start] for key, history in logged.items() if start in history}

@@ -12,16 +12,14 @@ from typing import Any
 import pyarrow.parquet
 import pytest
 
-from tests.integration.commands import vapo
+from tests.integration.commands import final_weights, output_options, vapo
 from tests.integration.test_stored_pretraining import (
     BASE,
     NUM,
-    critic_of,
     data,
     run,
     sample,
     stored_fit,
-    where,
 )
 from vapo.commands import rollouts
 from vapo.rollouts.stored_columns import TRUTH_COLUMNS
@@ -111,7 +109,7 @@ def test_a_killed_command_measures_the_rest(
     path = folders[1] / "rollouts.parquet"
     for other in (["--value_truth", "3", *STEPS], ["--value_truth", "2"], []):
         args = ["--num", str(NUM), "--output", str(path), chunks[0], *other]
-        result = vapo("rollouts", *BASE, *where(tmp_path), *args)
+        result = vapo("rollouts", *BASE, *output_options(tmp_path), *args)
         assert result.returncode == 2
         assert "has rollouts of other settings" in result.stderr
     sample(folders[1], *chunks)
@@ -136,7 +134,7 @@ def test_a_killed_command_measures_the_rest(
     ],
 )
 def test_what_cannot_be_measured(tmp_path: Path, args: list[str], message: str) -> None:
-    result = vapo("rollouts", *BASE, *where(tmp_path), *args)
+    result = vapo("rollouts", *BASE, *output_options(tmp_path), *args)
     assert result.returncode == 2
     assert message in result.stderr
 
@@ -162,13 +160,13 @@ def test_a_critic_learns_from_it_and_otherwise_than_from_returns(
         stored_fit(tmp_path / name, path, *short, *more)
         for name, more in (("returns", ()), ("truth", (TRUTH,)))
     ]
-    returns, taught = map(critic_of, runs)
+    returns, taught = (final_weights(run, "critic") for run in runs)
     assert any(not taught[name].equal(returns[name]) for name in taught)
 
 
 def test_a_file_without_it_is_said_before_a_run_begins(data: Path, tmp_path: Path) -> None:
     result = vapo(
-        "fit", *BASE, *where(tmp_path), f"components.value_pretraining.data={data}", TRUTH
+        "fit", *BASE, *output_options(tmp_path), f"components.value_pretraining.data={data}", TRUTH
     )
     assert result.returncode == 2
     assert f"{data} has no continuations" in result.stderr
@@ -190,13 +188,13 @@ def test_critics_of_one_file_by_their_targets(
     grid, out = tmp_path / "grid.yaml", tmp_path / "out"
     grid.write_text(GRID)
     args = ["--grid", str(grid), "--output_dir", str(out)]
-    run("critics", *BASE, *where(tmp_path), "--rollouts", str(truth[0]), *args)
+    run("critics", *BASE, *output_options(tmp_path), "--rollouts", str(truth[0]), *args)
     rows = list(csv.DictReader((out / "table.csv").open()))
     assert [row["critic"] for row in rows] == ["returns", "truth"]
     curves = json.loads((out / "curves.json").read_text())
     values = [[point[3] for point in curve["points"]] for curve in curves]
     assert values[0][0] == values[1][0], "the same critic on the same held-out rollouts"
     assert values[0][-1] != values[1][-1]
-    result = vapo("critics", *BASE, *where(tmp_path), "--rollouts", str(data), *args)
+    result = vapo("critics", *BASE, *output_options(tmp_path), "--rollouts", str(data), *args)
     assert result.returncode == 2
     assert f"row 'truth' of the grid: {TRUTH.replace('=', ' ')}: {data} has no" in result.stderr

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.config.fits import ON_STATE_TRACKING
 from tests.forked import on_ranks
-from tests.integration.commands import FEW_PROMPTS, ROOT, store
+from tests.integration.commands import FEW_PROMPTS, ROOT, output_options
 from tests.integration.recorded_iterations import (
     batch_of,
     continuer_of,
@@ -52,7 +52,7 @@ def advantages(batch: RolloutBatch, config: Any) -> Tensor:
 def test_two_processes_have_the_advantages_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     sharded = ["trainer.devices=2", "trainer.strategy=fsdp"]
     files = [*ON_STATE_TRACKING, "--config", "conf/algorithm/vineppo.yaml"]
     ranks = [

@@ -14,10 +14,18 @@ import torch
 
 from tests.config.fits import ON_STATE_TRACKING
 from tests.integration import commands
-from tests.integration.commands import ROOT, SMALL, store, summary, vapo_process
+from tests.integration.commands import (
+    ROOT,
+    SMALL,
+    final_weights,
+    output_options,
+    store,
+    summary,
+    vapo_process,
+)
+from tests.recorded_metrics import metric_values
 from tests.tiny_model import save_tiny_folder
 from tests.vllm_engine import vllm_model
-from vapo.runs.checkpoints import network_state, read_checkpoint
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 fit = partial(commands.fit, run=vapo_process)  # the engine ends with its process
@@ -38,16 +46,8 @@ def options(policy: Path) -> list[str]:
     ]
 
 
-def metric(run: Path, tmp_path: Path, key: str) -> list[float]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run_id = summary(run)["mlflow_run_id"]
-    return [m.value for m in client.get_metric_history(run_id, key)]
-
-
 def start_fit(tmp_path: Path, *args: str) -> subprocess.Popen[str]:
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     command = [sys.executable, "-u", "-m", "vapo", "fit", *ON_STATE_TRACKING]
     return subprocess.Popen(
         [*command, *SMALL, *where, *args],
@@ -70,9 +70,7 @@ def wait_for_iteration(process: subprocess.Popen[str], number: int) -> None:
 
 
 def assert_same_actor(run: Path, other: Path) -> None:
-    one, two = (
-        network_state(read_checkpoint(r / "checkpoints/last.ckpt"), "actor") for r in (run, other)
-    )
+    one, two = (final_weights(r, "actor") for r in (run, other))
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         assert torch.allclose(tensor, two[name], atol=1e-6), name
@@ -86,7 +84,7 @@ def whole_run(policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) -> None:
     """Both phases; the gap stays at rounding; a killed run is resumed and ends in equal weights."""
-    gaps = metric(whole_run, tmp_path, "rollout/logprob_gap_mean")
+    gaps = metric_values(whole_run, "rollout/logprob_gap_mean")
     assert len(gaps) == 3, "one for each policy iteration"
     assert 0 < max(gaps) < 1e-5
     scored = vapo_process(
@@ -114,9 +112,9 @@ def test_vllms_output_is_in_the_runs_folder_and_its_start_is_a_stage(
     whole_run: Path, tmp_path: Path
 ) -> None:
     assert "Initializing a V1 LLM engine" in (whole_run / "logs/vllm.log").read_text()
-    (seconds,) = metric(whole_run, tmp_path, "time/engine_start_s")
+    (seconds,) = metric_values(whole_run, "time/engine_start_s")
     assert seconds == pytest.approx(summary(whole_run)["stage_seconds"]["engine_start"])
-    assert len(metric(whole_run, tmp_path, "time/checkpoint_s")) == 4, "after the first iteration"
+    assert len(metric_values(whole_run, "time/checkpoint_s")) == 4, "after the first iteration"
 
 
 @pytest.mark.parametrize("parts", [1, 2])
@@ -131,10 +129,10 @@ def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
         "trainer.strategy=fsdp",
         "evaluation.every_n_iterations=100",
     )
-    gaps = metric(run, tmp_path, "rollout/logprob_gap_mean")
+    gaps = metric_values(run, "rollout/logprob_gap_mean")
     assert len(gaps) == 3
     assert 0 < max(gaps) < 1e-5
-    changed = network_state(read_checkpoint(run / "checkpoints/last.ckpt"), "actor")
+    changed = final_weights(run, "actor")
     before = vllm_model(num_key_value_heads=2).state_dict()
     assert any(not torch.equal(changed[name], before[name]) for name in before)
 
@@ -159,7 +157,7 @@ def test_two_sharded_processes(tmp_path: Path, parts: int) -> None:
 def test_options_that_cannot_work(
     policy: Path, tmp_path: Path, option: str, said: list[str]
 ) -> None:
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     result = vapo_process("fit", *ON_STATE_TRACKING, *SMALL, *options(policy), *where, option)
     assert result.returncode == 2
     for text in said:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import ROOT, SMALL, store, vapo_process
-from tests.integration.test_vllm_fit import assert_same_actor, metric
+from tests.integration.commands import ROOT, SMALL, output_options, vapo_process
+from tests.integration.test_vllm_fit import assert_same_actor
 from tests.integration.test_vllm_server_fit import free_port
+from tests.recorded_metrics import metric_values
 from tests.vllm_engine import real_servers
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -43,8 +44,7 @@ def fit(policy: Path, folder: Path, *options: str) -> Path:
         *("value_truth.every_n_iterations=1", "value_truth.num_responses=4"),
         *("value_truth.num_prefixes=4", "value_truth.num_continuations=2"),
         f"actor.path={policy}",
-        f"output_dir={folder / 'runs'}",
-        f"tracking.uri={store(folder)}",
+        *output_options(folder),
         *options,
     )
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-4000:]
@@ -59,12 +59,12 @@ def test_episodes_and_their_continuations_are_those_in_process(
     over_http = fit(policy, tmp_path, *served)
     assert_same_actor(own, over_http)
     for key in ("rollout/turns_mean", "rollout/accuracy", "eval/avg_at_k"):
-        assert metric(own, tmp_path, key) == metric(over_http, tmp_path, key), key
+        assert metric_values(own, key) == metric_values(over_http, key), key
     for key in ("truth/bias", "truth/mse"):
-        expected = metric(own, tmp_path, key)
+        expected = metric_values(own, key)
         assert len(expected) == 3
-        assert metric(over_http, tmp_path, key) == pytest.approx(expected, abs=1e-5), key
-    assert max(metric(over_http, tmp_path, "rollout/logprob_gap_max")) < 1e-4
+        assert metric_values(over_http, key) == pytest.approx(expected, abs=1e-5), key
+    assert max(metric_values(over_http, "rollout/logprob_gap_max")) < 1e-4
 
 
 def test_episodes_ahead_of_training_know_the_weights_of_each_token(
@@ -72,8 +72,8 @@ def test_episodes_ahead_of_training_know_the_weights_of_each_token(
 ) -> None:
     ahead = ["training.max_staleness=1", "training.num_iterations=4"]
     run = fit(policy, tmp_path, *served, *ahead, "value_truth.every_n_iterations=null")
-    ages = metric(run, tmp_path, "rollout/staleness_mean")
+    ages = metric_values(run, "rollout/staleness_mean")
     assert len(ages) == 5
     assert all(0 <= age <= 1 for age in ages)
     assert max(ages) > 0, "nothing was sampled ahead"
-    assert min(metric(run, tmp_path, "rollout/turns_mean")) > 2
+    assert min(metric_values(run, "rollout/turns_mean")) > 2

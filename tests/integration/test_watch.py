@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from tests.config.fits import ON_STATE_TRACKING
-from tests.integration.commands import ROOT, SHORT, fit, store, summary, vapo
+from tests.integration.commands import ROOT, SHORT, fit, output_options, summary, vapo
+from tests.recorded_metrics import client_and_run_id
 from vapo.runs.checkpoints import read_checkpoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -19,20 +19,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def stopped_fit(tmp_path: Path, *args: str) -> tuple[Path, str, str]:
     """A small fit that must stop itself: its folder, stdout and stderr."""
-    where = [f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"]
+    where = output_options(tmp_path)
     result = vapo("fit", *ON_STATE_TRACKING, *SHORT, *where, *args)
     assert result.returncode == 3, result.stderr[-4000:]
     assert "Traceback" not in result.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert result.stdout.strip().splitlines()[-1] == str(run)
     return run, result.stdout, result.stderr
-
-
-def recorded(tmp_path: Path, run: Path) -> tuple[Any, Any]:
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    return client, client.get_run(summary(run)["mlflow_run_id"])
 
 
 @pytest.mark.night  # by day: tests/diagnostics/test_watchers.py, and a run that is stopped below
@@ -48,11 +41,12 @@ def test_a_watcher_stops_the_run(tmp_path: Path) -> None:
     assert contents["status"] == "FAILED"
     assert contents["warnings"][0].startswith("the policy moves far from the one that sampled: ")
     assert "\nstopped       the policy moves far" in out
-    client, recorded_run = recorded(tmp_path, run)
+    client, run_id = client_and_run_id(run)
+    recorded_run = client.get_run(run_id)
     assert recorded_run.info.status == "FAILED"
     assert recorded_run.data.tags["stopped"] == contents["stopped"]
     assert recorded_run.data.tags["watch/approx_kl"] == contents["warnings"][0]
-    history = client.get_metric_history(recorded_run.info.run_id, "watch/approx_kl")
+    history = client.get_metric_history(run_id, "watch/approx_kl")
     assert [(m.step, m.value) for m in history] == [(2, 0.0), (4, 1.0)]
     again = fit(
         tmp_path, *limits, "--ckpt_path", "last", small=SHORT
@@ -77,7 +71,8 @@ def test_an_actor_whose_logits_are_not_finite_stops_the_run(tmp_path: Path) -> N
     assert contents["status"] == "FAILED"
     assert contents["stopped"].startswith("the policy's logits after prompt ")
     assert "\nstopped       the policy's logits" in out
-    _, recorded_run = recorded(tmp_path, run)
+    client, run_id = client_and_run_id(run)
+    recorded_run = client.get_run(run_id)
     assert recorded_run.info.status == "FAILED"
     assert recorded_run.data.tags["stopped"] == contents["stopped"]
 
@@ -104,8 +99,9 @@ def test_a_critic_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert len(first["old_values"]) == len(first["response_ids"])
     assert {str(value) for value in first["old_values"]} <= {"nan", "inf", "-inf"}
     assert len(first["response"]) > 0
-    client, recorded_run = recorded(tmp_path, run)
+    client, run_id = client_and_run_id(run)
+    recorded_run = client.get_run(run_id)
     assert recorded_run.info.status == "FAILED"
     key = "faults/critic_updates_skipped"
-    history = client.get_metric_history(recorded_run.info.run_id, key)
+    history = client.get_metric_history(run_id, key)
     assert [(m.step, m.value) for m in history] == [(-2, 2.0)]

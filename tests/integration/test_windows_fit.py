@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.config.fits import STATE_TRACKING
-from tests.integration.commands import SHORTEST, store, summary
+from tests.integration.commands import SHORTEST, output_options
 from tests.networks.windowed_models import windowed_model
+from tests.recorded_metrics import metric_values
 from tests.tiny_model import save_tiny_folder
 from vapo.commands import fit
 from vapo.config import FitConfig
@@ -23,13 +24,9 @@ def test_three_iterations_with_a_probe(tmp_path: Path) -> None:
     values = [
         *(f"actor.path={policy}", "critic.init=policy", "critic.kind=probe"),
         *("training.packing=auto", "training.num_iterations=3"),
-        *(f"output_dir={tmp_path / 'runs'}", f"tracking.uri={store(tmp_path)}"),
+        *output_options(tmp_path),
     ]
     run_dir = fit.run(load_config(FitConfig, STATE_TRACKING, [*SHORTEST, *values]))
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store(tmp_path)}/mlflow.db")
-    run = summary(run_dir)["mlflow_run_id"]
-    gaps = [m.value for m in client.get_metric_history(run, "rollout/logprob_gap_max")]
+    gaps = metric_values(run_dir, "rollout/logprob_gap_max")
     assert len(gaps) == 3
     assert all(math.isfinite(gap) and gap < 1e-4 for gap in gaps)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.commands import store, summary, vapo_process
+from tests.integration.commands import output_options, summary, vapo_process
+from tests.recorded_metrics import metric_values
 
 pytestmark = [pytest.mark.learning, pytest.mark.timeout(900)]
 
@@ -43,16 +44,13 @@ def test_vanilla_ppo_gives_up_working_the_steps_out(tmp_path: Path) -> None:
 
 def train(folder: Path, *args: str) -> tuple[float, float, float, float]:
     """Score before and after, the last responses' mean length, the critic's first value."""
-    from mlflow import MlflowClient
-
     folder.mkdir(exist_ok=True)
-    where = [f"output_dir={folder / 'runs'}", f"tracking.uri={store(folder)}"]
-    result = vapo_process("fit", *SETTINGS, *where, *args, timeout_s=850)
+    result = vapo_process("fit", *SETTINGS, *output_options(folder), *args, timeout_s=850)
     assert result.returncode == 0, result.stderr[-4000:]
-    contents = summary(Path(result.stdout.strip().splitlines()[-1]))
-    client = MlflowClient(f"sqlite:///{store(folder)}/mlflow.db")
+    run = Path(result.stdout.strip().splitlines()[-1])
+    contents = summary(run)
     lengths, values = (
-        [m.value for m in client.get_metric_history(contents["mlflow_run_id"], key)]
+        metric_values(run, key)
         for key in ("rollout/response_length_mean", "critic/value_first_token_mean")
     )
     return contents["score_before"], contents["score_after"], lengths[-1], values[0]

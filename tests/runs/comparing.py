@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tests.recorded_metrics import metric_points
 from tests.runs import runs
 
 NOT_REPEATED = ("time/", "memory/", "throughput/", "rollout/ahead_s")
@@ -37,12 +38,12 @@ def assert_same(found: Any, expected: Any, path: str = "") -> None:
         assert found == expected or (found != found and expected != expected), path
 
 
-def assert_same_run(folder: Path, whole: Path, store: Path) -> None:
+def assert_same_run(folder: Path, whole: Path) -> None:
     """One folder and one MLflow run, the same final state, each step of each metric once."""
     run, expected = runs.only_run(folder), runs.only_run(whole)
     assert_same(runs.state(run), runs.state(expected))
     assert not list((run / "rollouts").glob("*")), "the kept rollouts are removed"
-    found, wanted = runs.history(run, store), runs.history(expected, store)
+    found, wanted = metric_points(run), metric_points(expected)
     assert found.keys() == wanted.keys()
     for key, values in wanted.items():
         steps, all_steps = ([step for step, _ in pairs] for pairs in (found[key], values))

@@ -98,17 +98,3 @@ def state(run: Path) -> dict[str, Any]:
         name: contents.get(name)
         for name in ("state_dict", "optimizer_states", "lr_schedulers", "global_step")
     }
-
-
-def history(run: Path, store: Path) -> dict[str, list[tuple[int, float]]]:
-    """Every metric's (step, value) pairs in MLflow, in the order of their arrival."""
-    import json
-
-    from mlflow import MlflowClient
-
-    client = MlflowClient(f"sqlite:///{store}/mlflow.db")
-    run_id = json.loads((run / "run.json").read_text())["mlflow_run_id"]
-    keys = client.get_run(run_id).data.metrics
-    return {
-        key: [(m.step, m.value) for m in client.get_metric_history(run_id, key)] for key in keys
-    }

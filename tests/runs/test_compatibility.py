@@ -21,14 +21,11 @@ from vapo.runs.checkpoints import (
 )
 from vapo.runs.manifests import Manifest
 
+pytestmark = pytest.mark.usefixtures("in_the_repository")
+
 
 def config(*overrides: str) -> FitConfig:
     return load_config(FitConfig, STATE_TRACKING, list(overrides))
-
-
-@pytest.fixture(autouse=True)
-def in_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
 
 
 @pytest.fixture(scope="module")

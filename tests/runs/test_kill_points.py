@@ -53,7 +53,7 @@ def test_killed_while_training_and_saving(
 ) -> None:
     """Before the first checkpoint, and before the last of value pretraining gets its name."""
     killed_at(tmp_path, store, points)
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
     assert log_of(tmp_path).count("they are not sampled again") == len(points)
 
 
@@ -62,7 +62,7 @@ def test_killed_while_training_and_saving(
 def test_killed_at_every_step_of_a_save(tmp_path: Path, whole: Path, store: Path) -> None:
     points = [("sampling", 1), ("keeping", 1), ("torch.save", 1), ("manifest", 1), ("linking", 1)]
     killed_at(tmp_path, store, [*points, ("forgetting", 1), ("minibatch", 4), ("sync", 9)])
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
 
 
 @pytest.mark.kills
@@ -81,7 +81,7 @@ def test_rollouts_are_kept_however_they_are_made(
     assert fit(folders[0], store, *arguments) == 0, log_of(folders[0])[-3000:]
     killed_at(folders[1], store, [("minibatch", 4)], *arguments)
     assert "they are not sampled again" in log_of(folders[1])
-    assert_same_run(folders[1], folders[0], store)
+    assert_same_run(folders[1], folders[0])
 
 
 @pytest.mark.kills  # tests/runs/test_stopping.py has the parts of a stop
@@ -91,7 +91,7 @@ def test_signals_stop_a_run_which_can_be_resumed(tmp_path: Path, whole: Path, st
         assert code == 128 + getattr(signal, name)
         assert f"vapo: stopped by {name}; resume with --ckpt_path" in log_of(tmp_path)
     assert fit(tmp_path, store) == 0
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
 
 
 @pytest.mark.attacks

@@ -71,7 +71,7 @@ def test_killed_at_random(tmp_path: Path, num_kills: int, saving: list[str]) -> 
                     continue
             assert runs.end(process) == 0, (folder / "log.txt").read_text()[-3000:]
             finished = True
-        assert_same_run(folder, whole, store)
+        assert_same_run(folder, whole)
     print(f"\n{places.total()} kills in {num_runs} runs: {dict(places.most_common())}")
 
 
@@ -105,5 +105,5 @@ def test_one_of_two_processes_killed_at_random(tmp_path: Path) -> None:
                 continue
         assert [runs.end(p) for p in pair] == [0, 0], (folder / "log0.txt").read_text()[-3000:]
         break
-    assert_same_run(folder, whole, store)
+    assert_same_run(folder, whole)
     print(f"\n{num_kills} kills of one of two processes")

@@ -35,7 +35,7 @@ def test_a_save_that_takes_an_iteration_is_of_the_state_before_it(
     """Every checkpoint is that of a run which waits for each of them."""
     keep = [BACKGROUND, "checkpoints.keep=9"]
     assert fit(tmp_path, store, *keep, hook=held("torch.save", "continue")) == 0, log_of(tmp_path)
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
     found = runs.only_run(tmp_path) / "checkpoints"
     assert len(list(found.glob("iteration_*"))) == 5
     for path in (runs.only_run(whole) / "checkpoints").glob("iteration_*"):
@@ -57,7 +57,7 @@ def test_killed_in_the_next_iteration_while_it_saves(
     kept = {path.name.split("_")[1] for path in (run / "rollouts").glob("*.safetensors")}
     assert kept == {"000001", "000002"}
     killed_at(tmp_path, store, [], BACKGROUND)
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
     assert log_of(tmp_path).count("they are not sampled again") == (1 if is_in_place else 2)
 
 
@@ -75,7 +75,7 @@ def test_a_full_disk_ends_the_run_at_the_next_iterations_end(
         assert last_iteration(run) == finished
     assert log_of(tmp_path).count("\niteration 4/5") == 2, "it trained for one iteration more"
     assert fit(tmp_path, store, BACKGROUND) == 0
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
 
 
 @pytest.mark.kills
@@ -90,4 +90,4 @@ def test_a_stop_waits_for_the_save(tmp_path: Path, whole: Path, store: Path) -> 
     assert fit(tmp_path, store, BACKGROUND, hook=hook) == 128 + signal.SIGTERM
     assert "vapo: cannot write the checkpoint" in log_of(tmp_path), "it is said, too"
     assert fit(tmp_path, store, BACKGROUND) == 0
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)

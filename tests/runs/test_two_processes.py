@@ -64,7 +64,7 @@ def test_one_is_lost_and_both_are_stopped(tmp_path: Path, whole: Path, store: Pa
     processes = runs.two_ranks(tmp_path, *auto, hooks=((), hook))
     assert [runs.end(process) for process in processes] == [143, 143], tail(tmp_path)
     assert pair(tmp_path, store, "checkpoints.resume=auto") == [0, 0], tail(tmp_path)
-    assert_same_run(tmp_path, whole, store)
+    assert_same_run(tmp_path, whole)
     assert "they are not sampled again" in (tmp_path / "log0.txt").read_text()
 
 
@@ -88,7 +88,7 @@ def load(path: Path) -> dict[str, Any]:
     }
 
 
-@pytest.mark.kills  # test_fit.py has a run that goes from one process to two
+@pytest.mark.kills  # test_sharded_fit.py has such a run
 @pytest.mark.parametrize("shards", [False, True], ids=["file", "shards"])
 def test_another_number_of_processes_begins_with_the_same_state(
     tmp_path: Path, store: Path, shards: bool
@@ -134,7 +134,7 @@ def test_saving_in_the_background(tmp_path: Path, whole: Path, store: Path, shar
         states = [runs.state(runs.only_run(folder)) for folder in (tmp_path, whole)]
         assert_same(states[0]["state_dict"], states[1]["state_dict"])
     else:
-        assert_same_run(tmp_path, whole, store)
+        assert_same_run(tmp_path, whole)
 
 
 def is_command(arguments: list[str]) -> bool:

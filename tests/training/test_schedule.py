@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.integration.test_algorithms import folder, metric, tiny_fit
+from tests.integration.test_algorithms import folder, tiny_fit
+from tests.recorded_metrics import metric_values
 from tests.runs.comparing import assert_same
 from tests.systems import system_config
 from tests.training.test_iteration import make_runner
@@ -163,10 +164,10 @@ def test_a_run_with_more_steps_of_the_critic(folder: Path, monkeypatch: pytest.M
     assert [schedule["last_epoch"] for schedule in expected["lr_schedulers"]] == [4, 24]
     factors = [min(1.0, (step + 1) / 10) for step in range(24)]
     rates = [(0.004 if i < 8 else 0.001) * factor for i, factor in enumerate(factors)]
-    assert metric(whole, folder, "critic/lr") == pytest.approx(rates)
-    first, *later = metric(whole, folder, "actor/lr")
+    assert metric_values(whole, "critic/lr") == pytest.approx(rates)
+    first, *later = metric_values(whole, "actor/lr")
     # a warmup of 10 steps, and half of it in the second iteration
     assert later == pytest.approx([2 * first, 1.5 * first, 2 * first])
-    assert len(metric(whole, folder, "actor/policy_loss")) == 4
-    assert len(metric(whole, folder, "critic/value_loss")) == 24
-    assert metric(whole, folder, "critic/minibatches_without_loss") == [0.0] * 3
+    assert len(metric_values(whole, "actor/policy_loss")) == 4
+    assert len(metric_values(whole, "critic/value_loss")) == 24
+    assert metric_values(whole, "critic/minibatches_without_loss") == [0.0] * 3
