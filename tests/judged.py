@@ -4,13 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
+from vapo.config.rewards import RewardConfig
 from vapo.environments.contract import Verdict
-from vapo.types import Rollout, Turn
+from vapo.rollouts.batch import make_rollout_batch
+from vapo.types import Rollout, RolloutBatch, Turn
 
 
 def judged(rollouts: Sequence[Rollout], verdicts: Iterable[Verdict]) -> list[Rollout]:
     return [with_verdict(r, verdict) for r, verdict in zip(rollouts, verdicts, strict=True)]
+
+
+def judged_batch(
+    rollouts: Sequence[Rollout],
+    verdicts: Iterable[Verdict],
+    *,
+    max_response_tokens: int,
+    group_size: int = 1,
+    rewards: RewardConfig | None = None,
+    **options: Any,
+) -> RolloutBatch:
+    """The batch of an iteration whose rollouts have these verdicts."""
+    return make_rollout_batch(
+        judged(rollouts, verdicts),
+        group_size=group_size,
+        rewards=rewards or RewardConfig(),
+        max_response_tokens=max_response_tokens,
+        **options,
+    )
 
 
 def with_verdict(rollout: Rollout, verdict: Verdict) -> Rollout:

@@ -17,12 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.errors import StoppedRun
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import rank, world_size
 from vapo.system.progress import Progress
@@ -103,10 +102,9 @@ class FixedRollouts:
         rollouts, verdicts = make_rollouts(NUM_ROLLOUTS, vocab_size=30)
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
-        batch = make_rollout_batch(
-            judged(
-                [replace(r, response_text="a response") for r in rollouts[rows]], verdicts[rows]
-            ),
+        batch = judged_batch(
+            [replace(r, response_text="a response") for r in rollouts[rows]],
+            verdicts[rows],
             group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig, resolve
 from vapo.config.loading import load_config
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
 from vapo.types import (
@@ -109,8 +108,9 @@ def made_up_batch(
         finish = FinishReason.LENGTH if i == num - 1 else FinishReason.STOP
         rollouts.append(Rollout(prompt, (4,) * length, "", (-1.0,) * length, finish))
         verdicts.append(Verdict(is_correct, 1.0 if is_correct else -1.0))
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
+    batch = judged_batch(
+        rollouts,
+        verdicts,
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=MAX_RESPONSE_TOKENS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import (
     CRITIC_FREE,
@@ -28,7 +28,6 @@ from vapo.advantages.mismatch_correction import (
 from vapo.config import FitConfig, resolve
 from vapo.config.algorithm import MismatchConfig
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch
@@ -43,9 +42,9 @@ def two_responses() -> TrainingBatch:
         Rollout(prompt, (4, 5), "", (-2.0, -2.0), FinishReason.STOP),
         Rollout(prompt, (6,), "", (-2.0,), FinishReason.STOP),
     ]
-    batch = make_rollout_batch(
-        judged(rollouts, [Verdict(True, 1.0), Verdict(True, 1.0)]),
-        group_size=1,
+    batch = judged_batch(
+        rollouts,
+        [Verdict(True, 1.0), Verdict(True, 1.0)],
         rewards=system_config("vapo").rewards,
         max_response_tokens=4,
     )
@@ -238,11 +237,8 @@ def test_every_system_is_corrected_and_the_cut_does_not_matter(system: str, leve
 def test_the_engines_logprobs_reach_the_batch() -> None:
     """Negative control of the batch itself: with the engine's numbers lost there is no gap."""
     rollouts, verdicts = make_rollouts(8, vocab_size=30)
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
-        group_size=1,
-        rewards=system_config("vapo").rewards,
-        max_response_tokens=32,
+    batch = judged_batch(
+        rollouts, verdicts, rewards=system_config("vapo").rewards, max_response_tokens=32
     )
     old_logprobs = torch.where(batch.response_mask, batch.rollout_logprobs + 0.5, 0.0)
     metrics = mismatch_metrics(EvaluatedBatch(**vars(batch), old_logprobs=old_logprobs))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import system_config
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.value_loss_columns import reward_range
@@ -19,7 +19,6 @@ from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.environments.contract import Verdict
 from vapo.functional.advantages import gae
 from vapo.functional.columns import with_loss_on
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import Minibatch, make_minibatches
 from vapo.training.objective import Totals, has_loss, value_objective
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, TrainingBatch
@@ -43,8 +42,9 @@ def evaluated(config: FitConfig, *, truncated: bool = True, group_size: int = 1)
         prompt = Prompt(f"p:{length}", "", (2,), "1")
         rollouts.append(Rollout(prompt, (5,) * length, "", (-1.0,) * length, finish))
         verdicts.append(Verdict(correct, 1.0 if correct else -1.0))
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
+    batch = judged_batch(
+        rollouts,
+        verdicts,
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=4,

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_episodes
 from tests.systems import CRITIC_FREE, WITH_CRITIC, mostly_slow, system_config, system_loss
 from tests.tracking.metric_docs import documented_keys
@@ -76,8 +76,9 @@ def evaluated(config: FitConfig, *, observations: bool) -> tuple[EvaluatedBatch,
     rollouts, verdicts = make_episodes(NUM, vocab_size=30)
     if not observations:
         rollouts = [without_observations(rollout) for rollout in rollouts]
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
+    batch = judged_batch(
+        rollouts,
+        verdicts,
         group_size=GROUP,
         rewards=config.rewards,
         max_response_tokens=MOST,
@@ -217,11 +218,8 @@ def two_turns(*, finish: FinishReason = FinishReason.STOP) -> Rollout:
 
 
 def two_turn_batch(config: FitConfig, rollout: Rollout) -> EvaluatedBatch:
-    batch = make_rollout_batch(
-        judged([rollout], [Verdict(True, 1.5)]),
-        group_size=1,
-        rewards=config.rewards,
-        max_response_tokens=MOST,
+    batch = judged_batch(
+        [rollout], [Verdict(True, 1.5)], rewards=config.rewards, max_response_tokens=MOST
     )
     values = torch.tensor([[NAN, 0.25, NAN, NAN, NAN, 0.5]])  # turns read no others
     zeros = torch.zeros_like(values)
@@ -296,9 +294,9 @@ def test_without_turns_the_whole_response_is_one() -> None:
 def test_a_response_beside_episodes_keeps_its_reward() -> None:
     config = system_config("vapo", *TURNS)
     plain = Rollout(two_turns().prompt, (5,) * 3, "", (-1.0,) * 3, FinishReason.STOP)
-    batch = make_rollout_batch(
-        judged([two_turns(), plain], [Verdict(True, 1.5), Verdict(False, -1.0)]),
-        group_size=1,
+    batch = judged_batch(
+        [two_turns(), plain],
+        [Verdict(True, 1.5), Verdict(False, -1.0)],
         rewards=config.rewards,
         max_response_tokens=MOST,
     )
@@ -319,10 +317,10 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
         "rewards": config.rewards,
         "max_response_tokens": MOST,
     }
-    found = response_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
+    found = response_metrics(judged_batch(rollouts, verdicts, **options))
     assert found["rollout/truncation_rate"] == 0.75
     assert found["rollout/num_response_tokens"] == 3 + 6 + 3 + 3
-    found = episode_metrics(make_rollout_batch(judged(rollouts, verdicts), **options))
+    found = episode_metrics(judged_batch(rollouts, verdicts, **options))
     assert found == {
         "rollout/turns_mean": 1.75,
         "rollout/turns_max": 2.0,
@@ -335,7 +333,7 @@ def test_metrics_of_episodes_by_hand_and_none_without_turns() -> None:
     }
     assert found.keys() <= documented_keys()
     plain = replace(two_turns(), turns=(), in_environment=False)
-    assert episode_metrics(make_rollout_batch(judged([plain], verdicts[:1]), **options)) == {}
+    assert episode_metrics(judged_batch([plain], verdicts[:1], **options)) == {}
 
 
 def test_an_environments_failure_is_not_a_verifiers() -> None:
@@ -343,9 +341,7 @@ def test_an_environments_failure_is_not_a_verifiers() -> None:
     plain = replace(two_turns(), turns=(), in_environment=False)
     lost = replace(two_turns(), turns=(Turn(0, 6, 0.0),))
     rewards = system_config("vapo").rewards
-    batch = make_rollout_batch(
-        judged([plain, lost], none), group_size=1, rewards=rewards, max_response_tokens=MOST
-    )
+    batch = judged_batch([plain, lost], none, rewards=rewards, max_response_tokens=MOST)
     assert batch.is_lost.tolist() == [False, True]
     assert response_metrics(batch)["rollout/verifier_failures"] == 1.0
 

@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import system_config, with_columns
 from vapo.advantages.mismatch_correction import correct_mismatch
 from vapo.config import resolve
 from vapo.config.algorithm import MismatchConfig
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.training.objective import Totals, policy_objective
 from vapo.types import FinishReason, Prompt, Rollout
@@ -62,12 +61,9 @@ def gradient_under_the_engine(length: int, correction: MismatchConfig) -> Tensor
     assert len(responses) == SAMPLES
     config = system_config("rloo")
     prompt = Prompt("enumerated", "", (2,), "1")
-    batch = make_rollout_batch(
-        judged(
-            [Rollout(prompt, y, "", (0.0,) * length, FinishReason.STOP) for y in responses],
-            [Verdict(is_correct=True, reward=REWARDS[y]) for y in responses],
-        ),
-        group_size=1,
+    batch = judged_batch(
+        [Rollout(prompt, y, "", (0.0,) * length, FinishReason.STOP) for y in responses],
+        [Verdict(is_correct=True, reward=REWARDS[y]) for y in responses],
         rewards=config.rewards,
         max_response_tokens=length,
     )

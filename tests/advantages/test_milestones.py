@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tests.config.test_validation import CRITIC_FREE, problem
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import system_config
 from tests.tiny_model import ALPHABET, tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
@@ -23,7 +23,6 @@ from vapo.diagnostics.reward_weight import reward_weight_notes
 from vapo.environments.contract import Verdict
 from vapo.functional.advantages import gae
 from vapo.functional.milestones import milestone_values
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.milestones import milestones_of, token_texts, with_milestone_values
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout, RolloutBatch
 
@@ -45,8 +44,8 @@ def batch_of(config: FitConfig, texts: Sequence[str], right: Sequence[bool]) -> 
         for i, text in enumerate(texts)
     ]
     verdicts = [Verdict(c, 1.0 if c else -1.0) for c in right]
-    return make_rollout_batch(
-        judged(rollouts, verdicts), group_size=3, rewards=config.rewards, max_response_tokens=8
+    return judged_batch(
+        rollouts, verdicts, group_size=3, rewards=config.rewards, max_response_tokens=8
     )
 
 

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import system_config
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.poise import baseline_of
 from vapo.config import FitConfig
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import gather_over_ranks
 from vapo.types import EvaluatedBatch, FinishReason, Phase, Prompt, Rollout
 
@@ -44,14 +43,9 @@ def batch_of(
         )
         for i, row in enumerate(values)
     ]
-    batch = make_rollout_batch(
-        judged(
-            rollouts,
-            [
-                Verdict(c, config.rewards.correct if c else config.rewards.incorrect)
-                for c in correct
-            ],
-        ),
+    batch = judged_batch(
+        rollouts,
+        [Verdict(c, config.rewards.correct if c else config.rewards.incorrect) for c in correct],
         group_size=2,
         rewards=config.rewards,
         max_response_tokens=8,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.config.fits import fit_config
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_episodes
 from tests.tiny_model import tiny_tokenizer
 from vapo.config.kinds import make
@@ -30,7 +30,6 @@ from vapo.diagnostics.value_truth.measure import (
 )
 from vapo.diagnostics.value_truth.points import TruthPoint
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.continuations import Place, group_by_state
 from vapo.rollouts.segments import begun_turns, turn_starts
 from vapo.types import FinishReason, Prompt, Rollout, Turn
@@ -153,8 +152,8 @@ def test_the_baseline_is_of_the_other_responses(tmp_path: Path) -> None:
     config = fit_config(tmp_path)
     rewards = [1.0, 1.0, -1.0, -1.0] * 6
     verdicts = [Verdict(reward > 0, reward) for reward in rewards]
-    batch = make_rollout_batch(
-        judged(responses(), verdicts), group_size=4, rewards=config.rewards, max_response_tokens=40
+    batch = judged_batch(
+        responses(), verdicts, group_size=4, rewards=config.rewards, max_response_tokens=40
     )
     assert other_means(batch, batch.rewards)[:4] == pytest.approx([-1 / 3, -1 / 3, 1 / 3, 1 / 3])
     assert other_means(replace(batch, group_size=1), batch.rewards) == [None] * 24

@@ -12,12 +12,10 @@ import pytest
 import torch
 
 from tests.config.fits import ROOT
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
-from vapo.config.schema import RewardConfig
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training import iteration
 from vapo.types import EvaluatedBatch, Phase
 
@@ -34,11 +32,8 @@ MASK = [[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]]
 
 def batch_of(values: list[list[float]] = VALUES) -> EvaluatedBatch:
     """Two groups of two responses, of 3, 1, 3 and 2 tokens."""
-    batch = make_rollout_batch(
-        judged(*make_rollouts(4, vocab_size=20, max_response=3)),
-        group_size=2,
-        max_response_tokens=3,
-        rewards=RewardConfig(),
+    batch = judged_batch(
+        *make_rollouts(4, vocab_size=20, max_response=3), group_size=2, max_response_tokens=3
     )
     mask = torch.tensor(MASK, dtype=torch.bool)
     made = {**vars(batch), "response_mask": mask, "loss_mask": mask, "value_mask": mask}

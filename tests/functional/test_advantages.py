@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.builders import equal, f64, mask
 from vapo.functional.advantages import (
     decoupled_gae,
     gae,
@@ -14,18 +15,6 @@ from vapo.functional.advantages import (
 )
 
 NAN, INF = float("nan"), float("inf")
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def test_gae_of_three_tokens() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.builders import equal, f64, mask
 from vapo.functional.advantages import monte_carlo_returns, whiten
 from vapo.functional.baselines import (
     correct_only_advantages,
@@ -24,18 +25,6 @@ GROUP_ESTIMATORS = [
     whitened_group_mean_advantages,
     leave_one_out_advantages,
 ]
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def test_group_relative_advantages() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.functional.tensors import equal, f64, mask
+from tests.builders import equal, f64, mask
 from vapo.functional.advantages import (
     anchor_mask,
     decoupled_gae,

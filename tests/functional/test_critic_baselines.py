@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.functional.tensors import equal, f64, mask
+from tests.builders import equal, f64, mask
 from vapo.functional.advantages import gae
 from vapo.functional.baselines import leave_one_out_advantages, prompt_noise_weights
 from vapo.functional.critic_mixtures import (

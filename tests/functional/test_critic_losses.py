@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.functional.tensors import equal, f64, gradient, mask
+from tests.builders import equal, f64, gradient, mask
 from vapo.functional.losses import (
     aggregate,
     categorical_value_loss,

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.builders import f64, mask
 from vapo.functional.metrics import (
     advantage_variance_ratio,
     approx_kl,
@@ -19,14 +20,6 @@ from vapo.functional.metrics import (
 )
 
 NAN, INF = float("nan"), float("inf")
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
 
 
 def test_explained_variance_by_hand() -> None:

@@ -7,21 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.builders import equal, f64, mask
 from vapo.functional.losses import aggregate, clipped_surrogate, kl_penalty, value_loss
 
 NAN, INF = float("nan"), float("inf")
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
-
-
-def equal(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def test_dual_clip_bounds_the_loss_of_negative_advantages_only() -> None:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.builders import mask
 from vapo.functional.masking import (
     compact,
     compaction_index,
@@ -14,10 +15,6 @@ from vapo.functional.masking import (
 )
 
 NAN = float("nan")
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
 
 
 def test_zero_outside_drops_nan_in_value_and_gradient() -> None:

@@ -7,12 +7,9 @@ from math import comb
 import pytest
 import torch
 
+from tests.builders import f64
 from vapo.functional.baselines import measured_targets
 from vapo.functional.losses import categorical_value_loss, value_loss
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
 
 
 def test_the_own_return_is_one_more_draw() -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from tests.builders import f64, mask
 from vapo.functional.mismatch import (
     icepop_weights,
     mismatch,
@@ -14,14 +15,6 @@ from vapo.functional.mismatch import (
 
 NAN, INF = float("nan"), float("inf")
 LN2 = math.log(2)
-
-
-def f64(*rows: list[float]) -> torch.Tensor:
-    return torch.tensor(rows, dtype=torch.float64)
-
-
-def mask(*rows: str) -> torch.Tensor:
-    return torch.tensor([[c == "x" for c in row] for row in rows])
 
 
 # d = ln 2, -ln 2, ln 4 | -ln 4; ratios 2, 1/2, 4 | 1/4; geometric means 4^(1/3) | 1/4

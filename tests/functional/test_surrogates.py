@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.functional.tensors import equal, f64, gradient, mask
+from tests.builders import equal, f64, gradient, mask
 from vapo.functional.losses import aggregate
 from vapo.functional.surrogates import cispo_surrogate, gspo_surrogate
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.builders import equal
 from vapo.functional.value_heads import (
     bounded_bias,
     bounded_value,
@@ -28,10 +29,6 @@ supports = st.sampled_from(["midpoint", "inclusive"])
 
 def f64(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
-
-
-def equal(actual: torch.Tensor, expected: torch.Tensor, atol: float = 1e-12) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
 def decoded(

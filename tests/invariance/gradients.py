@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.data import DataLoader
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from vapo.advantages.estimators import estimate_advantages
 from vapo.advantages.mismatch_correction import correct_mismatch, correction_metrics
@@ -26,7 +26,6 @@ from vapo.config.loading import load_config
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.environments.contract import Verdict
 from vapo.networks.head_layers import start_head
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import rank, world_size
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
@@ -58,11 +57,8 @@ class FixedRollouts(L.LightningDataModule):
         rollouts, verdicts = self.made_up()
         share = NUM_ROLLOUTS // world_size()
         rows = slice(rank() * share, (rank() + 1) * share)
-        batch = make_rollout_batch(
-            judged(rollouts[rows], verdicts[rows]),
-            group_size=1,
-            rewards=self.config.rewards,
-            max_response_tokens=32,
+        batch = judged_batch(
+            rollouts[rows], verdicts[rows], rewards=self.config.rewards, max_response_tokens=32
         )
         algorithm = self.config.algorithm
         if self.config.critic.head.start == "first_batch":

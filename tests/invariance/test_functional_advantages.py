@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.builders import equal
 from vapo.functional.advantages import decoupled_gae, gae, monte_carlo_returns, whiten
 from vapo.functional.metrics import explained_variance
 
@@ -19,10 +20,6 @@ def make_batch(*, gaps: bool) -> tuple[Tensor, Tensor, Tensor]:
         mask &= torch.rand(B, T, generator=g) > 0.3
     rewards = torch.randn(B, T, dtype=torch.float64, generator=g)
     return rewards, torch.randn(B, T, dtype=torch.float64, generator=g), mask
-
-
-def equal(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
 either_mask = pytest.mark.parametrize("gaps", [False, True])

@@ -81,10 +81,10 @@ def states_before_responses(model: PreTrainedModel, inputs: TokenInputs) -> Tens
     return last_hidden_states(model, inputs)[inputs.state_rows, inputs.state_columns]
 
 
-def states_alone(model: PreTrainedModel) -> Tensor:
+def states_alone(model: PreTrainedModel, pairs: Sequences = PAIRS) -> Tensor:
     """Each sequence by a forward of its own, without anything of ours."""
     states = []
-    for prompt, response in PAIRS:
+    for prompt, response in pairs:
         alone = model(torch.tensor([[*prompt, *response]]), use_cache=False).last_hidden_state[0]
         states.append(alone[len(prompt) - 1 : -1])
     return torch.cat(states)

@@ -29,6 +29,7 @@ from tests.invariance.test_packing import (
     kernel_error,
     make,
     relative,
+    states_alone,
     states_before_responses,
 )
 from tests.networks.test_lora import lora_config, trained
@@ -59,15 +60,6 @@ SHARED = "training.packing=shared_prompts"
 
 def shared_inputs() -> TokenInputs:
     return token_inputs(PAIRS, pad_id=0, layout="shared_prompts")
-
-
-def states_alone(model: PreTrainedModel) -> Tensor:
-    """Each sequence by a forward of its own, without anything of ours."""
-    states = []
-    for prompt, response in PAIRS:
-        alone = model(torch.tensor([[*prompt, *response]]), use_cache=False).last_hidden_state[0]
-        states.append(alone[len(prompt) - 1 : -1])
-    return torch.cat(states)
 
 
 # ---- one row ---------------------------------------------------------------------------------
@@ -124,7 +116,7 @@ def test_states_and_gradients_are_those_of_sequences_alone(
 ) -> None:
     monkeypatch.setattr(packed_attention, "_CALL_COST", call_costs)
     model = make(name)
-    alone = states_alone(model)
+    alone = states_alone(model, PAIRS)
     expected = gradient(model, alone)
     assert choose_layout("shared_prompts", [model]) == "shared_prompts"
     shared = states_before_responses(model, shared_inputs())
@@ -134,7 +126,7 @@ def test_states_and_gradients_are_those_of_sequences_alone(
 
 def test_activation_checkpointing_computes_it_again_alike() -> None:
     model = make("qwen2")
-    expected = gradient(model, states_alone(model))
+    expected = gradient(model, states_alone(model, PAIRS))
     enable_packing(model)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     shared = states_before_responses(model, shared_inputs())
@@ -143,7 +135,7 @@ def test_activation_checkpointing_computes_it_again_alike() -> None:
 
 def test_under_bf16_autocast_it_differs_by_rounding_alone() -> None:
     model = make("qwen2")
-    exact = states_alone(model)
+    exact = states_alone(model, PAIRS)
     enable_packing(model)
     with torch.autocast("cpu", torch.bfloat16):
         packed = states_before_responses(model, token_inputs(PAIRS, pad_id=0, layout="packed"))
@@ -175,7 +167,7 @@ def test_negative_control_other_keys_are_something_else(
 ) -> None:
     monkeypatch.setattr(packed_attention, "_CALL_COST", call_costs)
     model = make("qwen2")
-    alone = states_alone(model)
+    alone = states_alone(model, PAIRS)
     enable_packing(model)
     inputs = shared_inputs()
     options = packed_attention._packed_options(model, inputs)
@@ -193,7 +185,7 @@ def test_negative_control_positions_that_begin_at_0_are_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = make("qwen2")
-    alone = states_alone(model)
+    alone = states_alone(model, PAIRS)
     enable_packing(model)
     options = packed_attention._packed_options
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.networks.test_build import INPUTS, one_process
 from tests.networks.test_value_head import BINS, config_of, policy, reward_model
 from tests.rollout_fixtures import make_rollouts
@@ -37,7 +37,6 @@ from vapo.networks.lora import plain_copy
 from vapo.networks.meta_device import empty_value_model
 from vapo.networks.token_inputs import TokenInputs, token_inputs
 from vapo.prompts.fingerprint import fingerprint
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import parameters_of
 
 __all__ = ["one_process", "policy", "reward_model"]
@@ -237,11 +236,8 @@ def test_no_root_stays_whole_after_an_evaluation(
     """As in value pretraining, where the actor has no pass of its own."""
     config = adapters_config(tmp_path, policy, "trainer.strategy=fsdp", "trainer.accelerator=cpu")
     actor, critic = networks(config, one_process)
-    batch = make_rollout_batch(
-        judged(*make_rollouts(4, vocab_size=30)),
-        group_size=1,
-        rewards=config.rewards,
-        max_response_tokens=32,
+    batch = judged_batch(
+        *make_rollouts(4, vocab_size=30), rewards=config.rewards, max_response_tokens=32
     )
     device = torch.device("cpu")
     add_logprobs_and_values(

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from tests.config.fits import fit_config
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.studies.estimate.remembered_passes import remembered_passes
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig
@@ -33,7 +33,6 @@ from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_value
 from vapo.networks.head_layers import start_head
 from vapo.networks.token_inputs import token_inputs
 from vapo.prompts.fingerprint import fingerprint
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.checkpoints import check_compatible, network_state, parameters_of
 from vapo.runs.manifests import Manifest
 from vapo.studies.estimate import network_bytes as network_module
@@ -139,12 +138,7 @@ def batch_of(prompts: list[Prompt]) -> RolloutBatch:
         Rollout(prompt, (3, 4, 5)[: 1 + row % 3], "", (-1.0,) * (1 + row % 3), FinishReason.STOP)
         for row, prompt in enumerate(prompts)
     ]
-    return make_rollout_batch(
-        judged(rollouts, [Verdict(True, 1.0)] * len(rollouts)),
-        group_size=1,
-        rewards=FitConfig().rewards,
-        max_response_tokens=3,
-    )
+    return judged_batch(rollouts, [Verdict(True, 1.0)] * len(rollouts), max_response_tokens=3)
 
 
 def networks(critic: Critic) -> ForwardNetworks:

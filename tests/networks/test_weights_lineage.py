@@ -20,7 +20,7 @@ import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from tests.config.fits import fit_config
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.poisoned import PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from tests.rollouts.scripted_episodes import ScriptedEngine, ScriptedStream
@@ -28,7 +28,6 @@ from tests.systems import system_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig, resolve
 from vapo.networks.weights_lineage import Lineage
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.rollouts.source import RolloutSource
@@ -100,11 +99,9 @@ class SourceThatSamples(RolloutSource):
             tuple(torch.randint(2, 30, (len(r.response_ids),), generator=tokens).tolist())
             for r in rollouts
         ]
-        batch = make_rollout_batch(
-            judged(
-                [replace(r, response_ids=ids) for r, ids in zip(rollouts, drawn, strict=True)],
-                verdicts,
-            ),
+        batch = judged_batch(
+            [replace(r, response_ids=ids) for r, ids in zip(rollouts, drawn, strict=True)],
+            verdicts,
             group_size=resolve(self.config).group_size,
             rewards=self.config.rewards,
             max_response_tokens=32,

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from tests.systems import estimated, system_config
 from vapo.functional.columns import bad_inputs, float_columns, select_rows
 from vapo.rollouts.bad_rows import FOLDER, BadRollouts, CheckedBatch, check_batch, first_rows
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.runs.summary import FAILED_EPISODES
 from vapo.training.faults import Faults
 from vapo.types import EvaluatedBatch
@@ -35,8 +34,9 @@ INPUTS = (
 
 def made_up(num: int = 8, *, system: str = "vapo") -> EvaluatedBatch:
     rollouts, verdicts = make_rollouts(num, vocab_size=30)
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
+    batch = judged_batch(
+        rollouts,
+        verdicts,
         group_size=G,
         rewards=system_config(system).rewards,
         max_response_tokens=12,

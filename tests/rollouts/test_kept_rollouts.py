@@ -10,13 +10,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_episodes, make_rollouts
 from tests.rollouts.test_dynamic_sampling import collection
-from vapo.config.schema import RewardConfig
 from vapo.environments.contract import Verdict
 from vapo.networks.weights_lineage import Lineage
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.kept_rollouts import IterationRollouts, Origin, ResumeCache, max_cache_bytes
 from vapo.rollouts.source import RolloutSource
 from vapo.runs.run_dirs import RunDir
@@ -35,9 +33,7 @@ def sampled() -> IterationRollouts:
         Rollout(PROMPTS[1], (9,), "", (-(2**-40),), FinishReason.LENGTH),
     ]
     verdicts = [Verdict(True, 1.0, "2"), Verdict(False, -1.0, None, "timeout")]
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=5
-    )
+    batch = judged_batch(rollouts, verdicts, max_response_tokens=5)
     batch = replace(
         batch,
         loss_mask=batch.loss_mask & torch.tensor([[True], [False]]),
@@ -60,9 +56,7 @@ def kept(tmp_path: Path) -> ResumeCache:
 def test_episodes_come_back_with_their_turns_and_failures(tmp_path: Path) -> None:
     rollouts, verdicts = make_episodes(4, vocab_size=30)
     verdicts[1] = replace(verdicts[1], is_correct=False, failure="crash: step")
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=32
-    )
+    batch = judged_batch(rollouts, verdicts, max_response_tokens=32)
     kept = ResumeCache(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in rollouts])
     kept.write(ORIGIN, IterationRollouts(Phase.POLICY_OPTIMIZATION, batch, {}))
     found = kept.read(ORIGIN)
@@ -176,9 +170,7 @@ def test_what_full_responses_take_is_known_beforehand(tmp_path: Path, length: in
         )
         for rollout in made
     ]
-    batch = make_rollout_batch(
-        judged(full, verdicts), group_size=1, rewards=RewardConfig(), max_response_tokens=length
-    )
+    batch = judged_batch(full, verdicts, max_response_tokens=length)
     tokens = torch.zeros(64, length)  # of algorithms that continue prefixes
     batch = replace(batch, step_starts=tokens.bool(), step_values=tokens)
     kept = ResumeCache(RunDir(tmp_path, "abc"), [rollout.prompt for rollout in full])

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from tests.evaluation.test_evaluation import EqualityScorer, ScriptedPlayer
-from tests.judged import judged
-from vapo.config.schema import EvaluationConfig, RewardConfig
+from tests.judged import judged_batch
+from vapo.config.schema import EvaluationConfig
 from vapo.environments.contract import Verdict
 from vapo.evaluation import evaluate
 from vapo.prompts.training_set import StagePrompts, TrainingSet, TrainingSource
-from vapo.rollouts.batch import make_rollout_batch, source_metrics
+from vapo.rollouts.batch import source_metrics
 from vapo.system.progress import Progress
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
@@ -31,9 +31,7 @@ def batch(*rows: tuple[str, bool, int]) -> RolloutBatch:
         for i, (source, _, length) in enumerate(rows)
     ]
     verdicts = [Verdict(correct, 1.0 if correct else -1.0) for _, correct, _ in rows]
-    return make_rollout_batch(
-        judged(rollouts, verdicts), group_size=2, rewards=RewardConfig(), max_response_tokens=9
-    )
+    return judged_batch(rollouts, verdicts, group_size=2, max_response_tokens=9)
 
 
 def training(*names: str, num_stages: int = 1) -> TrainingSet:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollouts.playing import InstantScorer, player_of, sample_all
 from tests.systems import estimated, system_config
 from tests.tiny_model import ALPHABET, ragged_prompts, tiny_model, tiny_tokenizer
@@ -19,7 +19,6 @@ from vapo.functional.columns import with_loss_on
 from vapo.prompts.load import PromptReport, PromptSplit
 from vapo.prompts.training_set import TrainingSet
 from vapo.rollouts import continuations
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.rollouts.collection import RolloutCollection
 from vapo.rollouts.continuations import ContinuationSampler, with_step_values
 from vapo.rollouts.engines.contract import Sampler, SamplingSettings
@@ -116,8 +115,9 @@ def rollout(text: str, prompt: int = 0) -> Rollout:
 
 
 def batch_of(config: FitConfig, *rollouts: Rollout, group_size: int = 1) -> RolloutBatch:
-    return make_rollout_batch(
-        judged(rollouts, LastCharacter().verdicts(rollouts)),
+    return judged_batch(
+        rollouts,
+        LastCharacter().verdicts(rollouts),
         group_size=group_size,
         rewards=config.rewards,
         max_response_tokens=BUDGET,
@@ -282,11 +282,8 @@ def test_the_engine_goes_on_from_the_prefix(greedy: bool) -> None:
         def judged(self, text: str) -> Verdict:
             return Verdict(len(text) % 2 == 0, float(sum(map(ord, text)) % 7))
 
-    batch = make_rollout_batch(
-        judged(rollouts, Parity().verdicts(rollouts)),
-        group_size=1,
-        rewards=config.rewards,
-        max_response_tokens=BUDGET,
+    batch = judged_batch(
+        rollouts, Parity().verdicts(rollouts), rewards=config.rewards, max_response_tokens=BUDGET
     )
     stage = Progress(enabled=False).stage
     continuation_sampler = ContinuationSampler(

@@ -12,14 +12,13 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.poisoned import PoisonedModule
 from tests.rollout_fixtures import make_rollouts
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.networks.actor_critic import Actor, Critic, members_of
 from vapo.networks.fitted_weights import current_fitted_weights
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.system.distributed import full_state, rank, world_size
 from vapo.system.progress import Progress
 from vapo.training.datamodule import RolloutDataModule, iteration_of
@@ -41,8 +40,9 @@ class OtherRollouts:
     ) -> tuple[RolloutBatch, dict[str, float]]:
         rollouts, verdicts = make_rollouts(16, vocab_size=30, seed=start.number)
         rows = slice(rank() * 16 // world_size(), (rank() + 1) * 16 // world_size())
-        batch = make_rollout_batch(
-            judged(rollouts[rows], verdicts[rows]),
+        batch = judged_batch(
+            rollouts[rows],
+            verdicts[rows],
             group_size=4,
             rewards=self.config.rewards,
             max_response_tokens=32,

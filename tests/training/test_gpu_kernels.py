@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from tests.tiny_model import save_tiny_folder
 from vapo.config import FitConfig
@@ -27,7 +27,6 @@ from vapo.networks.build import make_actor
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import rollout_inputs
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.optimizers import clip_gradient, make_optimizer
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
@@ -122,7 +121,7 @@ def forwards(path: str) -> Callable[..., Any]:
     def forward(number: int, **options: Any) -> Any:
         rollouts, verdicts = make_rollouts(number, vocab_size=30, seed=number)
         shaped: Any = {"rewards": config.rewards, "max_response_tokens": 32}
-        batch = make_rollout_batch(judged(rollouts, verdicts), group_size=1, **shaped)
+        batch = judged_batch(rollouts, verdicts, **shaped)
         if options:
             networks = ForwardNetworks(actor, None, None, 1.0, 64, 0, layout, CPU)
             return add_logprobs_and_values(batch, networks, **options)

@@ -12,7 +12,7 @@ import torch
 
 from tests.config.fits import STATE_TRACKING
 from tests.invariance.gradients import compute
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
 from tests.tiny_model import save_tiny_folder
 from vapo.config import FitConfig
@@ -22,7 +22,6 @@ from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.build import make_actor, make_critic
 from vapo.networks.layouts import choose_layout
 from vapo.networks.model_configs import read_model_config
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.estimate.memory_tracker import MemoryTracker
 from vapo.studies.estimate.passes import FakeNetwork
 from vapo.studies.estimate.shapes import NetworkShape
@@ -187,11 +186,8 @@ def made_up_batch() -> RolloutBatch:
     rollouts = [
         replace(r, prompt=replace(r.prompt, prompt_ids=(2, 3, 4, 5, 6, 7)), **same) for r in drawn
     ]
-    batch: RolloutBatch = make_rollout_batch(
-        judged(rollouts, verdicts),
-        group_size=1,
-        rewards=loaded().rewards,
-        max_response_tokens=32,
+    batch: RolloutBatch = judged_batch(
+        rollouts, verdicts, rewards=loaded().rewards, max_response_tokens=32
     )
     return batch
 

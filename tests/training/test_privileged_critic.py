@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import system_config, with_columns
 from tests.tiny_model import tiny_model
 from vapo.environments.contract import Verdict
@@ -19,7 +19,6 @@ from vapo.networks.actor_critic import Actor, Critic
 from vapo.networks.forward_passes import ForwardNetworks, add_logprobs_and_values
 from vapo.networks.layouts import choose_layout
 from vapo.networks.token_inputs import Layout
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.training.minibatches import make_minibatches
 from vapo.types import FinishReason, Prompt, Rollout, RolloutBatch
 
@@ -41,9 +40,9 @@ def rollouts(
         prompt = Prompt(f"made-up:{i}", "", problem, "1", critic_prompt_ids=own)
         response = tuple(draw.randrange(8, 30) for _ in range(draw.randint(2, 5)))
         made.append(Rollout(prompt, response, "", (-1.0,) * len(response), FinishReason.STOP))
-    return make_rollout_batch(
-        judged(made, [Verdict(value > 0, value) for value in returns]),
-        group_size=1,
+    return judged_batch(
+        made,
+        [Verdict(value > 0, value) for value in returns],
         rewards=system_config("vapo").rewards,
         max_response_tokens=5,
     )

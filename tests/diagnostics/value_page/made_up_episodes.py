@@ -8,12 +8,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.systems import estimated
 from tests.tiny_model import tiny_tokenizer
 from vapo.config import FitConfig
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.types import EvaluatedBatch, FinishReason, Prompt, Rollout, TrainingBatch, Turn
 
 TOKENIZER = tiny_tokenizer()
@@ -49,11 +48,8 @@ def episodes(num_groups: int = 3, group_size: int = 4) -> tuple[list[Rollout], l
 def episode_batch(config: FitConfig) -> TrainingBatch:
     """After the advantage stage; what stands on observations is 999."""
     rollouts, verdicts = episodes()
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts),
-        group_size=4,
-        rewards=config.rewards,
-        max_response_tokens=MAX_TOKENS,
+    batch = judged_batch(
+        rollouts, verdicts, group_size=4, rewards=config.rewards, max_response_tokens=MAX_TOKENS
     )
     generator = torch.Generator().manual_seed(0)
 

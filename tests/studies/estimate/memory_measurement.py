@@ -11,13 +11,12 @@ from torch.utils.data import DataLoader
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from tests.config.fits import STATE_TRACKING
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.tiny_model import tiny_tokenizer
 from vapo.advantages.estimators import estimate_advantages
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.environments.contract import Verdict
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.estimate.memory_tracker import MemoryTracker
 from vapo.training.datamodule import RolloutDataModule
 from vapo.training.minibatches import Minibatch, make_minibatches
@@ -91,8 +90,9 @@ class _FullRollouts(L.LightningDataModule):
             Rollout(prompts[i // 4], ids, "1", logprobs, reason) for i in range(NUM_ROLLOUTS)
         ]
         verdicts = [Verdict(is_correct=i % 2 == 0, reward=i % 2) for i in range(NUM_ROLLOUTS)]
-        batch = make_rollout_batch(
-            judged(rollouts, verdicts),
+        batch = judged_batch(
+            rollouts,
+            verdicts,
             group_size=4,
             rewards=self.config.rewards,
             max_response_tokens=RESPONSE_TOKENS,

@@ -9,9 +9,8 @@ from unittest.mock import MagicMock
 import pytest
 
 from tests.config.fits import PROCEDURAL, fit_config
-from tests.judged import judged
+from tests.judged import judged_batch
 from tests.rollout_fixtures import make_rollouts
-from vapo.rollouts.batch import make_rollout_batch
 from vapo.studies.gates.rules import Interval
 from vapo.studies.gates.start_policy import mean_weight_and_horizon
 from vapo.studies.gates.trial_runs import Beginning, Collapse, StateReturns, Unlearning
@@ -96,8 +95,9 @@ def test_how_far_the_lambdas_see(tmp_path: Path) -> None:
             f"components.length_adaptive_gae.enabled={switch}",
             "algorithm.lambda_policy=0.95",
         )
-        batch = make_rollout_batch(
-            judged([first, rollouts[1]], verdicts),
+        batch = judged_batch(
+            [first, rollouts[1]],
+            verdicts,
             group_size=2,
             rewards=config.rewards,
             max_response_tokens=20,
@@ -116,9 +116,7 @@ def test_an_oracle_is_of_the_states_that_both_sides_have(tmp_path: Path) -> None
         rollout.prompt.prompt_id: v.is_correct
         for rollout, v in zip(rollouts, verdicts, strict=True)
     }
-    batch = make_rollout_batch(
-        judged(rollouts, verdicts), group_size=1, rewards=config.rewards, max_response_tokens=12
-    )
+    batch = judged_batch(rollouts, verdicts, rewards=config.rewards, max_response_tokens=12)
     known = StateReturns(config, lambda r: [str(right[r.prompt.prompt_id])] * len(r.response_ids))
     assert known.oracle(batch) is None, "nothing was added yet"
     known.add(batch)
