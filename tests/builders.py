@@ -1,6 +1,8 @@
-"""Tensors as tests write them, and how they are compared."""
+"""Tensors as tests write them and compare them, and a port for a server."""
 
 from __future__ import annotations
+
+import socket
 
 import torch
 from torch import Tensor
@@ -25,3 +27,10 @@ def gradient(loss: Tensor, leaf: Tensor) -> Tensor:
     """The gradient of the sum of a loss by a leaf."""
     (found,) = torch.autograd.grad(loss.sum(), leaf)
     return found
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens at."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

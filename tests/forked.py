@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import multiprocessing
 import os
-import socket
 import sys
 import tempfile
 import time
@@ -21,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from tests.builders import free_port
 
 ROOT = Path(__file__).parents[1]
 PRELOADED = ["vapo.commands.fit", "mlflow", "mlflow.store.tracking.sqlalchemy_store"]
@@ -49,14 +50,11 @@ def end(process: Any, timeout_s: float) -> int:
 
 def rank_variables(num: int) -> list[dict[str, str]]:
     """The environment of each of `num` processes, as torchrun would make it."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
     shared = {
         "WORLD_SIZE": str(num),
         "LOCAL_WORLD_SIZE": str(num),
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
+        "MASTER_PORT": str(free_port()),
         "GROUP_RANK": "0",
         "TORCHELASTIC_RUN_ID": "x",
     }

@@ -15,7 +15,7 @@ from vapo.commands import smoke
 from vapo.config import FitConfig
 from vapo.errors import UserError
 from vapo.studies.smoke.forecast import Session
-from vapo.system.python_child import python_program
+from vapo.user_code.python_child import python_program
 
 
 def config_in(folder: Path, *overrides: str) -> FitConfig:

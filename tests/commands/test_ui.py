@@ -11,6 +11,7 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
+from tests.builders import free_port
 from tests.tracking.ready_stores import ready_store
 from vapo.commands import ui
 from vapo.config.schema import TrackingConfig
@@ -43,10 +44,8 @@ def store(tmp_path):
 
 
 @pytest.fixture
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+def port():
+    return free_port()
 
 
 def test_the_server_of_the_folders_database(store):
@@ -66,7 +65,7 @@ def test_the_server_of_the_folders_database(store):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, number):
+def test_ctrl_c_ends_the_server_quietly(store, port, monkeypatch, capfd, number):
     mark = store / "up"
     stand_in(monkeypatch, mark)
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "true")
@@ -82,7 +81,7 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     before = signal.getsignal(number)
     thread = threading.Thread(target=interrupt)
     thread.start()
-    ui.run(str(store), "127.0.0.1", free_port)
+    ui.run(str(store), "127.0.0.1", port)
     thread.join()
     assert mark.read_text() == str(
         ("false", True, "sqlite", "ignore:starlette.middleware.wsgi is deprecated")
@@ -91,19 +90,19 @@ def test_ctrl_c_ends_the_server_quietly(store, free_port, monkeypatch, capfd, nu
     assert not any(server.is_running() for server in servers)
     assert signal.getsignal(number) is before
     out, err = capfd.readouterr()
-    assert f"http://127.0.0.1:{free_port}/" in out
+    assert f"http://127.0.0.1:{port}/" in out
     assert err == ""
 
 
-def test_a_server_that_ends_by_itself_is_an_error(store, free_port, monkeypatch):
+def test_a_server_that_ends_by_itself_is_an_error(store, port, monkeypatch):
     stand_in(monkeypatch, store / "up", "3")
     with pytest.raises(UserError, match="ended with exit code 3"):
-        ui.run(str(store), "127.0.0.1", free_port)
+        ui.run(str(store), "127.0.0.1", port)
 
 
-def test_a_missing_store_is_an_error(tmp_path, free_port):
+def test_a_missing_store_is_an_error(tmp_path, port):
     with pytest.raises(UserError, match="nothing is recorded"):
-        ui.run(str(tmp_path / "nowhere"), "127.0.0.1", free_port)
+        ui.run(str(tmp_path / "nowhere"), "127.0.0.1", port)
     assert not Path(tmp_path / "nowhere").exists()
 
 
@@ -123,20 +122,20 @@ def test_a_taken_port_is_an_error(store):
     assert "already served" not in str(raised.value)
 
 
-def test_a_server_has_its_own_ui(free_port):
+def test_a_server_has_its_own_ui(port):
     with pytest.raises(UserError, match="a UI of its own"):
-        ui.run("http://127.0.0.1:5000", "127.0.0.1", free_port)
+        ui.run("http://127.0.0.1:5000", "127.0.0.1", port)
 
 
 def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
-    tmp_path, free_port, monkeypatch, capsys
+    tmp_path, port, monkeypatch, capsys
 ):
     uri = str(ready_store(tmp_path / "mlruns"))
     with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="one") as logger:
         pass
     stand_in(monkeypatch, tmp_path / "up", "0")
-    ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
-    runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
+    ui.run(uri, "127.0.0.1", port, run=logger.run_id)
+    runs = f"http://127.0.0.1:{port}/#/experiments/{logger.experiment_id}/runs"
     view = "?workflowType=machine_learning"
     out = capsys.readouterr().out
     charts, table, alone = out.splitlines()[-3:]
@@ -144,15 +143,15 @@ def test_a_run_is_opened_at_its_charts_in_the_view_for_training(
     assert table.startswith(f"  {runs}{view}&viewStateShareKey=vapo (")
     assert alone.startswith(f"  {runs}/{logger.run_id}/model-metrics{view} (")
     with pytest.raises(UserError, match="has no run 0123: give the id that `vapo fit`") as error:
-        ui.run(uri, "127.0.0.1", free_port, run="0123")
+        ui.run(uri, "127.0.0.1", port, run="0123")
     assert "any more" not in str(error.value)
     MlflowClient(f"sqlite:///{uri}/mlflow.db").delete_run(logger.run_id)
     with pytest.raises(UserError, match=r"[0-9a-f]{32} was deleted: restore it, or give"):
-        ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
+        ui.run(uri, "127.0.0.1", port, run=logger.run_id)
 
 
 def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(
-    tmp_path, free_port, monkeypatch, capsys
+    tmp_path, port, monkeypatch, capsys
 ):
     uri = str(ready_store(tmp_path / "mlruns"))
     with RunLogger(TrackingConfig(uri=uri, experiment="x"), run_name="sweep") as logger:
@@ -161,16 +160,16 @@ def test_a_sweep_is_opened_at_its_runs_and_not_their_parent_alone(
     tags = {"mlflow.parentRunId": logger.run_id, "role": "row"}
     child = client.create_run(logger.experiment_id, tags=tags).info.run_id
     stand_in(monkeypatch, tmp_path / "up", "0")
-    ui.run(uri, "127.0.0.1", free_port, run=logger.run_id)
+    ui.run(uri, "127.0.0.1", port, run=logger.run_id)
     out = capsys.readouterr().out
     table, curves = out.splitlines()[-2:]
-    runs = f"http://127.0.0.1:{free_port}/#/experiments/{logger.experiment_id}/runs"
+    runs = f"http://127.0.0.1:{port}/#/experiments/{logger.experiment_id}/runs"
     assert table.startswith(f"  {runs}/{logger.run_id}/overview?workflowType=machine_learning (")
-    assert curves.startswith(f"  http://127.0.0.1:{free_port}/#/metric?runs=%5B%22{child}%22%5D&")
+    assert curves.startswith(f"  http://127.0.0.1:{port}/#/metric?runs=%5B%22{child}%22%5D&")
     assert "compareRunsMode" not in out
 
 
 @pytest.mark.parametrize("empty", ["", " "])
-def test_an_empty_run_id_is_refused_by_its_name(store, free_port, empty):
+def test_an_empty_run_id_is_refused_by_its_name(store, port, empty):
     with pytest.raises(UserError, match="--run: the run's id is empty"):
-        ui.run(str(store), "127.0.0.1", free_port, run=empty)
+        ui.run(str(store), "127.0.0.1", port, run=empty)

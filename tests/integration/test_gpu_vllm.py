@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import socket
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.builders import free_port
 from tests.integration import commands
 from tests.integration.commands import SHORTEST, summary
 from tests.integration.test_gpu import metrics, preset
@@ -194,9 +194,7 @@ def test_a_preset_samples_with_it(policy: Path, tmp_path: Path, name: str) -> No
 @pytest.fixture(scope="module")
 def served(policy: Path) -> Iterator[list[str]]:
     """`vapo serve` beside the trainer, on the same GPU if there is one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
+    port = free_port()
     with real_servers(policy, port):
         yield [
             f"actor.path={policy}",

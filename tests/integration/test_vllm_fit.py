@@ -108,9 +108,7 @@ def test_fit_validate_and_resume(policy: Path, whole_run: Path, tmp_path: Path) 
     assert_same_actor(whole_run, resumed)
 
 
-def test_vllms_output_is_in_the_runs_folder_and_its_start_is_a_stage(
-    whole_run: Path, tmp_path: Path
-) -> None:
+def test_vllms_output_is_in_the_runs_folder_and_its_start_is_a_stage(whole_run: Path) -> None:
     assert "Initializing a V1 LLM engine" in (whole_run / "logs/vllm.log").read_text()
     (seconds,) = metric_values(whole_run, "time/engine_start_s")
     assert seconds == pytest.approx(summary(whole_run)["stage_seconds"]["engine_start"])

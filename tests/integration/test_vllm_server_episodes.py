@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import free_port
 from tests.integration.commands import ROOT, SMALL, output_options, vapo_process
 from tests.integration.test_vllm_fit import assert_same_actor
-from tests.integration.test_vllm_server_fit import free_port
 from tests.recorded_metrics import metric_values
 from tests.vllm_engine import real_servers
 

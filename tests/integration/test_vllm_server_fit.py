@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from urllib.request import urlopen
 import pytest
 import torch
 
+from tests.builders import free_port
 from tests.integration.commands import summary
 from tests.integration.test_vllm_fit import (
     assert_same_actor,
@@ -37,12 +37,6 @@ from vapo.rollouts.engines.vllm_server.engine import ServedEngine
 from vapo.rollouts.engines.vllm_server.weights import FolderTransfer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

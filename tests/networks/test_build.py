@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from tests.builders import free_port
 from tests.config.fits import fit_config
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.errors import UserError
@@ -26,10 +26,7 @@ INPUTS = token_inputs([([5, 6, 7], [8, 9]), ([4], [3, 2, 5])], pad_id=0)
 @pytest.fixture
 def one_process() -> Iterator[DeviceMesh]:
     """A process group of one, over which FSDP shards as over many."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     dist.init_process_group("gloo", init_method=address, rank=0, world_size=1)
     yield init_device_mesh("cpu", (1,))
     dist.destroy_process_group()

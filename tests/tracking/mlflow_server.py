@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.builders import free_port
 from tests.tracking.ready_stores import ready_store
 
 START_S = 240.0
@@ -28,9 +28,7 @@ class Server:
         log: Path | None = None,
         **variables: str,
     ) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.folder, self.address = ready_store(folder), f"127.0.0.1:{port}"
         self.uri = f"http://{self.address}"
         self.log = log or folder / "server.log"

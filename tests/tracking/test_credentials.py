@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.builders import free_port
 from tests.config.fits import MINIMAL, write
 from vapo.commands import ui
 from vapo.commands.sweep import command_line
@@ -118,10 +118,7 @@ def test_the_ui_has_a_databases_password_in_its_environment_only(
     real_popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", start)
     monkeypatch.setenv("MLFLOW_BACKEND_STORE_URI", "of before")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ui.run(DATABASE, "127.0.0.1", port)
+    ui.run(DATABASE, "127.0.0.1", free_port())
     ((command, environment),) = calls
     assert command[:5] == [sys.executable, "-P", "-m", "mlflow", "server"]
     assert not [word for word in command if "pa55word" in word or "store-uri" in word]

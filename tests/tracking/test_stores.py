@@ -10,18 +10,12 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from tests.builders import free_port
 from vapo.config.schema import TrackingConfig
 from vapo.errors import UserError
 from vapo.tracking.logger import RunLogger
 from vapo.tracking.opening import open_store
 from vapo.tracking.stores import Store, locate_store
-
-
-@pytest.fixture
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture
@@ -56,10 +50,11 @@ def assert_unusable_within(uri, seconds):
     return str(caught.value)
 
 
-def test_an_unreachable_server_is_an_error_in_seconds(closed_port):
-    message = assert_unusable_within(f"http://me:secret@127.0.0.1:{closed_port}", 10)
+def test_an_unreachable_server_is_an_error_in_seconds():
+    port = free_port()
+    message = assert_unusable_within(f"http://me:secret@127.0.0.1:{port}", 10)
     assert "tracking.uri" in message
-    assert f"http://127.0.0.1:{closed_port}" in message
+    assert f"http://127.0.0.1:{port}" in message
     assert "secret" not in message
     assert "tracking.uri=mlruns" in message
 

@@ -23,10 +23,10 @@ from vapo.studies.smoke.forecast import Session, forecast, session_file
 from vapo.studies.smoke.report import seconds_table, shown_bytes, whole_run
 from vapo.sweep.launch import fit_command
 from vapo.sweep.plan import set_key
-from vapo.system.made_folders import make_folders
+from vapo.files.made_folders import make_folders
 from vapo.system.process import STARTER
-from vapo.system.python_child import python_environment
-from vapo.system.shown_text import say
+from vapo.user_code.python_child import python_environment
+from vapo.errors.shown_text import say
 from vapo.tracking.opening import check_store_answers
 from vapo.tracking.stores import locate_store
 
