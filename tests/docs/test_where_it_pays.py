@@ -11,6 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from vapo.functional.advantages import gae
 from vapo.functional.baselines import leave_one_out_advantages
@@ -92,7 +93,7 @@ def test_the_printed_table_is_of_the_results(tables: ModuleType) -> None:
 
 def test_the_page_has_the_forecast() -> None:
     forecast = json.loads((FOLDER / "surrogate.json").read_text())
-    page = (FOLDER.parents[2] / "docs/where_a_critic_pays.md").read_text()
+    page = (FOLDER / "README.md").read_text()
     for steps in (6, 12, 24, 48):
         shares = [
             one["samples"]["trusted"]
@@ -100,3 +101,14 @@ def test_the_page_has_the_forecast() -> None:
             if one["steps"] == steps and one["share_of_slip_rate"] == 1
         ]
         assert f"| {steps} | {' | '.join(f'{share:.2f}' for share in shares)} |" in page
+
+
+def test_the_page_shows_the_recorded_noise_of_the_gradient() -> None:
+    records = json.loads((FOLDER / "noise.json").read_text(encoding="utf-8"))
+    page = (FOLDER.parents[2] / "docs/where_a_critic_pays.md").read_text(encoding="utf-8")
+    ratio = "critic/gradient_noise_ratio"
+    for steps in {row["steps"] for row in records}:
+        cells = [f"{r[ratio]:.2f} ({r['gain']:+.1f})" for r in records if r["steps"] == steps]
+        assert f"| {steps} | {' | '.join(cells)} |" in page
+    ranks = [stats.rankdata([row[key] for row in records]) for key in (ratio, "gain")]
+    assert f"is {np.corrcoef(ranks)[0, 1]:.2f} (p " in page
