@@ -44,10 +44,10 @@ def run(
     output_dir = output_dir or (
         Path("runs/report") if sweep_folder is None else sweep_folder.path / "report"
     )
-    named = run_folders or sweep_folder
-    if named is not None and tracking_uri is None:
-        check_known(named.tracking_uri, named_by=Path(folders[0]), how="--tracking_uri ")
-    reader = open_reader(named.tracking_uri if named else tracking_uri or "mlruns")
+    source = run_folders or sweep_folder
+    if source is not None and tracking_uri is None:
+        check_known(source.tracking_uri, named_by=Path(folders[0]), how="--tracking_uri ")
+    reader = open_reader(source.tracking_uri if source else tracking_uri or "mlruns")
     if sweep_folder is not None:
         parent = f"{sweep_folder.path / SWEEP_RECORD}: parent run"
         collection = reader.sweep(sweep_folder.parent_run_id, full_system, flag=parent)

@@ -213,7 +213,7 @@ def add_legend(figure: Figure, styles: Mapping[str, Mapping[str, Any]], panel_ba
 def legend_columns(labels: Sequence[str]) -> int:
     """Return the number of legend columns that fit the page's width."""
     longest = max(map(len, labels), default=0)
-    return next((n for n, most in _LEGEND_CHARS.items() if longest <= most), 1)
+    return next((n for n, num_chars in _LEGEND_CHARS.items() if longest <= num_chars), 1)
 
 
 def wrapped_label(label: str) -> str:

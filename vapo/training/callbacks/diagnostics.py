@@ -78,8 +78,8 @@ class Evaluation(Callback):
         assert isinstance(pl_module, VapoModule)
         if not self.first:
             self.first = self.run(trainer, pl_module, int(pl_module.policy_iterations))
-            before = {SCORE_BEFORE: self.first[SCORE]}  # which a run list shows beside the last one
-            self.logger.log_metrics(before, step=self.logger.policy_begins_at)
+            start = {SCORE_BEFORE: self.first[SCORE]}  # which a run list shows beside the last one
+            self.logger.log_metrics(start, step=self.logger.policy_begins_at)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
