@@ -20,14 +20,14 @@ _EXPLAINED_VARIANCE = "critic/explained_variance"
 _COLUMNS = (SCORE_BEFORE, SCORE, _EXPLAINED_VARIANCE)
 _COLUMN_WIDTH = 180  # pixels, so that the names can be read
 _SECTION = "score, reward, critic, length"
-_CHARTS = {
-    SCORE: "score",
-    "rollout/reward_mean": "mean reward",
-    _EXPLAINED_VARIANCE: "explained variance of the critic",
-    "rollout/response_length_mean": "response length, tokens",
-    "critic/value_loss": "value loss",
-}
-"""The first charts, by metric. They are lines: where MLflow chooses, a metric whose last step is
+_CHARTS = (
+    SCORE,
+    "rollout/reward_mean",
+    _EXPLAINED_VARIANCE,
+    "rollout/response_length_mean",
+    "critic/value_loss",
+)
+"""The metrics of the first charts. They are lines: where MLflow chooses, a metric whose last step is
 below 1 is a bar, as all are during value pretraining."""
 
 
@@ -41,8 +41,8 @@ def view_state() -> str:
         "columnWidths": dict.fromkeys(columns, _COLUMN_WIDTH),
         "compareRunSections": [section | {"isReordered": True, "deleted": False}],
         "compareRunCharts": [
-            _line_chart(f"vapo-{number}", str(section["uuid"]), name, title)
-            for number, (name, title) in enumerate(_CHARTS.items())
+            _line_chart(f"vapo-{number}", str(section["uuid"]), name)
+            for number, name in enumerate(_CHARTS)
         ],
         "isAccordionReordered": True,  # else the sections are sorted by their names
     }
@@ -62,7 +62,7 @@ def share_view(client: MlflowClient, experiment: Experiment) -> bool:
     return True
 
 
-def _line_chart(uuid: str, section: str, metric: str, title: str) -> dict[str, Any]:
+def _line_chart(uuid: str, section: str, metric: str) -> dict[str, Any]:
     """Return a chart of a metric against its steps, with the fields of MLflow's line chart."""
     return {
         "type": "LINE",
@@ -72,7 +72,7 @@ def _line_chart(uuid: str, section: str, metric: str, title: str) -> dict[str, A
         "deleted": False,
         "runsCountToCompare": 10,
         "metricKey": metric,
-        "displayName": title,
+        "displayName": metric.rpartition("/")[2],
         "lineSmoothness": 0,
         "scaleType": "linear",
         "xAxisScaleType": "linear",
