@@ -119,6 +119,7 @@ def short_gpu(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, bool, bool]]:
         return config, SimpleNamespace(peak=9 * GIB + whole), None, None
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 10 * GIB))
     monkeypatch.setattr("vapo.commands.estimate.estimate_config", fake_estimate)
     monkeypatch.setattr("vapo.commands.own_model.find_spec", lambda name: None)
@@ -139,6 +140,31 @@ def test_adapters_and_a_probe_are_trained_where_all_weights_do_not_fit(
         "GPU's 10.0;"
     ) in chosen.line
     assert short_gpu == [(256, False, False), (64, False, False), (64, True, True)]
+
+
+@pytest.mark.parametrize(
+    ("has_bfloat16", "expected"), [(True, "bf16-mixed"), (False, "32-true")], ids=["new", "T4"]
+)
+def test_memory_is_estimated_in_the_precision_that_the_gpu_has(
+    model: str, file: str, short_gpu: list[Any], monkeypatch: pytest.MonkeyPatch,
+    has_bfloat16: bool, expected: str,
+):  # fmt: skip
+    """A T4 multiplies in float32 and float16 alone; states in float32 take twice the memory."""
+    estimated = []
+
+    def fake_estimate(config: FitConfig, **_: Any) -> Any:
+        name = config.trainer.precision
+        estimated.append("bf16-mixed" if name == "auto" else name)  # as the estimate for a GPU
+        return config, SimpleNamespace(peak=GIB), None, None
+
+    monkeypatch.setattr("vapo.commands.estimate.estimate_config", fake_estimate)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: has_bfloat16)
+    chosen = own_model(model, file, "exact")
+    config = load_config(FitConfig, chosen.files, chosen.overrides)
+    assert estimated == [expected]
+    assert config.trainer.precision == ("auto" if has_bfloat16 else "32-true")
+    said = "float32 (trainer.precision), since this GPU has no products in bfloat16"
+    assert (said in chosen.line) is not has_bfloat16
 
 
 def test_what_is_less_than_all_weights_is_said_on_a_cpu(model: str, file: str):

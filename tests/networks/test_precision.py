@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.config.fits import STATE_TRACKING
+from tests.config.fits import ROOT, STATE_TRACKING
 from tests.tiny_model import save_tiny_folder, tiny_model
 from vapo.config import FitConfig, RewardModelConfig, SftConfig
 from vapo.config.loading import load_config
@@ -94,6 +94,28 @@ def test_a_precision_that_the_config_names_is_kept(
         assert told.startswith("warning: trainer.precision=bf16-mixed: this processor")
     else:
         assert not told
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_a_gpu_that_only_emulates_bfloat16_gets_a_warning(
+    monkeypatch: pytest.MonkeyPatch, is_fast: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A T4, where torch emulates it and vLLM refuses it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: is_fast)
+    config = load_config(FitConfig, STATE_TRACKING, ["trainer.precision=bf16-mixed"])
+    config.trainer.accelerator = "gpu"
+    resolve_precision(config)
+    warning = "warning: trainer.precision=bf16-mixed: this GPU has no instructions"
+    assert capsys.readouterr().err.startswith(warning) is not is_fast
+
+
+def test_the_config_of_one_gpu_leaves_the_precision_to_the_card() -> None:
+    """It said bf16-mixed, which a T4 emulates."""
+    for name in ("one_gpu", "own_model_gpu"):
+        overrides = ["actor.path=x", "critic.init=policy"]
+        files = [ROOT / "conf/data/gsm8k.yaml", ROOT / f"conf/scale/{name}.yaml"]
+        assert load_config(FitConfig, files, overrides).trainer.precision == "auto"
 
 
 def test_every_command_asks_the_policy_that_it_reads_or_makes(

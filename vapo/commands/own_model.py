@@ -176,10 +176,13 @@ def _for_this_machine(
     """
     import torch
 
+    from vapo.networks.precision import has_bfloat16_products
     from vapo.system.host_memory import GIB
 
+    is_old_gpu = False
     if gpu_gib is None and torch.cuda.is_available():
         gpu_gib = torch.cuda.mem_get_info()[1] / GIB
+        is_old_gpu = not has_bfloat16_products(torch.device("cuda"))
     has_gpu = gpu_gib is not None
     base = _base("gpu" if has_gpu else "cpu")
     values = dict(values)
@@ -188,6 +191,9 @@ def _for_this_machine(
         cache = _CPU_CACHE if gpu_gib is None else int(_CACHE * gpu_gib * GIB)
         values["rollouts.vllm.kv_cache_memory_bytes"] = cache
     parts = [f"begins with conf/scale/{base.name}"]
+    if is_old_gpu:  # the estimate of memory would count bfloat16
+        values["trainer.precision"] = "32-true"
+        parts.append("float32 (trainer.precision), since this GPU has no products in bfloat16")
     if gpu_gib is not None:
         changes, reasons = _changes_to_fit_the_gpu(base, values, overrides, gpu_gib)
         values |= changes

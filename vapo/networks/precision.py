@@ -63,13 +63,17 @@ def choose_precision(device: torch.device, width: int) -> Precision:
 
     Torch says what the device supports. Nothing is timed, so that all processes of a run agree.
     """
-    if device.type == "cuda":
-        device_name, is_fast = "GPU", torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        device_name, is_fast = "processor", cpu_has_bfloat16_products()
-    if not is_fast:
+    device_name = "GPU" if device.type == "cuda" else "processor"
+    if not has_bfloat16_products(device):
         return Precision("32-true", f"this {device_name} has no fast products in bfloat16")
     return _precision_by_width(width, f"this {device_name} multiplies fast in bfloat16")
+
+
+def has_bfloat16_products(device: torch.device) -> bool:
+    """Whether the device has instructions for products in bfloat16. NVIDIA's have since Ampere."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return cpu_has_bfloat16_products()
 
 
 def expected_precision(trainer: TrainerConfig, width: int) -> Precision:
@@ -98,7 +102,7 @@ def resolve_precision(config: FitConfig | SftConfig | RewardModelConfig) -> None
 
     The run's record, its checkpoints and all computations then have the same precision. Nothing is
     printed for a policy that is too narrow on every device. A precision that the config names
-    stays, with a warning if the processor only emulates it.
+    stays, with a warning if the device only emulates it.
     """
     if config.trainer.precision != "auto":
         _warn_of_emulation(config.trainer)
@@ -114,11 +118,15 @@ def _warn_of_emulation(trainer: TrainerConfig) -> None:
     """Warn if bf16-mixed is emulated: a step may then take minutes instead of seconds."""
     if not is_main_process() or trainer.precision != "bf16-mixed":
         return
-    if pick_device(trainer).type == "cpu" and not cpu_has_bfloat16_products():
+    device = pick_device(trainer)
+    if not has_bfloat16_products(device):
+        name, measured = "GPU", ""
+        if device.type == "cpu":
+            name, measured = "processor", ", which took 9 times as long as float32 where measured"
         say(
-            "warning: trainer.precision=bf16-mixed: this processor has no instructions "
-            "for products in bfloat16 and emulates them, which took 9 times as long as float32 "
-            "where it was measured. trainer.precision=auto, the default, takes what is fast here",
+            f"warning: trainer.precision=bf16-mixed: this {name} has no instructions "
+            f"for products in bfloat16 and emulates them{measured}. trainer.precision=auto, the "
+            "default, takes what is fast here",
             file=sys.stderr,
         )
 
