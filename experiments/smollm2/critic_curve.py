@@ -35,6 +35,7 @@ from vapo.networks.loading import load_tokenizer
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.studies.critics.comparison import CriticModule, train_with_callback
+from vapo.studies.critics.judging import Judge, KnownResponse, indices_of_steps
 from vapo.system.libraries import set_threads
 from vapo.training.callbacks.value_pretraining import compute_states, explained_now
 from vapo.training.datamodule import iteration_of
@@ -66,11 +67,11 @@ class Knowledge:
 
 @dataclass(frozen=True)
 class Heldout:
-    """The held-out rollouts, the oracle's values before each token, and where steps begin."""
+    """The held-out rollouts, and the oracle's values before each token."""
 
     rows: Sequence[StoredRollout]
     oracle: Sequence[np.ndarray]
-    starts: Sequence[Sequence[int]]
+    judging: Judge
 
     @staticmethod
     def of(
@@ -85,40 +86,28 @@ class Heldout:
             [[row.rollout.reward] * len(row.oracle_state or ()) for row in training_rows],
             [row.oracle_state or () for row in rows],
         )
-        ends = {tokenizer.convert_tokens_to_ids(end) for end in step_ends}
-        starts = [
-            [0, *(i + 1 for i, token in enumerate(row.rollout.response_ids[:-1]) if token in ends)]
-            for row in rows
+        oracle = [np.array(values) for values in table]
+        ends = {int(tokenizer.convert_tokens_to_ids(end)) for end in step_ends}
+        responses = [
+            KnownResponse(
+                str(row.rollout.prompt.prompt_ids),
+                row.rollout.reward,
+                values,
+                indices_of_steps(row.rollout.response_ids, ends),
+                row.oracle_state or (),
+            )
+            for row, values in zip(rows, oracle, strict=True)
         ]
-        return Heldout(rows, [np.array(values) for values in table], starts)
+        return Heldout(rows, oracle, Judge(responses))
 
     def judge(self, values: Sequence[np.ndarray]) -> Knowledge:
-        rewards = np.array([row.rollout.reward for row in self.rows])
-        returns = np.repeat(rewards, [len(v) for v in values])
-        error = returns - np.concatenate(values)
-        is_named = [n for n in map(self._is_named, range(len(self.rows)), values) if n is not None]
-        centered = [(o - o.mean(), v - v.mean()) for o, v in zip(self.oracle, values, strict=True)]
-        residual = sum(((o - v) ** 2).sum() for o, v in centered)
+        figures = self.judging.measure(values, num_resamples=1)
+        named = figures["mistakes_named"]
         return Knowledge(
-            float(1 - error.var() / returns.var()),
-            float(1 - residual / sum((o**2).sum() for o, _ in centered)),
-            float(np.mean(is_named)) if is_named else None,
+            figures["explained_variance"].value,
+            figures["truth_within_responses"].value,
+            None if named.is_unknown else named.value,
         )
-
-    def _is_named(self, index: int, values: np.ndarray) -> bool | None:
-        """Whether the values fall most at the first wrong step.
-
-        None if the response has no wrong step, or ends with it.
-        """
-        states, starts = self.rows[index].oracle_state or (), self.starts[index]
-        wrong = next((i for i, state in enumerate(states) if " off" in state), None)
-        if wrong is None or len(starts) < 2:
-            return None
-        step = max(k for k, start in enumerate(starts) if start < wrong)
-        if step + 1 == len(starts):
-            return None
-        falls = np.diff(values[starts])
-        return bool(falls[step] < 0 and np.argmin(falls) == step)
 
 
 class Watching(Callback):
@@ -187,11 +176,8 @@ def train(
     options: argparse.Namespace, critic: str, number: int, seed: int, note: Any
 ) -> dict[str, Any]:
     """One row of the curve."""
-    pretraining_keys = [
-        f"components.value_pretraining.data={options.rollouts}",
-        "components.value_pretraining.heldout_share=0",  # the file's last groups are held out
-    ]
-    overrides = [*CRITICS[critic], *pretraining_keys, *options.overrides]
+    data = f"components.value_pretraining.data={options.rollouts}"
+    overrides = [*CRITICS[critic], data, *options.overrides]
     config = load_config(FitConfig, [Path(options.config)], overrides)
     set_threads(config.trainer)
     tokenizer = load_tokenizer(config.actor.path, key="actor.path")
@@ -206,8 +192,13 @@ def train(
     config = replace(
         config, seed=seed, components=replace(config.components, value_pretraining=pretraining)
     )
-    stored = RolloutDataset(config, training_rows[:number], tokenizer, name=options.rollouts)
-    stored.heldout = RolloutDataset(config, heldout_rows, tokenizer, name=options.rollouts).training
+    stored = RolloutDataset(
+        config,
+        training_rows[:number],
+        tokenizer,
+        name=options.rollouts,
+        heldout_rows=heldout_rows,
+    )
     heldout = Heldout.of(training_rows, heldout_rows, tokenizer, options.step_ends)
     watching = Watching(stored, heldout, note)
     train_with_callback(config, stored, watching, tokenizer=tokenizer)

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from tests.integration.commands import output_options, vapo
 from tests.integration.test_stored_pretraining import BASE, data, run, stored_fit
@@ -84,6 +87,35 @@ def test_the_comparison_is_value_pretraining(data: Path, tmp_path: Path) -> None
         if name.startswith("ValuePretraining")
     ]
     assert curves[0]["points"][-1][3] == state["best"]
+
+
+@pytest.mark.slow
+def test_critics_are_measured_on_a_file_of_their_own(data: Path, tmp_path: Path) -> None:
+    """And their values of it are written, of which their explained variance is."""
+    whole = parquet.read_table(data)
+    prompts = whole.column("prompt").to_pylist()
+    heldout_prompts = sorted(set(prompts))[:3]
+    paths = [tmp_path / f"{name}.parquet" for name in ("training", "heldout")]
+    for path, is_heldout in zip(paths, (False, True), strict=True):
+        kept = [(prompt in heldout_prompts) is is_heldout for prompt in prompts]
+        parquet.write_table(whole.filter(pa.array(kept)), path)
+    compare(tmp_path, paths[0], "--heldout", str(paths[1]), "--rows", "from policy")
+    rewards = parquet.read_table(paths[1]).column("reward").to_pylist()
+    rows = parquet.read_table(tmp_path / "out/values.parquet").to_pylist()
+    assert {(row["critic"], row["seed"]) for row in rows} == {("from policy", 0)}
+    assert sorted(row["row"] for row in rows) == list(range(1, len(rewards) + 1))
+    assert rows[0]["processor_s"] > 0
+    values = np.concatenate([row["values"] for row in rows])
+    returns = np.concatenate([[rewards[row["row"] - 1]] * len(row["values"]) for row in rows])
+    [curve] = json.loads((tmp_path / "out/curves.json").read_text())
+    explained = 1 - (returns - values).var() / returns.var()
+    assert curve["points"][-1][3] == pytest.approx(explained, abs=1e-5)
+    files = ["--rollouts", str(data), "--heldout", str(data), "--grid", str(tmp_path / "grid.yaml")]
+    result = vapo("critics", *BASE, *where(tmp_path), *files)
+    assert result.returncode == 2
+    assert (
+        f"of the {len(prompts)} held-out rollouts are of prompts that the training" in result.stderr
+    )
 
 
 @pytest.mark.slow

@@ -225,6 +225,14 @@ COMMANDS = {
             option("--config FILE", "YAML file of the base config; may be repeated", **FILES),
             option("--rollouts FILE", "what `vapo rollouts` wrote", type=Path),
             option("--grid FILE", "the critics, as conf/sweep/critics.yaml", type=Path),
+            option(
+                "--rows NAME,NAME", "only these rows of the grid; may be repeated",
+                action="append", default=[],
+            ),
+            option(
+                "--heldout FILE", "rollouts of other prompts to measure the critics on; default: "
+                "components.value_pretraining.heldout_share of --rollouts", type=Path,
+            ),
             option("--seeds 0,1,2", "default: 0", type=seeds, default=[0]),
             option(
                 "--every_n_iterations N", "measure this often; default: about 20 times in all",
@@ -242,7 +250,8 @@ COMMANDS = {
         loads=_TRAINER,
         more="\n\nEvery critic is trained for components.value_pretraining.num_iterations with "
         "every seed, one after\nthe other in this process; table and figure of the held-out "
-        "explained variance are written.\nWhat was trained is not trained again. See "
+        "explained variance are written,\nand each critic's values of the held-out rollouts as "
+        "values.parquet.\nWhat was trained is not trained again. See "
         "docs/critics.md.",
     ),
     "inspect": Command(

@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from matplotlib import pyplot
+from pyarrow import parquet
 from transformers import PreTrainedTokenizerBase
 
 from vapo.commands.file_checks import DATA_KEY
@@ -30,7 +32,7 @@ from vapo.rollouts.rollout_file import read_metadata
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_columns import check_truth
 from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
-from vapo.studies.critics.comparison import train_critic
+from vapo.studies.critics.comparison import HeldoutValues, train_critic
 from vapo.studies.critics.report import (
     Curve,
     as_csv,
@@ -39,7 +41,7 @@ from vapo.studies.critics.report import (
     mean_curves,
     summarize,
 )
-from vapo.sweep.grid import Grid, read_grid
+from vapo.sweep.grid import Grid, choose_rows, read_grid
 from vapo.sweep.identity import task_identity
 from vapo.sweep.plan import compose_rows
 from vapo.system.libraries import quiet_libraries, set_threads
@@ -48,12 +50,46 @@ from vapo.tracking.logger import RunLogger
 
 
 @dataclass(frozen=True)
+class Sides:
+    """The rollouts that critics are trained on, and those of a file of their own, if there is one,
+    that they are measured on."""
+
+    rows: list[StoredRollout]
+    heldout_rows: list[StoredRollout] | None
+    tokenizer: PreTrainedTokenizerBase
+    name: str
+
+    def dataset(self, config: FitConfig) -> RolloutDataset:
+        """Return the rollouts as a config's value pretraining uses them."""
+        return RolloutDataset(
+            config, self.rows, self.tokenizer, name=self.name, heldout_rows=self.heldout_rows
+        )
+
+
+@dataclass(frozen=True)
 class Cell:
-    """A training of one critic with one seed. Its identity decides its result file's name."""
+    """A training of one critic with one seed. Its identity decides its result files' names."""
 
     critic: str
     config: FitConfig
     path: Path
+
+    @property
+    def values_path(self) -> Path:
+        return self.path.with_suffix(".parquet")
+
+    def values_table(self, values: HeldoutValues) -> pa.Table:
+        """Return a row for each held-out rollout: its row in the file, and the critic's values."""
+        num = len(values.rows)
+        return pa.table(
+            {
+                "critic": pa.array([self.critic] * num, pa.string()),
+                "seed": pa.array([self.config.seed] * num, pa.int64()),
+                "row": pa.array(values.rows, pa.int64()),
+                "values": pa.array(values.values, pa.list_(pa.float32())),
+                "processor_s": pa.array([values.processor_s] * num, pa.float64()),
+            }
+        )
 
     def result(self) -> Curve | None:
         """The curve in the result file. None if there is no such file, or it is damaged."""
@@ -72,15 +108,22 @@ def run(
     grid: Path,
     seeds: Sequence[int],
     overrides: Sequence[str] = (),
+    rows: Sequence[str] = (),
+    heldout: Path | None = None,
     every_n_iterations: int | None = None,
     output_dir: Path | None = None,
 ) -> Path:
     """Train the critics that have no result yet, one after the other; write table and figure.
 
+    Args:
+        rows: the names of the grid's rows to train; without names, all.
+        heldout: a file of rollouts on which the critics are measured, in place of
+            `components.value_pretraining.heldout_share` of `rollouts`.
+
     Returns: the folder of the results.
     """
     quiet_libraries()
-    parsed_grid = read_grid(grid)
+    parsed_grid = choose_rows(read_grid(grid), rows)
     base, configs = compose_rows(
         parsed_grid, config, [*overrides, override_of(DATA_KEY, str(rollouts))]
     )
@@ -93,30 +136,38 @@ def run(
     needs_logprobs = any(
         row_config.critic.sampled_logprobs is not None for row_config in configs.values()
     )
-    rows, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
+    stored, other = read_rollouts(base, rollouts, tokenizer, needs_logprobs=needs_logprobs)
+    heldout_rows, digests = None, [digest]
+    if heldout is not None:
+        heldout_rows, _ = read_rollouts(base, heldout, tokenizer, needs_logprobs=needs_logprobs)
+        digests.append(sha256(heldout)[:12])
+    sides = Sides(stored, heldout_rows, tokenizer, str(rollouts))
     every_n = every_n_iterations or max(1, resolve(base).value_pretraining_iterations // 20)
     cells = [
-        _cell(name, replace(row_config, seed=seed), folder, [digest, every_n])
+        _cell(name, replace(row_config, seed=seed), folder, [*digests, every_n])
         for name, row_config in configs.items()
         for seed in seeds
     ]
     metadata = read_metadata(rollouts, key=DATA_KEY)
     for name, row_config in configs.items():  # before the first critic is trained
         with about(f"row '{name}' of the grid"):
-            check_truth(row_config, (row.truth for row in rows), metadata, rollouts)
+            check_truth(row_config, (row.truth for row in stored), metadata, rollouts)
             check_tokenizers(row_config, tokenizer)
             check_critic(row_config)
             check_head_is_kept(row_config)
-            RolloutDataset(row_config, rows, tokenizer, name=str(rollouts))
+            sides.dataset(row_config)
     name, tags = f"critics-{parsed_grid.name}", {DATA_KEY: f"{rollouts} ({digest})"}
+    if heldout is not None:
+        tags["heldout"] = f"{heldout} ({digests[-1]})"
     with (
         taken_back_if_refused(make_folders(folder / "cells")),
         command_recorder(base, "critics", None, name=name, tags=tags) as (progress, logger),
     ):
         if other:
             progress.note(f"{rollouts}: another policy than actor.path's sampled them ({other})")
-        progress.note(critics_cost(cells, rows))
-        curves = train_cells(cells, rows, rollouts, tokenizer, every_n, progress)
+        progress.note(critics_cost(cells, stored))
+        curves = train_cells(cells, sides, every_n, progress)
+        write_values(folder / "values.parquet", cells)
         text = write_comparison(folder, curves, parsed_grid, logger)
         where = logger.describe()
     say(f"{text}\n{where}\n{folder}")
@@ -151,9 +202,7 @@ def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
 
 def train_cells(
     cells: Sequence[Cell],
-    rows: Sequence[StoredRollout],
-    rollouts: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    sides: Sides,
     every_n: int,
     progress: Progress,
 ) -> list[Curve]:
@@ -163,19 +212,20 @@ def train_cells(
     for cell in cells:
         curve = cell.result()
         if curve is None:
-            stored = RolloutDataset(cell.config, rows, tokenizer, name=str(rollouts))
+            stored = sides.dataset(cell.config)
             total = resolve(cell.config).value_pretraining_iterations
             name = f"{cell.critic}, seed {cell.config.seed}"
             with progress.stage(name, total=total, unit="iterations") as advance:
-                points = train_critic(
+                points, values = train_critic(
                     cell.config,
                     stored,
-                    tokenizer=tokenizer,
+                    tokenizer=sides.tokenizer,
                     every_n=every_n,
                     advance=advance,
                 )
             oracle = oracle_explained_variance(stored)
             curve = Curve(cell.critic, cell.config.seed, tuple(map(astuple, points)), oracle)
+            write_whole(cell.values_path, partial(parquet.write_table, cell.values_table(values)))
             write_text(cell.path, json.dumps(vars(curve)) + "\n")
             num_trained += 1
             each = (time.monotonic() - started) / num_trained
@@ -186,6 +236,16 @@ def train_cells(
             )
         curves.append(curve)
     return curves
+
+
+def write_values(path: Path, cells: Sequence[Cell]) -> None:
+    """Write all critics' values of the held-out rollouts as one Parquet file.
+
+    A cell that an earlier version trained has no values, and is left out.
+    """
+    tables = [parquet.read_table(c.values_path) for c in cells if c.values_path.is_file()]
+    if tables:
+        write_whole(path, partial(parquet.write_table, pa.concat_tables(tables)))
 
 
 def write_comparison(folder: Path, curves: Sequence[Curve], grid: Grid, logger: RunLogger) -> str:

@@ -215,17 +215,20 @@ def _supervised(config: SftConfig | RewardModelConfig, options: Options) -> None
 
 def _critics(config: None, options: Options) -> None:
     from vapo.rollouts.rollout_file import read_metadata
-    from vapo.sweep.grid import read_grid
+    from vapo.sweep.grid import choose_rows, read_grid
     from vapo.sweep.plan import compose_rows
 
-    rollouts = options["rollouts"]
+    rollouts, heldout = options["rollouts"], options.get("heldout")
+    grid = choose_rows(read_grid(options["grid"]), options.get("rows", ()))
     overrides = [*options["overrides"], override_of(DATA_KEY, str(rollouts))]
-    base, rows = compose_rows(read_grid(options["grid"]), options["config"], overrides)
+    base, rows = compose_rows(grid, options["config"], overrides)
     check_rows_are_read(rows)
     for name, row in rows.items():
         with about(f"row '{name}' of the grid"):
-            _check_row(row, rollouts)
+            _check_row(row, rollouts, has_heldout=heldout is not None)
     read_metadata(rollouts, key="--rollouts")
+    if heldout is not None:
+        read_metadata(heldout, key="--heldout")
     with about("actor.path"):
         check_model_folder(base.actor.path, has_tokenizer=True)
     for name, row in rows.items():
@@ -235,7 +238,7 @@ def _critics(config: None, options: Options) -> None:
     check_store(base)
 
 
-def _check_row(config: FitConfig, rollouts: Path) -> None:
+def _check_row(config: FitConfig, rollouts: Path, *, has_heldout: bool) -> None:
     settings = config.components.value_pretraining
     if settings.data != str(rollouts):
         raise UserError(f"{DATA_KEY}: every critic reads --rollouts; leave the key out")
@@ -249,10 +252,10 @@ def _check_row(config: FitConfig, rollouts: Path) -> None:
             "components.value_pretraining.epochs and patience: every critic is trained "
             "for num_iterations, so that the curves can be compared; leave them out"
         )
-    if settings.heldout_share == 0:
+    if settings.heldout_share == 0 and not has_heldout:
         raise UserError(
             "components.value_pretraining.heldout_share is 0: there is nothing to "
-            "measure the critics on"
+            "measure the critics on; set it above 0, or give --heldout FILE"
         )
 
 

@@ -39,7 +39,8 @@ class StoredRollout:
     """A row of a file.
 
     `oracle` and `oracle_state` have one entry for each response token, or are None. `truth` has the
-    measured states of the response, in their order.
+    measured states of the response, in their order. `number` is the row's place in the file,
+    counted from 1.
     """
 
     rollout: Rollout
@@ -47,6 +48,7 @@ class StoredRollout:
     oracle: tuple[float, ...] | None = None
     oracle_state: tuple[str, ...] | None = None
     truth: tuple[StoredTruth, ...] = ()
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -91,11 +93,11 @@ class RowReader:
         rows: list[StoredRollout] = []
         for batch in table.to_batches(max_chunksize=1024):
             for record in batch.to_pylist():
-                rows.append(self._stored(FileRow(record, f"{self.path}: row {len(rows) + 1}")))
+                rows.append(self._stored(record, len(rows) + 1))
         return rows
 
-    def _stored(self, row: FileRow) -> StoredRollout:
-        record = row.record
+    def _stored(self, record: dict[str, Any], number: int) -> StoredRollout:
+        row = FileRow(record, f"{self.path}: row {number}")
         group = record.get("group")
         if group is None or isinstance(group, float):
             row.fail("group", f"{group!r} cannot name a group: give a whole number or a name")
@@ -114,6 +116,7 @@ class RowReader:
             None if oracle is None else tuple(map(float, oracle)),
             None if states is None else tuple(map(str, states)),
             read_truth(row, length),
+            number,
         )
 
     def _rollout(self, row: FileRow, group: str) -> Rollout:

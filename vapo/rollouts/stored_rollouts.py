@@ -44,8 +44,11 @@ class RolloutDataset:
 
     A privileged critic's own prompts are made of the rows' prompts, answers and records.
 
+    Args:
+        heldout_rows: rollouts of other prompts, which are held out in place of a share of `rows`.
+
     Raises: UserError: the rows do not fill groups, leave nothing to train on, or lack what the
-        critic's prompt is made of.
+        critic's prompt is made of; or `heldout_rows` have a prompt of `rows`.
     """
 
     def __init__(
@@ -57,29 +60,49 @@ class RolloutDataset:
         name: str,
         digest: str = "",
         other_policy: str = "",
+        heldout_rows: Sequence[StoredRollout] | None = None,
     ) -> None:
         self.config = config
         self.name, self.digest, self.other_policy = name, digest, other_policy
         numbers = resolve(config)
         self.num_prompts, self.group_size = numbers.num_prompts, numbers.group_size
-        units = self._units(with_stored_critic_prompts(rows, config, tokenizer, name))
-        whole = [u for u in units if not any(row.rollout.is_lost for row in u)]
-        self.num_failed = len(units) - len(whole)
-        units = whole
-        prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
-        Random(derive_seed(config.seed, "held-out rollouts")).shuffle(prompts)
-        share = config.components.value_pretraining.heldout_share
-        count = max(1, round(share * len(prompts))) if share > 0 else 0
-        heldout_prompts = set(prompts[:count])
-        self.heldout = [u for u in units if u[0].rollout.prompt.prompt_ids in heldout_prompts]
-        self.training = [u for u in units if u[0].rollout.prompt.prompt_ids not in heldout_prompts]
-        if not self.training:
-            raise UserError(
-                f"{KEY} {name}: {len(prompts)} prompts, of which "
-                f"{KEY.rpartition('.')[0]}.heldout_share {share} leaves none to train on"
-            )
+        units, self.num_failed = self._whole_units(rows, tokenizer)
+        if heldout_rows is not None:
+            self.training = units
+            self.heldout, _ = self._whole_units(heldout_rows, tokenizer)
+            check_other_prompts(rows, heldout_rows, name)
+        else:
+            self.training, self.heldout = self._split(units)
         self._order = lru_cache(maxsize=4)(self._permutation)
         self._states: dict[int, Tensor] = {}  # by the row's identity
+
+    def _whole_units(
+        self, rows: Sequence[StoredRollout], tokenizer: PreTrainedTokenizerBase
+    ) -> tuple[list[list[StoredRollout]], int]:
+        """Return the units without a lost episode, and how many units are left out."""
+        units = self._units(with_stored_critic_prompts(rows, self.config, tokenizer, self.name))
+        whole = [unit for unit in units if not any(row.rollout.is_lost for row in unit)]
+        return whole, len(units) - len(whole)
+
+    def _split(
+        self, units: Sequence[list[StoredRollout]]
+    ) -> tuple[list[list[StoredRollout]], list[list[StoredRollout]]]:
+        """Hold out the units of a share of the prompts; return the training and held-out ones."""
+        prompts = sorted({unit[0].rollout.prompt.prompt_ids for unit in units})
+        Random(derive_seed(self.config.seed, "held-out rollouts")).shuffle(prompts)
+        share = self.config.components.value_pretraining.heldout_share
+        count = max(1, round(share * len(prompts))) if share > 0 else 0
+        heldout_prompts = set(prompts[:count])
+        training, heldout = [], []
+        for unit in units:
+            is_heldout = unit[0].rollout.prompt.prompt_ids in heldout_prompts
+            (heldout if is_heldout else training).append(unit)
+        if not training:
+            raise UserError(
+                f"{KEY} {self.name}: {len(prompts)} prompts, of which "
+                f"{KEY.rpartition('.')[0]}.heldout_share {share} leaves none to train on"
+            )
+        return training, heldout
 
     def compute_states(self, states_of: Callable[[RolloutBatch], list[Tensor]]) -> None:
         """Compute the actor's states of all rows once, so that every batch has `actor_states`.
@@ -171,6 +194,23 @@ class RolloutDataset:
         order = list(range(len(self.training)))
         Random(derive_seed(self.config.seed, "stored rollouts", number)).shuffle(order)
         return order
+
+
+def check_other_prompts(
+    training: Sequence[StoredRollout], heldout: Sequence[StoredRollout], name: str
+) -> None:
+    """Check that no held-out rollout is of a prompt to train on.
+
+    Raises: UserError, which says how many are and names one of the prompts.
+    """
+    prompts = {row.rollout.prompt.prompt_ids for row in training}
+    shared = [row for row in heldout if row.rollout.prompt.prompt_ids in prompts]
+    if shared:
+        raise UserError(
+            f"{name}: {len(shared)} of the {len(heldout)} held-out rollouts are of prompts that "
+            f"the training rollouts have, too, as {shared[0].rollout.prompt.text!r}: a critic "
+            "would be measured on prompts that it has seen; leave them out"
+        )
 
 
 def _check_scale(config: FitConfig, metadata: Mapping[str, Any], path: Path) -> None:

@@ -88,6 +88,22 @@ class CriticModule(VapoModule):
         return {"critic": self.config.critic}
 
 
+@dataclass(frozen=True)
+class HeldoutValues:
+    """What a critic says of the held-out rollouts when its training has ended.
+
+    Attributes:
+        rows: each rollout's row in its file, counted from 1.
+        values: of the state before each token of each response.
+        processor_s: seconds of this process for its training and these values. Measurements on
+            the way are left out.
+    """
+
+    rows: tuple[int, ...]
+    values: tuple[tuple[float, ...], ...]
+    processor_s: float
+
+
 class CriticCurve(Callback):
     """Measures the critic's held-out explained variance during training.
 
@@ -97,23 +113,28 @@ class CriticCurve(Callback):
         advance: called with 1 after each iteration.
     """
 
+    heldout_values: HeldoutValues
+
     def __init__(
         self, stored: RolloutDataset, *, every_n: int, advance: Callable[[int], None]
     ) -> None:
         self.stored, self.every_n, self.advance = stored, every_n, advance
         self.points: list[CurvePoint] = []
-        self.tokens, self.seconds = 0, 0.0
+        self.tokens, self.seconds, self.processor_s = 0, 0.0, 0.0
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
+        start = time.process_time()
         compute_states(pl_module, self.stored)
+        self.processor_s += time.process_time() - start
         self.measure(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.start_time = time.monotonic()
+        self.start_time, self.processor_start = time.monotonic(), time.process_time()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.seconds += time.monotonic() - self.start_time
+        self.processor_s += time.process_time() - self.processor_start
         iteration = iteration_of(trainer)
         self.tokens += int(iteration.metrics["rollout/num_response_tokens"])
         if iteration.number % self.every_n == 0 or iteration.number == trainer.max_epochs:
@@ -122,7 +143,15 @@ class CriticCurve(Callback):
 
     def measure(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, VapoModule)
-        _, explained = explained_now(module, self.stored.heldout_batch())
+        start = time.process_time()
+        batch, explained = explained_now(module, self.stored.heldout_batch())
+        rows = [row for unit in self.stored.heldout for row in unit]
+        lengths = [len(row.rollout.response_ids) for row in rows]
+        self.heldout_values = HeldoutValues(
+            tuple(row.number for row in rows),
+            tuple(tuple(v[:n].tolist()) for v, n in zip(batch.values, lengths, strict=True)),
+            self.processor_s + time.process_time() - start,
+        )
         self.points.append(CurvePoint(trainer.global_step, self.tokens, self.seconds, explained))
 
 
@@ -133,8 +162,9 @@ def train_critic(
     tokenizer: PreTrainedTokenizerBase,
     every_n: int,
     advance: Callable[[int], None] = lambda n: None,
-) -> list[CurvePoint]:
-    """Train a critic on stored rollouts; return its held-out explained variance along the way.
+) -> tuple[list[CurvePoint], HeldoutValues]:
+    """Train a critic on stored rollouts; return its held-out explained variance along the way, and
+    its values of the held-out rollouts at the end.
 
     Args:
         every_n: a point is measured after every n-th iteration.
@@ -142,7 +172,7 @@ def train_critic(
     """
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
     train_with_callback(config, stored, curve, tokenizer=tokenizer)
-    return curve.points
+    return curve.points, curve.heldout_values
 
 
 def train_with_callback(
