@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -34,12 +34,14 @@ from vapo.functional.milestones import milestone_values
 from vapo.networks.build import make_actor
 from vapo.networks.forward_passes import cut_rollouts
 from vapo.networks.loading import load_tokenizer
-from vapo.networks.token_inputs import rollout_inputs
+from vapo.networks.token_inputs import rollout_inputs, token_inputs
 from vapo.rollouts.milestones import numbered_milestones, token_texts
 from vapo.rollouts.rollout_rows import StoredRollout
 from vapo.rollouts.stored_rollouts import RolloutDataset, read_rollouts
 from vapo.system.libraries import set_threads
 
+CONFIG = Path(__file__).parents[2] / "conf/worked_sums/vapo.yaml"
+POLICY = "models/worked_sums/policy"
 Values = list[np.ndarray]  # of each response, of the state before each token
 ESTIMATES = ("group_mean", "milestones", "kernel")
 MILESTONES: tuple[Literal["nth", "all"], ...] = ("nth", "all")
@@ -158,6 +160,47 @@ def states_of(
         parts = states.split(inputs.response_mask.sum(dim=1).tolist())
         states_by_row |= dict(zip(chunk, (part.numpy() for part in parts), strict=True))
     return [states_by_row[index] for index in range(len(rows))]
+
+
+def of_board(responses: Sequence[Any]) -> Responses:
+    """Read responses of the critics' board (`experiments/critics/board`); they have no states."""
+    tokenizer = load_tokenizer(POLICY, key="POLICY")
+    texts = [token_texts(response.response_ids[:-1], tokenizer) for response in responses]
+    rewards = np.array([response.reward for response in responses], dtype=float)
+    return Responses([str(response.group) for response in responses], rewards, texts, {})
+
+
+def milestones(training: Sequence[Any]) -> Callable[[Sequence[Any]], Values]:
+    """A critic of the board: milestones, with the settings that explain most of its training."""
+    _, settings = choose("milestones", of_board(training))
+    return lambda responses: values_by_milestones(of_board(responses), **settings)
+
+
+def kernel(training: Sequence[Any]) -> Callable[[Sequence[Any]], Values]:
+    """A critic of the board: the kernel on the last layer's states, of all the other responses.
+
+    Form and temperature are those that `experiments/critics/for_nothing/README.md` chose.
+    """
+    config = load_config(FitConfig, [CONFIG], [])
+    set_threads(config.trainer)
+    actor = make_actor(config, None, trained=False)
+
+    @torch.no_grad()
+    def values(responses: Sequence[Any]) -> Values:
+        states = []
+        for response in responses:
+            inputs = token_inputs([(response.prompt_ids, response.response_ids)], pad_id=0)
+            states.append(actor(inputs, temperature=None, layers=[-1]).states[:, 0].float())
+        center = torch.cat(states).mean(dim=0)
+        by_temperature = kernel_values(
+            [row_states - center for row_states in states],
+            torch.tensor([response.reward for response in responses]),
+            temperatures=[0.01],
+            by="states",
+        )
+        return [row_values.numpy() for row_values in by_temperature[0.01]]
+
+    return values
 
 
 def main() -> None:
