@@ -271,7 +271,7 @@ def report(
         sweep=sweep,
         runs=(runs if isinstance(runs, str) else ",".join(runs)) or None,
         experiment=experiment,
-        folders=[Path(folder) for folder in (run_dirs or filter(None, [sweep_dir]))],
+        folders=[Path(folder) for folder in (*run_dirs, sweep_dir) if folder is not None],
         tracking_uri=tracking_uri,
         output_dir=None if output_dir is None else Path(output_dir),
     )

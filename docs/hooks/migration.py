@@ -42,13 +42,13 @@ EARLIER_VERSIONS = """\
 with and without a critic stand over each other in every chart. Before, all minibatches were counted
 from 1 on, and a run with value pretraining stood that much further to the right.
 
-- Runs that are recorded already stay as they are. `vapo report` reads both kinds: its axis has always
-  been the policy's steps.
+- Runs that are recorded already stay as they are. `vapo report` reads both kinds: its axis has
+  always been the policy's steps.
 - A run that an earlier version began keeps its axis to its end, also where it is resumed.
 - The score before training is at step 0, as the policy that it belongs to.
-- In a program that reads `Run.metrics()`, a journal or MLflow, a step is a step of the policy now. Take
-  `progress/iteration` to count both phases. Old and new runs differ by the minibatches of value
-  pretraining, whose last has `progress/phase` 0.
+- In a program that reads `Run.metrics()`, a journal or MLflow, a step is a step of the policy now.
+  Take `progress/iteration` to count both phases. Old and new runs differ by the minibatches of
+  value pretraining, whose last has `progress/phase` 0.
 - The tables `samples/step_000008.json` have the same steps in their names.
 """
 

@@ -13,7 +13,7 @@ ratio is by resampling groups.
 The forecast needs no gradients: it is the sum of (1 - p)^2 A^2 over tokens beside that without a
 critic, p the probability with which a token was sampled, as in `critic/gradient_noise_ratio`.
 
-The ridge regression on log-probs (`logprob_probe.py`) stands for a critic, fitted on rollouts to
+A ridge regression on the log-probs of the tokens before stands for a critic, fitted on rollouts to
 other prompts. The oracle (`task_oracle.py`) bounds what any critic could be worth.
 """
 
@@ -28,13 +28,14 @@ from typing import Any
 import numpy as np
 import torch
 from critic_curve import split
-from logprob_probe import fit_and_value
 from task_oracle import oracle_chances
 from torch import Tensor
 
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
 from vapo.functional.advantages import gae, length_adaptive_lambda
+from vapo.functional.logprob_columns import logprob_columns
+from vapo.functional.regression import ridge_of_gram, weighted_gram
 from vapo.networks.loading import load_causal_lm, load_tokenizer
 from vapo.networks.lora import add_adapters
 from vapo.rollouts.rollout_rows import StoredRollout
@@ -45,6 +46,29 @@ ORACLE = "oracle, lambda 0"
 HALF, HALF_ORACLE = "half no critic, half critic", "half no critic, half oracle"
 PER_PROMPT = 8  # responses to each prompt in the file
 GROUP_SIZES = (2, PER_PROMPT)
+
+
+def values_from_logprobs(
+    training: Sequence[StoredRollout], heldout: Sequence[StoredRollout]
+) -> list[np.ndarray]:
+    """Return the value before each token of the held-out responses, by a ridge regression.
+
+    It is fitted to the returns of the training tokens, on the columns that a critic with
+    `critic.sampled_logprobs` reads.
+    """
+
+    def columns(row: StoredRollout) -> Tensor:
+        logprobs = torch.tensor([row.rollout.rollout_logprobs])
+        return logprob_columns(logprobs, torch.ones_like(logprobs, dtype=torch.bool))[0].double()
+
+    features = [columns(row) for row in training]
+    returns = [
+        torch.full((len(x),), row.rollout.reward) for row, x in zip(training, features, strict=True)
+    ]
+    targets = torch.cat(returns).double()
+    gram = weighted_gram(torch.cat(features), targets, torch.ones_like(targets))
+    weights, intercept, *_ = ridge_of_gram(gram, penalty=0.01)
+    return [(columns(row) @ weights + intercept).numpy() for row in heldout]
 
 
 def token_advantages(
@@ -175,7 +199,7 @@ def share(noise: Noise, control: Noise) -> tuple[float, float, float]:
 def measure(config: FitConfig, rows: Sequence[StoredRollout], num_heldout: int) -> dict[str, Noise]:
     """Add up the gradients of the last `num_heldout` rollouts, prompt by prompt."""
     training, heldout = split(rows, num_heldout)
-    values = fit_and_value(training, heldout)
+    values = values_from_logprobs(training, heldout)
     mean = float(np.mean([row.rollout.reward for row in training]))
     states = [row.oracle_state or () for row in heldout]
     chances = oracle_chances(states, [bool(row.rollout.is_correct) for row in heldout])

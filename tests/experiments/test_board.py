@@ -17,7 +17,7 @@ import pytest
 from pyarrow import parquet
 
 from tests.config.fits import ROOT
-from vapo.diagnostics.value_truth.figure import Figure
+from vapo.intervals import Figure
 from vapo.rollouts.rollout_file import METADATA_KEY
 
 BOARD = ROOT / "experiments/critics/board"

@@ -111,7 +111,7 @@ def test_critics_are_measured_on_a_file_of_their_own(data: Path, tmp_path: Path)
     explained = 1 - (returns - values).var() / returns.var()
     assert curve["points"][-1][3] == pytest.approx(explained, abs=1e-5)
     files = ["--rollouts", str(data), "--heldout", str(data), "--grid", str(tmp_path / "grid.yaml")]
-    result = vapo("critics", *BASE, *where(tmp_path), *files)
+    result = vapo("critics", *BASE, *output_options(tmp_path), *files)
     assert result.returncode == 2
     assert (
         f"of the {len(prompts)} held-out rollouts are of prompts that the training" in result.stderr

@@ -19,16 +19,16 @@ from vapo.config.validation import first_problem
 from vapo.config.written import to_yaml
 from vapo.errors import UserError
 from vapo.errors.secret_rule import TRACKING_URI
+from vapo.errors.shown_text import say
+from vapo.files.made_folders import make_folders
 from vapo.studies.smoke.forecast import Session, forecast, session_file
 from vapo.studies.smoke.report import seconds_table, shown_bytes, whole_run
 from vapo.sweep.launch import fit_command
 from vapo.sweep.plan import set_key
-from vapo.files.made_folders import make_folders
 from vapo.system.process import STARTER
-from vapo.user_code.python_child import python_environment
-from vapo.errors.shown_text import say
 from vapo.tracking.opening import check_store_answers
 from vapo.tracking.stores import locate_store
+from vapo.user_code.python_child import python_environment
 
 _MORE = 3
 """Iterations that are more than a smoke test trains, so that none of them is the run's last."""

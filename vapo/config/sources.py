@@ -81,7 +81,8 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     """
     sources: Sources = getattr(config, SOURCES)
     keys = {change.key for change in sources.changes}
-    files, hidden_keys = short_names(sources.files), _NOT_IN_NAMES
+    files = short_names(sources.files)
+    hidden_keys: tuple[str, ...] = _NOT_IN_NAMES
     if (
         sources.files
         and _OWN_MODEL_FILE.fullmatch(Path(sources.files[0]).stem)

@@ -93,7 +93,8 @@ class RolloutDataset:
         share = self.config.components.value_pretraining.heldout_share
         count = max(1, round(share * len(prompts))) if share > 0 else 0
         heldout_prompts = set(prompts[:count])
-        training, heldout = [], []
+        training: list[list[StoredRollout]] = []
+        heldout: list[list[StoredRollout]] = []
         for unit in units:
             is_heldout = unit[0].rollout.prompt.prompt_ids in heldout_prompts
             (heldout if is_heldout else training).append(unit)

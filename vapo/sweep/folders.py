@@ -22,7 +22,7 @@ from typing import Literal
 from vapo.config.run_folders import RECORD_NAME
 from vapo.errors import UserError
 from vapo.errors.shown_text import format_seconds
-from vapo.errors.suggestions import nearest_names
+from vapo.errors.suggestions import nearest_name, nearest_names
 from vapo.files.made_folders import make_folders, taken_back_if_refused
 from vapo.files.whole_files import try_lock, write_text
 from vapo.runs.run_dirs import order_of_runs
@@ -257,8 +257,8 @@ def _why_no_run(path: Path) -> str:
     if path.exists():
         return "it is not the folder of a run, which has tracking/target.json"
     names = [record.parent.name for record in path.parent.glob(f"*/{RECORD_NAME}")]
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+    nearest = nearest_name(path.name, names)
+    hint = f"; did you mean {path.parent / nearest}?" if nearest else ""
     return f"there is no such folder{hint}"
 
 

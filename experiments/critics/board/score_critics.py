@@ -25,13 +25,12 @@ from typing import Any
 import numpy as np
 from pyarrow import parquet
 from rollout_set import HERE, STEP_ENDS, TEST, TRAINING, Response, RolloutSet, read_set
-from scipy.stats import t as students_t
 from small_critics import ridge_on_logprobs  # beside this file
 
-from vapo.diagnostics.value_truth.figure import Figure, quote
 from vapo.diagnostics.value_truth.figures import truth_figures
-from vapo.system.files import write_text
-from vapo.system.user_functions import import_function
+from vapo.files.whole_files import write_text
+from vapo.intervals import Figure, quote, t_quantile
+from vapo.user_code.user_functions import import_function
 
 Values = Sequence[np.ndarray]
 
@@ -168,7 +167,7 @@ def over_seeds(figures: Sequence[Figure]) -> Figure:
     spread = 0.0
     if num > 1:
         deviation = statistics.stdev(figure.value for figure in figures)
-        spread = float(students_t.ppf(0.975, num - 1)) * deviation / math.sqrt(num)
+        spread = t_quantile(num - 1) * deviation / math.sqrt(num)
     return Figure(
         value, value - math.hypot(value - low, spread), value + math.hypot(high - value, spread)
     )

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vapo.diagnostics.value_truth.figure import Bootstrap, Figure, Sums
 from vapo.diagnostics.value_truth.points import share_interval
+from vapo.intervals import Bootstrap, Figure, Sums
 
 Values = Sequence[np.ndarray]  # of each response, of the state before each token
 

@@ -15,10 +15,10 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from vapo.config import FitConfig
+from vapo.files.whole_files import write_text
 from vapo.runs.checkpoint_saving import bytes_in, num_kept
 from vapo.runs.run_dirs import LAST
 from vapo.studies.smoke.forecast import OTHER, RunPart, Session
-from vapo.files.whole_files import write_text
 from vapo.system.progress import Progress
 from vapo.training.callbacks.checkpointing import Checkpointing
 from vapo.training.datamodule import datamodule_of, iteration_of

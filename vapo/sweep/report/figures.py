@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -242,7 +242,7 @@ def points_of(run: RunRecord, key: str, *, pretraining: bool = False) -> Points:
     if key == SCORE:
         return {steps.get(step, 0.0): 100 * value for step, value in sorted(values.items())}
     points: dict[float, float] = {}
-    previous_step, number = -math.inf, 0  # value pretraining has steps below 0
+    previous_step, number = -sys.maxsize, 0  # value pretraining has steps below 0
     for step in sorted(phase):
         if bool(phase[step]) != pretraining:
             number += 1

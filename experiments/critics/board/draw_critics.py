@@ -1,6 +1,6 @@
 """Draws what each critic of the board knows, beside the oracle.
 
-python experiments/critics/board/picture.py
+python experiments/critics/board/draw_critics.py
 """
 
 from __future__ import annotations
