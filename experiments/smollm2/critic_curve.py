@@ -87,7 +87,8 @@ class Heldout:
             [row.oracle_state or () for row in rows],
         )
         oracle = [np.array(values) for values in table]
-        ends = {int(tokenizer.convert_tokens_to_ids(end)) for end in step_ends}
+        vocabulary = tokenizer.get_vocab()
+        ends = {vocabulary[end] for end in step_ends}
         responses = [
             KnownResponse(
                 str(row.rollout.prompt.prompt_ids),

@@ -16,4 +16,4 @@ for row in "$@"; do rows+=(--rows "$row") others=(); done
     "${rows[@]}" --seeds "${SEEDS:-0,1,2}" components.value_pretraining.num_iterations=16 \
     --every_n_iterations 16
 "$bin/python" $here/score_critics.py --output $here/results.json "$runs/critics/values.parquet" "${others[@]}"
-"$bin/python" $here/picture.py
+"$bin/python" $here/draw_critics.py
