@@ -166,8 +166,10 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return markdown_table(titles, lines) + "\n"
 
 
-def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
+def means(rows: Sequence[Mapping[str, Any]], *, against: str | None = None) -> str:
     """Each system's mean over its seeds, and its difference from another's on the same seeds.
+
+    The other one is the first whose name begins with GRPO, unless `against` names it.
 
     Intervals are 95 %. Those of "after" and of its difference are over seeds and held-out prompts
     together where the runs recorded each prompt's score, and else over seeds alone, as the others
@@ -179,6 +181,8 @@ def means(rows: Sequence[Mapping[str, Any]], *, against: str = "GRPO") -> str:
     has. (A run that starts from another run's critic begins with the first batch and has only those
     of its policy, so the same place of two runs' lists is the same batch.)
     """
+    if against is None:
+        against = next((r["system"] for r in rows if r["system"].startswith("GRPO")), "GRPO")
     end = min(len(row["accuracy"]) for row in rows)
     start = max(end - FRESH_BATCHES, 0)
     systems = dict.fromkeys(row["system"] for row in rows)
