@@ -27,7 +27,7 @@ _CHARTS = (
     "rollout/response_length_mean",
     "critic/value_loss",
 )
-"""The metrics of the first charts. They are lines. Where MLflow chooses, a metric whose last step
+"""The metrics of the first charts. They are lines: where MLflow chooses, a metric whose last step
 is below 1 is a bar, as all are during value pretraining."""
 
 
