@@ -92,7 +92,7 @@ def test_it_has_the_critics_dtype(write: Write) -> None:
     [
         ("return 1", "returned int, not a torch.nn.Module"),
         ("raise ValueError('no')", r"raised ValueError: no \(own_head_of_a_test.py:4\)"),
-        ("return nn.Linear(hidden_size, 2)", r"values \[2, 3, 2\] of states \[2, 3, 8\], and it"),
+        ("return nn.Linear(hidden_size, 2)", r"values \[2, 3, 2\] of states \[2, 3, 8\], but must"),
         ("return Of(lambda s: s.sum(dim=-1))", r"values \[2, 3\] of states"),
         ("return nn.Linear(7, 1)", r"its module raised RuntimeError.* states \[2, 3, 8\]"),
         ("return Of(lambda s: s[..., :1].argmax(-1, keepdim=True))", "no floating-point tensor"),

@@ -104,7 +104,7 @@ def _values(head: nn.Module, states: Tensor, name: str) -> Tensor:
         raise UserError(f"{name}: its module returned no floating-point tensor")
     if list(values.shape) != expected:
         raise UserError(
-            f"{name}: from states of the shape {list(states.shape)} its module made values of the "
-            f"shape {list(values.shape)}, but must make {expected}"
+            f"{name}: its module made values {list(values.shape)} of states "
+            f"{list(states.shape)}, but must make {expected}"
         )
     return values
