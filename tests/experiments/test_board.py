@@ -207,11 +207,13 @@ def test_the_pages_table_is_the_results(score: ModuleType) -> None:
     assert oracle["truth"] == oracle["truth_within_prompts"] == [1.0, 1.0, 1.0]
 
 
-def test_the_published_prompts_are_apart(score: ModuleType) -> None:
-    """`read_set` refuses files that share one, and the groups are whole."""
+def test_the_published_rollouts_are_whole_groups(score: ModuleType) -> None:
+    """`read_set` refuses files that share a prompt."""
     published = score.read_set()
-    sizes = Counter(response.group for response in (*published.training, *published.test))
-    assert set(sizes.values()) == {8, 16}  # a number may be a group's in both files
+    for responses, num_groups in ((published.training, 128), (published.test, 64)):
+        assert Counter(Counter(r.group for r in responses).values()) == {8: num_groups}
+    first = published.judge.responses[0]
+    assert len(first.oracle) == len(published.test[0].response_ids)
 
 
 def test_files_that_share_a_prompt_are_refused(

@@ -29,7 +29,7 @@ from small_critics import ridge_on_logprobs  # beside this file
 
 from vapo.diagnostics.value_truth.figures import truth_figures
 from vapo.files.whole_files import write_text
-from vapo.intervals import Figure, quote, t_quantile
+from vapo.intervals import Figure, decimals, quote, t_quantile
 from vapo.user_code.user_functions import import_function
 
 Values = Sequence[np.ndarray]
@@ -206,6 +206,7 @@ def _rounded(x: float) -> float | None:
     return float(f"{x:.4g}") if math.isfinite(x) else None
 
 
+COSTS = ("processor_s", "times_ridge")
 COLUMNS = {
     "explained_variance": "explained variance of returns",
     "truth_within_prompts": "truth within prompts",
@@ -230,9 +231,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> str:
     for name, row in sorted(results.items(), key=lambda x: -x[1]["explained_variance"][0]):
         mark = "\\*" if row["difference_at_shared_states"] > READS_MORE_ABOVE else ""
         cells = [_shown(row.get(column)) for column in columns]
-        cost = [
-            "" if (x := row[key]) is None else f"{x:,.2g}" for key in ("processor_s", "times_ridge")
-        ]
+        cost = ["" if (x := row[key]) is None else decimals(x) for key in COSTS]
         lines.append(f"| {name}{mark} | {row['num_seeds']} | {' | '.join([*cells, *cost])} |")
     return "\n".join(lines)
 
