@@ -34,7 +34,7 @@ def test_inverse_variances_by_hand(script: ModuleType) -> None:
 def test_a_row_that_collapses_is_not_pooled(script: ModuleType) -> None:
     steady, split = script.Difference(-2, 1, 4), script.Difference(-20, 25, 4)
     text = script.table([{"a": steady, "b": split, "c": steady}, {"a": steady, "b": steady}])
-    assert "| b | not pooled: seeds collapse | |" in text
+    assert "| b | not pooled: seeds collapse |  |" in text
     assert "| a | -2.0 [" in text
     assert "| c |" not in text, "only one size has it"
 
