@@ -81,16 +81,13 @@ def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHA
     """
     sources: Sources = getattr(config, SOURCES)
     keys = {change.key for change in sources.changes}
-    files = short_names(sources.files)
-    hidden_keys: tuple[str, ...] = _NOT_IN_NAMES
-    if (
-        sources.files
-        and _OWN_MODEL_FILE.fullmatch(Path(sources.files[0]).stem)
-        and ("actor.path" in keys)
-    ):
-        files, hidden_keys = files[1:], (*_NOT_IN_NAMES, *_CHOSEN_FOR_OWN_MODEL)
+    files, hidden_keys = short_names(sources.files), [*_NOT_IN_NAMES]
+    first_file = Path(sources.files[0]).stem if sources.files else ""
+    if "actor.path" in keys and _OWN_MODEL_FILE.fullmatch(first_file):
+        files = files[1:]
+        hidden_keys += _CHOSEN_FOR_OWN_MODEL
     if "rewards.function" in keys:  # which says that the verifier is a function
-        hidden_keys = (*hidden_keys, "rewards.verifier")
+        hidden_keys.append("rewards.verifier")
     parts = [
         _part_of_name(change)
         for change in sorted(sources.changes, key=_place_in_name)
