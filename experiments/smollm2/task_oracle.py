@@ -15,12 +15,13 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vapo.advantages.estimators import Estimate
 from vapo.config import Hyperparameters
 from vapo.diagnostics.oracle import states_before_tokens
 from vapo.functional.advantages import gae
+from vapo.networks.loading import load_tokenizer
 from vapo.prompts.worked_sums import worked_sums_states
 from vapo.types import EvaluatedBatch
 
@@ -120,4 +121,4 @@ def _share(part: str, counts: Counts) -> float:
 
 @cache
 def _tokenizer(folder: str) -> PreTrainedTokenizerBase:
-    return AutoTokenizer.from_pretrained(folder)
+    return load_tokenizer(folder)

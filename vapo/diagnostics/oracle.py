@@ -26,7 +26,7 @@ def oracle_states(
 ) -> Sequence[str] | None:
     """Return the hidden state before each response token, for the task of the config's data.
 
-    None if the task has no function for it, or if `states_before_tokens` has none.
+    None if the task has no function of hidden states, or if `states_before_tokens` returns None.
     """
     function = HIDDEN_STATES.get(getattr(config.data.train, "task", ""))
     return None if function is None else states_before_tokens(function, rollout, tokenizer)
