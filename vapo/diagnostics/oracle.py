@@ -39,7 +39,7 @@ def states_before_tokens(
 ) -> Sequence[str] | None:
     """Return the hidden state before each response token.
 
-    None if the prompt is no problem of the task, or if the tokens' texts, one after the other, are
+    None if the prompt is not a problem of the task, or if the tokens' texts, one after the other, are
     not the response's text, as in an episode.
 
     Args:
