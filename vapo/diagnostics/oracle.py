@@ -39,8 +39,8 @@ def states_before_tokens(
 ) -> Sequence[str] | None:
     """Return the hidden state before each response token.
 
-    None if the prompt is not a problem of the task, or if the tokens' texts, one after the other, are
-    not the response's text, as in an episode.
+    None if the prompt is not a problem of the task, or if the tokens' texts, one after the other,
+    are not the response's text, as in an episode.
 
     Args:
         function: returns the state of each prefix of a response, from problem and response.
