@@ -12,7 +12,6 @@ from statistics import stdev
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 MIN_PROMPTS = 4  # with fewer, the spread between prompts cannot be estimated
 SHIFTED_ABOVE = 0.2  # a critic's mean error / the standard deviation of truth or returns
@@ -85,6 +84,8 @@ def interval_text(mean: float, limits: tuple[float, float], spec: str = ".1f") -
 @lru_cache(maxsize=256)
 def t_quantile(degrees: float, probability: float = 0.975) -> float:
     """Return a quantile of Student's t distribution with these degrees of freedom."""
+    from scipy.special import stdtrit  # `vapo inspect` answers before it needs an interval
+
     return float(stdtrit(degrees, probability))
 
 

@@ -64,7 +64,7 @@ def test_three_forms_of_an_override(calls: Calls, minimal: str) -> None:
     ]  # fmt: skip
     assert cli.main(argv) == 0
     [(name, (config,), kwargs)] = calls
-    assert (name, kwargs) == ("fit", {"ckpt_path": "last", "quiet": False})
+    assert (name, kwargs) == ("fit", {"ckpt_path": "last", "quiet": False, "smoke_until": None})
     assert config.components.clip_higher.enabled is False
     assert (config.algorithm.gamma, config.algorithm.lambda_policy) == (0.5, 0.25)
     assert (config.rewards.incorrect, config.seed) == (-2.0, 3)
@@ -85,7 +85,7 @@ def test_overlays_and_overrides_in_any_order_the_last_wins(
 @pytest.mark.parametrize(
     ("command", "schema", "text", "kwargs"),
     [
-        ("fit", FitConfig, MINIMAL, {"ckpt_path": None, "quiet": False}),
+        ("fit", FitConfig, MINIMAL, {"ckpt_path": None, "quiet": False, "smoke_until": None}),
         ("validate", FitConfig, MINIMAL,
          {"ckpt_path": None, "value_page": None, "value_truth": None}),
         ("filter", FitConfig, MINIMAL, {"num_responses": 8, "output": None}),
