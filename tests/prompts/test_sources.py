@@ -192,7 +192,9 @@ def test_procedural_source():
     assert len({r.place for r in rows}) == 4
     assert all(r.demonstration for r in rows)
     source.options = {"max_step": 1}
-    with pytest.raises(UserError, match=r"^data\.train\.options\.max_step: the task state_tr.* no such"):
+    with pytest.raises(
+        UserError, match=r"^data\.train\.options\.max_step: the task state_tr.* no such"
+    ):
         read_rows(source, key="data.train")
     source.task = "other"
     with pytest.raises(UserError, match=r"^data\.train\.task is 'other'"):
