@@ -93,6 +93,7 @@ def test_latex_of_answers_passes(text: str):
     "text",
     [
         "{" * 13 + "1" + "}" * 13,
+        ")" * 3 + "{" * 13 + "1" + "}" * 13,  # what closes nothing does not lower the depth
         r"\sum_{i=1}^{9} i",
         r"\int_0^1 x",
         r"\lim_{x\to 0} x",

@@ -52,7 +52,7 @@ class UnsafeTextError(ValueError):
 def check_expression_source(source: Any) -> None:
     """Check that source code is a single expression of numbers and literals, of bounded size.
 
-    Raises: UnsafeTextError: it is anything else.
+    Raises: UnsafeTextError: the source is anything else.
     """
     if isinstance(source, (str, bytes)):
         if source in _LIBRARY_SOURCES:
@@ -93,7 +93,7 @@ def _is_text_or_container(node: ast.AST) -> bool:
 
 
 def _bits(node: ast.AST) -> float:
-    """An upper bound on the bits of every number that evaluating the expression computes.
+    """Return an upper bound on the bits of every number that evaluating the expression computes.
 
     Raises: UnsafeTextError: the bound is above MAX_BITS.
     """
@@ -146,7 +146,7 @@ def _operation_bits(operator: ast.operator, left_bits: float, right_bits: float)
 
 
 def power_bits(base: float, exponent: float) -> float:
-    """An upper bound on the bits of base ** exponent. Both arguments are in bits."""
+    """Return an upper bound on the bits of base ** exponent. Both arguments are in bits."""
     return base * 2.0 ** min(exponent, 64.0)
 
 
@@ -244,7 +244,10 @@ def check_latex(text: str) -> None:
 
 
 def _nesting(text: str) -> int:
-    """The largest number of brackets that are open at one place."""
+    """Return the largest number of brackets that are open at one place.
+
+    A closing bracket without an open one before it has no effect.
+    """
     depth = deepest = 0
     for match in _BRACKETS.finditer(text):
         bracket = match.group().lstrip("\\")
@@ -252,5 +255,5 @@ def _nesting(text: str) -> int:
             depth += 1
             deepest = max(deepest, depth)
         elif bracket in (")", "]", "}"):
-            depth -= 1
+            depth = max(depth - 1, 0)
     return deepest
