@@ -61,8 +61,8 @@ def mismatch_metrics(batch: EvaluatedBatch) -> dict[str, float]:
 class EngineGaps:
     """Compares the engine's log-probs with those that an iteration's updates compute.
 
-    In the first optimizer step the trainer's are those from before the update. In a later step
-    they also contain the effect of the earlier steps.
+    In the first optimizer step the trainer's log-probs are those from before the update. In a later
+    step they also contain the effect of the earlier steps.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,11 @@ class EngineGaps:
         self._micro_batches.append((tokens.cpu(), mask.sum(dim=1).cpu()))
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, or none if no rank has a token. Every rank must call this."""
+        """Compare the engine's and the trainer's log-probs of the tokens kept by `add`.
+
+        Return `rollout/logprob_gap_*`, `rollout/mismatch_*` and `rollout/effective_sample_share`
+        over all ranks; empty if no rank has a token. Every rank must call this.
+        """
         lengths = torch.cat(
             [n for _, n in self._micro_batches] or [torch.zeros(1, dtype=torch.long)]
         )
@@ -122,7 +126,7 @@ def gap_metrics(
 def correction_metrics(batch: TrainingBatch, correction: MismatchConfig) -> dict[str, float]:
     """Return metrics of how much loss the correction masks and weighs, over all ranks.
 
-    The effective share of the sampled tokens is among them without a correction, too.
+    `rollout/effective_sample_share` is among them even without a correction.
     """
     if batch.old_logprobs is None:
         return {}

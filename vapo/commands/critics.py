@@ -51,8 +51,11 @@ from vapo.tracking.logger import RunLogger
 
 @dataclass(frozen=True)
 class Sides:
-    """The rollouts that critics are trained on, and those of a file of their own, if there is one,
-    that they are measured on."""
+    """Rollouts to train critics on (`rows`), and rollouts to measure them on (`heldout_rows`).
+
+    `heldout_rows` come from a separate file. If they are None, a share of `rows` is held out
+    instead (`components.value_pretraining.heldout_share`). `name` is the file of `rows`.
+    """
 
     rows: list[StoredRollout]
     heldout_rows: list[StoredRollout] | None
@@ -175,7 +178,10 @@ def run(
 
 
 def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Cell:
-    """Make the cell of a critic. Its identity has its data's digest (in `more`), not their path."""
+    """Make the cell of a critic.
+
+    Its identity has the digests of the rollout files, which are in `more`, and not their paths.
+    """
     pretraining = replace(config.components.value_pretraining, data=None)
     plain = replace(config, components=replace(config.components, value_pretraining=pretraining))
     text = json.dumps([task_identity(plain), *more])
@@ -184,7 +190,7 @@ def _cell(name: str, config: FitConfig, folder: Path, more: Sequence[Any]) -> Ce
 
 
 def critics_cost(cells: Sequence[Cell], rows: Sequence[StoredRollout]) -> str:
-    """Say how many trainings the cells are, how many are done, and what the others will take."""
+    """Say how many trainings there are, how many are done, and how many tokens the others take."""
     missing_cells = [cell for cell in cells if cell.result() is None]
     mean_tokens = sum(row.rollout.num_sampled for row in rows) / len(rows)
     names, seeds = {c.critic for c in cells}, {c.config.seed for c in cells}
@@ -241,7 +247,7 @@ def train_cells(
 def write_values(path: Path, cells: Sequence[Cell]) -> None:
     """Write all critics' values of the held-out rollouts as one Parquet file.
 
-    A cell that an earlier version trained has no values, and is left out.
+    A cell that an earlier version of vapo trained has no file of values, and is left out.
     """
     tables = [parquet.read_table(c.values_path) for c in cells if c.values_path.is_file()]
     if tables:

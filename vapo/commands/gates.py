@@ -39,9 +39,15 @@ def run(
     num_iterations: int = 30,
     output_dir: Path | None = None,
 ) -> Path:
-    """Measure a setting and judge which effects it can show; return the folder of the results.
+    """Run `vapo gates`: measure a config by short trial trainings, and judge its components.
 
-    The folder has `gates.md`, `gates.json` and the figure.
+    The verdicts say for which components an ablation could show an effect in this config. Return
+    the folder with `gates.md`, `gates.json` and `gates.png`.
+
+    Args:
+        answer_now: text that makes a response answer at its middle.
+        num_iterations: the most policy iterations of a trial. The trial of the policy alone has
+            `1 + training.max_staleness` more, until an update shows in the rollouts.
     """
     started = time.monotonic()
     inputs = checked_inputs(config)
@@ -87,7 +93,7 @@ def run(
 
 
 def gates_cost(config: FitConfig, start: StartPolicy, num_iterations: int) -> str:
-    """The most iterations, rollouts and tokens that the measurement takes, as text."""
+    """Say how many iterations, rollouts and tokens the measurement takes at most."""
     numbers, few = resolve(config), policy_iterations(num_iterations)
     unlearning = num_iterations if start.guess is not None else 0
     iterations = numbers.value_pretraining_iterations + few + unlearning + num_iterations + 1
@@ -109,7 +115,7 @@ def record(
     about: Sequence[str],
     logger: RunLogger,
 ) -> None:
-    """Write page, numbers and figure into the folder and to MLflow, which also gets the curves."""
+    """Write text, numbers and figure into the folder and to MLflow, which also gets the curves."""
     numbers = {
         "figures": asdict(figures),
         "curves": asdict(curves),

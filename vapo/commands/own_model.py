@@ -1,9 +1,9 @@
 """A run without a config file: a model, data and a reward become a base config and overrides.
 
-`vapo fit --model M --data D --reward R`, the same of `vapo try` and `vapo validate`,
-`vapo estimate --model M`, and `vapo.fit(model=..., dataset=..., reward=...)`. One line says what is
-chosen here, and the run's `config.yaml` has it. Paths, keys and functions are checked before torch
-is imported.
+This serves `vapo fit --model M --data D --reward R`, the same options of `vapo try` and
+`vapo validate`, `vapo estimate --model M`, and `vapo.fit(model=..., dataset=..., reward=...)`. One
+line says what is chosen here, and the run's `config.yaml` has it. Paths, keys and functions are
+checked before torch is imported.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def own_model(
 ) -> OwnModel:
     """Choose a config for training this model on this data with this reward, to suit this machine.
 
-    The data's columns are read for it, and torch is loaded to look at the model.
+    The data's rows are read to choose columns, and torch is loaded to look at the model.
 
     Args:
         model: a Hugging Face folder or hub id.
@@ -86,9 +86,10 @@ def own_model(
         gpu_gib: choose as on a machine with a GPU of this size; if None, as on this machine.
         config_is_enough: read only the model's config.json, as for an estimate of its memory. The
             model's folder needs neither weights nor a tokenizer, and data and reward may be None.
-        tell: gets a line before what takes some seconds.
+        tell: called with a line of text before a step that takes some seconds.
 
-    Raises: UserError: no such model, data, column, key, verifier or function.
+    Raises: UserError: the model, the data or a function does not exist, or a column, key or
+        verifier is unknown.
     """
     try:
         with about("the model"):
@@ -118,7 +119,7 @@ def _from_files(
 ) -> tuple[dict[str, Any], list[str]]:
     """Choose and check the config's values that need no torch.
 
-    Returns: the values, and a text on the data unless there is none.
+    Returns: the values, and a list with one text on the data, empty if `data` is None.
     """
     values: dict[str, Any] = {
         "actor.path": model,
@@ -170,9 +171,11 @@ def _has_chat_template(model: str) -> bool:
 def _for_this_machine(
     values: dict[str, Any], lines: list[str], overrides: list[str], gpu_gib: float | None
 ) -> OwnModel:
-    """Add to the values what the machine decides, and choose the base config.
+    """Return the base config for a GPU or for a CPU, and the overrides for it.
 
-    `lines` are texts on other choices, for the line that the user sees.
+    The overrides are `values`, what suits this machine (vLLM's cache, precision, changes to fit the
+    GPU's memory), then `overrides`. `lines` describe earlier choices and are added to the line
+    shown to the user. `gpu_gib` is the GPU's memory; None: this machine's GPU, if it has one.
     """
     import torch
 
@@ -277,7 +280,7 @@ def _source(path: str, key: str, overrides: Sequence[str]) -> FileSource:
 
 
 def _partial_training(base: Path, values: dict[str, Any], overrides: Sequence[str]) -> list[str]:
-    """A text for each network that is trained in part or is smaller than the model."""
+    """Return a text for each network that is trained in part or is smaller than the model."""
     config = load_config(FitConfig, [base], [*as_overrides(values), *overrides])
     parts = []
     if config.actor.lora is not None:
@@ -290,7 +293,7 @@ def _partial_training(base: Path, values: dict[str, Any], overrides: Sequence[st
 def _changes_to_fit_the_gpu(
     base: Path, values: dict[str, Any], overrides: Sequence[str], gpu_gib: float
 ) -> tuple[dict[str, Any], list[str]]:
-    """The changes that let the training fit the GPU, and the reasons. Empty if all weights fit.
+    """Return changes that let the training fit the GPU, and reasons; both empty if it fits already.
 
     The first change is fewer responses at a time, if the engine is transformers: it costs nothing
     but speed. If that is not enough, adapters and a probe follow. A critic that the overrides

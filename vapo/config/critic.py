@@ -70,7 +70,7 @@ class HeadConfig:
 
 
 def as_loaded(head: HeadConfig) -> HeadConfig:
-    """The same head, with the weights of the folder that the critic starts from."""
+    """Return a copy of the head whose `start` is as_loaded: the weights of the critic's folder."""
     loaded_head: HeadConfig = make(HeadConfig, **kind_options(head, "kind"))
     return loaded_head
 
@@ -96,7 +96,7 @@ class CriticPromptConfig:
 
 @dataclass
 class SampledLogprobs:
-    """Ten columns beside the hidden state, of the log-probs with which tokens were sampled."""
+    """Ten columns beside the hidden state made of the log-probs with which tokens were sampled."""
 
     lr: float = option(
         1e-2, "learning rate of the columns' own weights, which start at 0 and are few", gt=0
@@ -263,7 +263,7 @@ class CriticConfig:
 
     @property
     def reads_actor(self) -> bool:
-        """Whether it values what the actor's forward passes say, and reads no tokens itself."""
+        """Whether the critic reads the actor's hidden states instead of tokens."""
         return isinstance(self, ProbeCritic)
 
 
@@ -282,10 +282,11 @@ class ValueRange(NamedTuple):
 
 
 def value_range(critic: CriticConfig) -> ValueRange | None:
-    """The head's range; None: a scalar head's, which has no ends.
+    """Return the lowest and highest value target that the critic's head can learn.
 
-    HL-Gauss's targets are clamped to [low, high]; two-hot's, and any expectation, to the centers
-    of the outer bins.
+    The result is None for a scalar head, which has no limits. For a bounded head, and for HL-Gauss
+    targets, these are `low` and `high`. For any other categorical head (two-hot targets, or a loss
+    on the expectation) they are the centers of the outer bins.
     """
     head = critic.head
     if isinstance(head, BoundedHead):

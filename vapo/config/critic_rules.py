@@ -33,7 +33,10 @@ NOT_A_METHOD = {
 
 
 def critic_options_have_a_critic(config: FitConfig) -> Problems:
-    """What makes a method of the critic, or works on its values, would be ignored without one."""
+    """Refuse components and options without effect when the estimator has no critic.
+
+    These are components that work on a critic's values, and options of a critic.
+    """
     estimator, numbers = config.algorithm.advantage_estimator, resolve(config)
     if config.algorithm.has_critic:
         return
@@ -59,7 +62,11 @@ def critic_options_have_a_critic(config: FitConfig) -> Problems:
 
 
 def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
-    """A head of the user's own is made untrained, and takes the place of every other one."""
+    """Check that a critic that starts from a reward model has its path, and check a head function.
+
+    `critic.head_function` makes the whole head untrained. It excludes a start with a trained
+    head, and the options of the built-in head.
+    """
     critic = config.critic
     is_missing = critic.init == "reward_model" and not critic.reward_model_path
     is_missing &= critic.kind == "network"  # other rules say more
@@ -84,7 +91,10 @@ def critic_has_a_start_and_a_head(config: FitConfig) -> Problems:
 
 
 def probe_has_no_network(config: FitConfig) -> Problems:
-    """What is of a network of the critic's own would be ignored by a head on the actor's states."""
+    """Check the layers that a probe reads, and refuse options of a critic with a network.
+
+    A probe is a head on the actor's states, on which such options have no effect.
+    """
     critic = config.critic
     if not isinstance(critic, ProbeCritic) or not config.algorithm.has_critic:
         return
@@ -114,7 +124,10 @@ def probe_has_no_network(config: FitConfig) -> Problems:
 
 
 def adapters_have_a_base(config: FitConfig) -> Problems:
-    """One frozen base is the actor's and the critic's, and each has adapters of its own."""
+    """Check that actor and critic of `critic.kind` adapters can share one frozen base.
+
+    Each has adapters of its own on the base.
+    """
     critic, actor = config.critic, config.actor
     if critic.kind != "adapters" or not config.algorithm.has_critic:
         return
@@ -189,7 +202,10 @@ def head_fits_its_loss(config: FitConfig) -> Problems:
 
 
 def range_holds_the_targets(config: FitConfig) -> Problems:
-    """What is known before a run; the batches' own targets are checked before each update."""
+    """Check that the head can learn the value targets which follow from the config.
+
+    The targets of each batch are checked before its update.
+    """
     ends, kl, kind = value_range(config.critic), config.algorithm.kl, config.critic.head.kind
     if ends is None or not config.algorithm.has_critic:
         return
@@ -212,7 +228,7 @@ def range_holds_the_targets(config: FitConfig) -> Problems:
 
 
 def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
-    """The lowest and the highest value target, and the keys that they follow from."""
+    """Return the lowest and the highest value target, and the keys from which they follow."""
     rewards = config.rewards
     parts = ["rewards.incorrect", "rewards.correct"]
     numbers = [rewards.incorrect, rewards.correct]
@@ -229,12 +245,15 @@ def _target_range(config: FitConfig) -> tuple[float, float, list[str]]:
 
 
 def gives_configured_rewards(config: FitConfig) -> bool:
-    """Whether each reward is `rewards.correct` or `rewards.incorrect`, with no verifier's own, and
-    none of an environment."""
+    """Whether every training response is rewarded `rewards.correct` or `rewards.incorrect`.
+
+    The overlong punishment is not considered. The result is False with an environment, or with any
+    verifier but exact, regex, math and math_verify.
+    """
     if config.environment.is_used:
         return False
     verifiers = [
-        getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may have its own
+        getattr(source, "verifier", None) or config.rewards.verifier  # a mixture's may differ
         for source in sources_of(config.data, "train").values()
     ]
     verifiers_with_two_rewards = ("exact", "regex", "math", "math_verify")

@@ -14,7 +14,7 @@ from vapo.config.rewards import MathVerifier, PythonVerifier, RegexVerifier, ver
 
 @dataclass
 class CurriculumStage:
-    """What a generator is asked for from one iteration on."""
+    """A stage of a curriculum: the level and options of a generator from one iteration on."""
 
     from_iteration: int = option(0, "the first iteration of the stage, counted from 0", ge=0)
     level: int | None = option(None, "reasoning_gym: the level of the dataset's own curriculum")
@@ -71,7 +71,7 @@ class HuggingfaceSource(FileSource):
 
 @dataclass
 class GeneratedSource:
-    """Rows of a generator."""
+    """A data source whose rows a program generates from a seed; `task` names the generator."""
 
     task: str = option(MISSING, "the generator's name; reasoning_gym: the dataset's name")
     num_examples: int = option(MISSING, "how many rows to generate, of each stage", ge=1)
@@ -90,12 +90,12 @@ class GeneratedSource:
 
 @dataclass
 class ProceduralSource(GeneratedSource):
-    """Rows of a generator of ours."""
+    """Rows of one of vapo's own problem generators; `task` names it."""
 
 
 @dataclass
 class ReasoningGymSource(GeneratedSource):
-    """Rows of a generator of reasoning_gym."""
+    """Rows of a dataset that reasoning_gym generates; `task` is the dataset's name."""
 
 
 @dataclass
@@ -132,7 +132,7 @@ class MixtureSource:
 
 @dataclass
 class Mixture:
-    """Several sources."""
+    """A mixture of several sources, each with its name."""
 
     sources: dict[str, MixtureSource] = option({}, "the sources by name")
 
@@ -178,7 +178,7 @@ class DataConfig:
 
 
 def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
-    """The sources of `train` or `heldout` by their dotted keys; of a mixture, all its parts."""
+    """Return the sources of `train` or `heldout` by dotted keys; for a mixture, all its parts."""
     source = getattr(data, name)
     if source is None:
         return {}
@@ -188,20 +188,21 @@ def sources_of(data: DataConfig, name: str) -> dict[str, PromptSource]:
 
 
 def source_name(key: str) -> str:
-    """A source's name in its mixture; empty for `data.train` and `data.heldout`."""
+    """Return a source's name in its mixture; empty for `data.train` and `data.heldout`."""
     return key.partition(".sources.")[2]
 
 
 def all_sources(data: DataConfig) -> Iterator[tuple[str, PromptSource]]:
-    """The sources of `train` and `heldout`, each with its dotted key."""
+    """Yield the sources of `train` and `heldout`, each with its dotted key."""
     for name in ("train", "heldout"):
         yield from sources_of(data, name).items()
 
 
 def verifier_blocks(config: Any) -> list[tuple[str, Any]]:
-    """Return with their keys the blocks that choose one verifier each.
+    """Return the blocks that choose one verifier each, with their keys.
 
-    They are `rewards`, or the verifiers of `rewards.verifiers`, and the sources of every mixture.
+    These blocks are `rewards`, or the verifiers of `rewards.verifiers`, and the sources of every
+    mixture.
     """
     sources = [item for item in all_sources(config.data) if isinstance(item[1], MixtureSource)]
     return [*verifiers_in("rewards", config.rewards), *sources]

@@ -12,7 +12,7 @@ from typing import Any
 
 SOURCES = "sources"
 NAME_CHARS = 100
-"""The most that `default_name` gives, so that a table of runs shows it."""
+"""The most characters of a name by `default_name`, so that a table of runs shows it whole."""
 _MAX_VALUE = 24
 _SEED_CHARS = len("seed1234")
 _NOT_IN_NAMES = ("seed", "output_dir", "tracking", "checkpoints", "trainer")
@@ -55,11 +55,14 @@ class Sources:
     changes: tuple[Change, ...] = ()
     rates: tuple[WrittenRate, ...] = ()
     run_with_store: str | None = None
-    """The folder of the run whose own config names `tracking.uri`; None where the user does."""
+    """The run's folder whose config decides `tracking.uri`; None if no run's config does."""
     two_systems: str | None = None  # what is wrong with the files, if they choose two
 
     def differences(self) -> str:
-        """One line: the keys whose values are not those of the files; without bookkeeping."""
+        """Say in one line which keys have other values than in the config files.
+
+        Output folder and tracking are not among them.
+        """
         changes = [change for change in self.changes if not is_under(change.key, _NOT_DIFFERENT)]
         return "; ".join(map(str, changes)) or "nothing: the config files' values"
 
@@ -68,16 +71,18 @@ _NOT_DIFFERENT = ("output_dir", "tracking")
 
 
 def default_name(config: Any, command: str = "fit", *, max_chars: int = NAME_CHARS) -> str:
-    """The run's name where `tracking.run_name` gives none: its config, what was changed, its seed.
+    """Return the run's name if `tracking.run_name` gives none: its config, its overrides, its seed.
 
-    As `missed_checks/vapo +grpo clip_higher.enabled=false seed3`: the first config file, the
-    others after `+`, overrides with the last two parts of their keys, without those that say
-    where and how a run is run. Model, data and reward are before the others and have no key, and
-    what else is said of the data is after them. On the base config of `vapo fit --model` these
-    three are the name, without the config and what was chosen for them. Other commands than fit
-    come first. It is at most `max_chars` long: overrides that have no room are counted, with a
-    digest, as `(+2 3fa9)`. Every seed has the room of four digits, so that the names of one config
-    differ in their seeds alone; a longer one makes the name longer.
+    An example is `missed_checks/vapo +grpo clip_higher.enabled=false seed3`. The name begins with
+    the command unless that is fit. The config files follow (`short_names`), then the overrides with
+    the last two parts of their keys. Overrides that say where and how a run is run are left out.
+    Model, data and reward are the first overrides, without their keys; other settings of the data
+    are the last. The name on a base config of `vapo fit --model` leaves out this config, and the
+    settings that were chosen for data and machine.
+
+    The name has at most `max_chars` characters. Overrides that have no room are counted, with a
+    digest, as `(+2 3fa9)`. Four digits are reserved for every seed, so that the names of one config
+    differ in their seeds alone; a longer seed makes the name longer.
     """
     sources: Sources = getattr(config, SOURCES)
     keys = {change.key for change in sources.changes}
@@ -121,11 +126,11 @@ def _place_in_name(change: Change) -> int:
 
 
 def short_names(files: Sequence[str]) -> list[str]:
-    """Short names of config files: `missed_checks/vapo`, `+grpo`.
+    """Return short names of config files: `missed_checks/vapo`, `+grpo`.
 
-    A path counts from below its folder `conf`; one that has none by its last part. The config of
-    a run's folder has the run's name. An overlay has its folder only where its name alone was
-    taken.
+    A name is the path below the folder `conf`, or the last part of a path without this folder.
+    The config of a run's folder has the run's name. An overlay is named with its folder only if an
+    earlier file has the same name.
 
     >>> short_names(["conf/vapo.yaml", "conf/tasks/vapo.yaml", "/x/conf/algorithm/grpo.yaml"])
     ['vapo', '+tasks/vapo', '+grpo']
@@ -149,7 +154,10 @@ def short_names(files: Sequence[str]) -> list[str]:
 
 
 def _part_of_name(change: Change) -> str:
-    """Return what an override adds to a name: of a function its own name, without the file."""
+    """Return the text for an override in a run's name.
+
+    A reward function has its own name there, without its file.
+    """
     value = change.after
     if change.key == "rewards.function":
         value = value.rpartition(":")[2] or value
@@ -158,7 +166,11 @@ def _part_of_name(change: Change) -> str:
 
 
 def _short(value: str, *, is_path: bool) -> str:
-    """A value in a name: of a path its end."""
+    """Cut an override's value short for a run's name.
+
+    A path, or a value above `_MAX_VALUE` characters, becomes its part after the last `/` if that
+    fits, else its beginning and `...`.
+    """
     if len(value) <= _MAX_VALUE and not is_path:
         return value
     end = value.rstrip("/").rpartition("/")[2]
@@ -171,6 +183,6 @@ def is_under(key: str, blocks: Iterable[str]) -> bool:
 
 
 def values_hash(values: Mapping[str, Any]) -> str:
-    """12 hex digits that are equal exactly when the values are, in whatever order."""
+    """Return 12 hex digits that are equal exactly when the values are, whatever their order."""
     canonical = json.dumps(values, sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(canonical.encode()).hexdigest()[:12]

@@ -105,12 +105,12 @@ def whitened_group_mean_advantages(
         a_i = r_i - mean(r)                            mean over the group
         A_i = a_i / sqrt(sum_j a_j^2 / N + 1e-8)       j over the N counted responses, all ranks
 
-    counted: the responses that are not fillers, over which the variance is; None: all.
+    counted: which responses the variance is over, namely those that are not fillers; None: all.
 
     Source: REINFORCE++ (arXiv 2501.03262), the variant with a group baseline. The batch mean
-    of a is 0, as every group's is, so whitening has none to subtract. Deviation: each response
-    counts once in the moments, whatever its length; weighted by tokens the mean would not be
-    0, and a group of equal rewards would get an advantage. Here it gives exactly 0.
+    of a is 0, as every group's is, so whitening has no mean to subtract. Deviation: each
+    response counts once in the moments, whatever its length. Weighted by tokens the mean would
+    not be 0, and a group of equal rewards would get an advantage. Here it gets exactly 0.
     Units: standard deviations of the batch.
     Raises: ValueError when group_size < 2 or it does not divide the number of rewards.
 
@@ -138,8 +138,8 @@ def group_relative_apart_advantages(
     number, and a group of such responses would teach nothing. The batch's mean of a is 0, as every
     group's is.
 
-    R is the number of verifiers. counted: the responses that are not fillers, over which the
-    variance is; None: all.
+    R is the number of verifiers.
+    counted: which responses the variance is over, namely those that are not fillers; None: all.
 
     Source: GDPO (arXiv 2601.05242). Deviation: the batch's standard deviation divides by N, and
     its epsilon is under the root.
@@ -248,10 +248,11 @@ def prompt_noise_weights(
         w(s) = u(s) / mean of u                                over the prompts of all ranks
 
     Source: EasyPPO (arXiv 2609.36802). Give it the whole rollout batch, truncated responses
-    included, before it is cut into minibatches. Their code differs: 1 / max(sqrt(variance),
-    0.25), not divided by the mean. Groups are contiguous.
+    included, before it is cut into minibatches. EasyPPO's code differs: it takes
+    1 / max(sqrt(variance), 0.25), and does not divide by the mean. Groups are contiguous.
     Units: none; 1 on average over prompts.
-    Raises: ValueError on groups as the advantages here do, or when low is not below high.
+    Raises: ValueError when group_size < 2 or it does not divide the number of rewards, or when
+    reward_range is not finite or its low is not below its high.
 
     >>> prompt_noise_weights(torch.tensor([1.0, 0, 1, 1]), group_size=2, reward_range=(0, 1))
     tensor([0.8284, 0.8284, 1.1716, 1.1716])
@@ -277,12 +278,13 @@ def measured_targets(
         n_t = 1 + k_t                        k_t continuations, of mean M_t
         y_t = (R_t + k_t * M_t) / n_t
 
-    The own return is one more independent draw of V(s_t): y_t has 1/n_t of its variance, and n_t
-    is its weight. n_t (V - y_t)^2 is, but for a constant, the sum of (V - draw)^2 over the draws:
-    the gradient is that of n_t responses which share the state. Weights by the variance that the
-    draws themselves show would bias the critic to the ends: four draws of 0 or 1 with p = 0.2 are
-    all 0 with probability 0.41 and all 1 with 0.0016. Both have no variance, and a mean with such
-    weights is 0.0016 / 0.4112 = 0.004.
+    The own return is one more independent draw of V(s_t). So y_t has 1/n_t of the own return's
+    variance, and n_t is the weight of y_t in the value loss. n_t (V - y_t)^2 is, but for a
+    constant, the sum of (V - draw)^2 over the draws: its gradient is that of n_t responses which
+    share the state. Weights by the variance observed among the draws would bias the critic towards
+    0 and 1: four draws, each 1 with p = 0.2 and else 0, are all 0 with probability 0.41 and all 1
+    with 0.0016. Both show variance 0, so they would get all the weight, and the mean over them is
+    0.0016 / 0.4112 = 0.004 instead of 0.2.
 
     Source: this repository (docs/rollout_files.md).
     Units: those of the reward. k_t is a number of returns, which need not be whole where several

@@ -33,9 +33,10 @@ _LEAST_GROUPS = 3  # fewer prompts give no variance of a weight
 class Trust(NamedTuple):
     """How much a critic is trusted. The defaults mean no trust; two weights of 1 mean full trust.
 
-    first: the weight a of its value before the first token, beside the others' mean.
-    within: the weight w of its change since then.
-    first_level, within_level: by how much the two are too high on average, in units of reward.
+    first: the weight a of the critic's value before the first token, beside the others' mean.
+    within: the weight w of the value's change since then.
+    first_level, within_level: by how much that value and that change are too high on average, in
+    units of reward.
     end: the share of the uncertainty before a response that is gone before its last token.
     """
 
@@ -47,7 +48,7 @@ class Trust(NamedTuple):
 
     @property
     def is_none(self) -> bool:
-        """Whether the critic has no weight at all."""
+        """Whether the critic gets no trust: its two weights `first` and `within` are both 0."""
         return self.first == self.within == 0
 
 

@@ -32,7 +32,8 @@ def read_records(source: FileSource, *, key: str) -> Records:
     Args:
         key: the source's key in the config, for messages.
 
-    Raises: UserError: there is no such file or dataset, or it cannot be read; names the place.
+    Raises: UserError: there is no such file or dataset, or it cannot be read; the message names the
+        place.
     """
     return _reader(source)(source, key)
 
@@ -90,7 +91,10 @@ def _json_records(source: FileSource, key: str) -> Records:
 
 
 def _first_byte(file: Path) -> bytes:
-    """Return the first byte near the start that is neither space nor UTF-8's mark, if any."""
+    """Return the first byte that is neither whitespace nor of a UTF-8 byte-order mark.
+
+    Only the first 4096 bytes are read; the result is `b''` if there is no such byte among them.
+    """
     with file.open("rb") as opened:
         return opened.read(4096).lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
 
@@ -179,9 +183,9 @@ def _huggingface_records(source: HuggingfaceSource, key: str) -> Records:
 
 
 def check_dataset_path(path: str, key: str) -> None:
-    """Check a dataset's path. One that does not exist here is a hub's id.
+    """Check a dataset's path. A path that does not exist on this machine is taken for a hub's id.
 
-    Raises: UserError: it is a file of another kind.
+    Raises: UserError: the path is a file that cannot be read as a dataset.
     """
     if not Path(path).exists():
         read_cache_if_unreachable()

@@ -39,7 +39,7 @@ class FileRow:
         Args:
             explanation: ends the message, and says what the values belong to.
 
-        Raises: UserError: they are not.
+        Raises: UserError: `values` is anything else.
         """
         if not isinstance(values, list) or len(values) != num:
             size = f"{len(values)} values" if isinstance(values, list) else "is not a list"
@@ -64,7 +64,7 @@ class FileRow:
 
 
 def stored_turns(rollout: Rollout) -> dict[str, Any]:
-    """Return the turn columns of a row. A response is one turn, and has null in them."""
+    """Return the turn columns of a row. A response outside environments has null in them."""
     if not rollout.in_environment:
         return dict.fromkeys(TURN_COLUMNS)
     return {
@@ -75,7 +75,11 @@ def stored_turns(rollout: Rollout) -> dict[str, Any]:
 
 
 def is_episode(record: Mapping[str, Any]) -> bool:
-    """Whether a row has turns, or says that it had none before its environment failed."""
+    """Whether a stored row is an episode of an environment, not a plain response.
+
+    In an episode's row a turn column is not null. Empty columns mean that the environment failed
+    before the first turn.
+    """
     return any(record.get(name) is not None for name in TURN_COLUMNS)
 
 
@@ -135,7 +139,7 @@ def read_truth(row: FileRow, length: int) -> tuple[StoredTruth, ...]:
     """Read the measured states of a row, whose response has `length` tokens.
 
     Another program may leave out all truth columns; then the row has no states. It may leave out
-    `truth_rows` alone, which are 1 then.
+    `truth_rows` alone; then each state counts for one row.
     """
     columns: dict[str, Any] = {name: row.record.get(name) for name in TRUTH_COLUMNS}
     tokens, num = columns["truth_tokens"], columns.pop("truth_continuations")
@@ -201,7 +205,7 @@ def check_truth(
     Args:
         truths: the measured states of each row.
 
-    Raises: UserError: the file has none, or the returns were computed with other settings.
+    Raises: UserError: no row has measured states, or the returns were computed with other settings.
     """
     if config.components.value_pretraining.targets != "truth":
         return

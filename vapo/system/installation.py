@@ -16,7 +16,8 @@ def install_command(extra: str) -> str:
     """Return the command `pip install ...` for the packages of an extra.
 
     It names the packages and not `vapo[extra]`: vapo is not on a registry, where that name could
-    belong to another package.
+    belong to another package. If the installed metadata does not list the extra, the command is the
+    install from a checkout.
 
     >>> install_command("lora")
     "pip install 'peft<0.22,>=0.21'"
@@ -33,7 +34,7 @@ def install_command(extra: str) -> str:
 
 
 FOLDER = "starting_files"
-"""The folder of these files inside the package, in a wheel."""
+"""The folder of the starting files (`PARTS`) inside the package, if it comes from a wheel."""
 PARTS = (
     "conf/vapo.yaml",
     "conf/algorithm",

@@ -18,7 +18,7 @@ from vapo.user_code.credentials import variables_without_credentials
 from vapo.user_code.python_child import python_program
 from vapo.user_code.template_frames import LENGTH, SECONDS, max_chars, read_frame, write_frame
 
-if TYPE_CHECKING:  # commands without a model do without its seconds
+if TYPE_CHECKING:  # importing it takes seconds, which commands without a model need not spend
     from transformers import PreTrainedTokenizerBase
 
 
@@ -34,7 +34,7 @@ _BYTES_A_CHARACTER = 12  # of JSON, for one that is written as two surrogates
 
 
 class TemplateRefusal(Exception):
-    """The chat template does not take a conversation, or fails on it."""
+    """A conversation that cannot be rendered, or a tokenizer without a chat template."""
 
 
 def render_chat(
@@ -51,7 +51,8 @@ def render_chat(
         arguments: further variables of the template (`data.chat_template_kwargs`).
 
     Raises:
-        TemplateRefusal: the template raises an error for this conversation, or there is none.
+        TemplateRefusal: the tokenizer has no template, the template raises an error, or the
+            conversation is empty or cannot be written as JSON.
         UserError: the template takes more time or memory than any template needs.
     """
     if not messages:

@@ -45,7 +45,7 @@ from vapo.types import Phase, Rollout, RolloutBatch, TrainingBatch
 def check_request(path: Path, config: FitConfig) -> None:
     """Check, before anything is loaded, that the page can be made and written.
 
-    Raises: UserError: it cannot.
+    Raises: UserError: the page cannot be made, or the file cannot be written.
     """
     if path.suffix.lower() != ".html" or path.is_dir():
         raise UserError(f"--value_page {path}: give the name of a file, as page.html")
@@ -89,7 +89,7 @@ def load_forward_networks(
 
     The critic is the checkpoint's; without a checkpoint, it is the one that a run starts with.
 
-    Raises: UserError: there is no critic, or it does not fit.
+    Raises: UserError: the critic cannot be loaded, or does not fit the config.
     """
     critic, reference, base = None, None, None
     if config.algorithm.has_critic:
@@ -200,7 +200,10 @@ def write_page(
 def _about(
     config: FitConfig, contents: PageContents, checked: CheckedBatch, checkpoint: Path | None
 ) -> dict[str, Any]:
-    """Return the page's title, facts and notes. There is no run and no iteration to name."""
+    """Return title, facts and notes of the value page for held-out prompts.
+
+    The title names the actor's path, or for a checkpoint its run's folder and the checkpoint.
+    """
     sampling, k = config.evaluation, contents.batch.group_size
     top_k = f", top_k {sampling.top_k}" if sampling.top_k else ""
     facts = {

@@ -24,11 +24,13 @@ class NetworkBytes:
     """One network's bytes on each GPU, whatever the stage; `passes` estimates single passes.
 
     `trained` are the bytes of the weights that have gradients and moments. Weights have the dtype
-    of `options`. Computed and gathered tensors have that of the precision. While gradients are
-    reduced, they are float32 if the precision is mixed.
+    of `options`. Computed and gathered tensors have the dtype of `computing_dtype`, or that of
+    `options` for adapters without mixed precision. While gradients are reduced, they are float32 if
+    the precision is mixed.
 
     Args:
-        base: for a critic of adapters, the actor under them and the actor's config.
+        base: for a critic of adapters, the bytes of the actor whose weights it shares, and the
+            actor's model config.
     """
 
     def __init__(
@@ -91,10 +93,12 @@ class NetworkBytes:
             self.base_gathered = base[0].root_gathered
 
     def reduction_bytes(self, activations: float) -> float:
-        """The bytes that whole gradients need, until they are shards, beyond those of activations.
+        """Return the extra memory for gradients that FSDP has not reduce-scattered yet.
 
-        Early in the backward pass, a layer's gradients are reduced while the head's wait for the
-        embedding's. At its end the root's are reduced, in the memory of the freed activations.
+        It is 0 without sharding, else the larger of two moments of the backward pass. Early, a
+        layer's gradients are reduced while the head's wait for the embedding's. At the end those of
+        the root (embedding, head, last norm) are reduced, in memory that the freed `activations`
+        (bytes) gave back.
         """
         if not self.is_sharded:
             return 0.0

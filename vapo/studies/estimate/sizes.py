@@ -41,10 +41,12 @@ def longest_rows(config: FitConfig, num_rows: int, *, shares_prompts: bool = Fal
 
 
 def worst_microbatch(config: FitConfig, num_rows: int, *, shares_prompts: bool = False) -> Lengths:
-    """Return the lengths of the largest forward over `num_rows` responses of a process.
+    """Return the worst-case micro-batch out of `num_rows` responses of a process.
 
-    `training.first_microbatch_tokens` limits its tokens. Where prompts are shared and the budget
-    is full, the share of responses in it is largest with whole groups.
+    If all of them at full length exceed `training.first_microbatch_tokens`, prompts and responses
+    are shortened so that the batch fills this limit. With shared prompts, each prompt then has its
+    whole group of responses, or as many as reach the limit at full length if these are fewer. One
+    response with its prompt is never shortened, even above the limit.
     """
     rows = longest_rows(config, num_rows, shares_prompts=shares_prompts)
     _, prompt, response, _ = rows

@@ -31,11 +31,11 @@ class Inspection:
         name: what was inspected.
         findings: counts, figures and a sample of the responses.
         remarks: the verdicts; those that say what is wrong come first.
-        notes: what the files lack, and how they were read.
+        notes: what the files of the responses lack, and how they were read.
         policy, critic: names of the models, for text and page.
         tokenizer: makes texts of the page's token ids.
         truth: what continuations of some responses earned; None if this was not measured.
-        seed: of the page's choice of groups.
+        seed: decides the random choice of groups on the page.
     """
 
     name: str
@@ -163,15 +163,18 @@ def inspect_responses(
     notes: Sequence[str] = (),
     seed: int = 0,
 ) -> Inspection:
-    """Read the responses once and judge them.
+    """Read the stream of responses once; return statistics of them, and remarks on them.
+
+    The remarks say what is wrong, notable or good.
 
     Args:
-        name: what they are, for titles.
-        policy, critic: names for the page. No critic is run here; the values are the responses'.
+        name: what the responses are, for titles.
+        policy, critic: names for the page. The values are read with the responses; no critic is
+            run here.
         truth: how to measure what prefixes are worth; None leaves this out.
         gamma: the discount of the rewards.
         tokenizer: makes texts of the page's token ids.
-        notes: what the files lack. The list may grow until a text or page is made.
+        notes: what the files of the responses lack. The list may grow until a text or page is made.
 
     Raises: UserError: there is no response, or the truth cannot be measured.
     """

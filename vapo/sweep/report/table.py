@@ -114,7 +114,11 @@ def make_table(collection: Collection) -> list[RowResult]:
 
 
 def compare_rows(collection: Collection, key: str) -> dict[str, RowComparison]:
-    """Return each row's score of this kind, and its difference to the full system's."""
+    """Return, by row name, the score `key` over seeds, in per cent, and its difference.
+
+    The difference is to the full system's score. There is no difference for the full system itself,
+    without a score of either, or for a row found to be scored on other held-out prompts.
+    """
     full_system = collection.full_system or ""
     scores = {row.name: _scores(collection, row.name, key) for row in collection.rows}
     prompts = {row.name: _prompts(collection, row.name, key) for row in collection.rows}

@@ -25,7 +25,7 @@ from vapo.system.distributed import gather_objects, rank, world_size
 _CONNECTIONS = 512  # to one server; further requests wait for one that ends
 _KEEP_S = 2.0  # for an idle connection, which vLLM closes after 5 s
 _WAIT_S = 0.05
-_EPISODES = 1 << 16  # are remembered with their servers
+_EPISODES = 1 << 16  # the most that are remembered with their servers
 _UNTOUCHED = "default"  # vLLM's version before any weights were sent
 
 T = TypeVar("T")
@@ -40,7 +40,8 @@ class ServedEngine(SteppedEngine):
     and its requests go to the others. If it is back at the next push, it is used again.
 
     Args:
-        vocab_size: the policy's; a token beyond it would end vLLM's engine for all its clients.
+        vocab_size: the number of the policy's tokens. A prompt with a token beyond it is refused,
+            since such a token would end vLLM's engine for all its clients.
 
     Raises: EngineError: a server is not there, or lacks what a trainer needs.
     """
@@ -69,7 +70,7 @@ class ServedEngine(SteppedEngine):
         self._servers_of_rank = [self._all[place] for place in places]
 
     async def _connect(self, urls: Sequence[str]) -> int:
-        """Connect to the servers. Return the most tokens of prompt and response that all take."""
+        """Connect to the servers. Return the most tokens of prompt and response that all allow."""
         sampling, control = self._sessions = _session(_CONNECTIONS), _session(0)
         self._all = [
             VllmServer(url, sampling=sampling, control=control, timeout_s=self._timeout_s)
@@ -132,7 +133,7 @@ class ServedEngine(SteppedEngine):
 
         Raises:
             LostServerError: the server has no weights, as it was started again.
-            EngineError: this run did not send the weights that sampled.
+            EngineError: the server sampled with weights that this run did not send.
         """
         updates = []
         for version, num_tokens in answer.versions:
@@ -164,7 +165,7 @@ class ServedEngine(SteppedEngine):
     def _available_servers(self) -> list[VllmServer]:
         """Return this rank's servers that are not lost, or if there are none those of all ranks.
 
-        Raises: LostServerError: none is left.
+        Raises: LostServerError: all servers are lost.
         """
         available = [server for server in self._servers_of_rank if not server.is_lost]
         available = available or [server for server in self._all if not server.is_lost]
@@ -173,7 +174,7 @@ class ServedEngine(SteppedEngine):
         return available
 
     def _mark_lost(self, server: VllmServer, error: LostServerError) -> None:
-        """Mark a server as lost. Raises: LostServerError: it was the last."""
+        """Mark a server as lost. Raises: LostServerError: all servers are lost now."""
         was_lost = server.is_lost
         server.mark_lost()
         if all(other.is_lost for other in self._all):
@@ -233,7 +234,14 @@ class ServedEngine(SteppedEngine):
         self.has_weights = True
 
     def _send(self, weights: Iterable[tuple[str, Tensor]]) -> list[int]:
-        """Send the weights. Return the places of the servers that have taken them."""
+        """Pause the servers that can be reached, send them the weights, and let all servers go on.
+
+        Return the indices in `self._all` of the servers that took the weights.
+
+        Raises:
+            LostServerError: all servers are lost.
+            EngineError: a server refuses.
+        """
         receivers = self._in_loop(self._reachable())
 
         def tell(path: str, body: Callable[[int], Mapping[str, Any]] = lambda place: {}) -> None:
@@ -255,13 +263,16 @@ class ServedEngine(SteppedEngine):
     async def _resume(self) -> None:
         """Let all servers go on, also those that did not get all weights.
 
-        A server that this does not reach samples nothing, and is found to be lost later.
+        A server that cannot be reached now samples nothing, and is found to be lost later.
         """
         calls = (server.call_route("POST", "/resume") for server in self._all)
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _reachable(self) -> list[VllmServer]:
-        """Return the servers that answer, lost ones that are back included; the others are lost."""
+        """Return the servers that answer, also lost ones that are back; mark the others as lost.
+
+        Raises: LostServerError: all servers are lost.
+        """
         versions = await asyncio.gather(*(server.weight_version() for server in self._all))
         for server, version in zip(self._all, versions, strict=True):
             if version is None:
@@ -275,7 +286,7 @@ class ServedEngine(SteppedEngine):
     ) -> list[VllmServer]:
         """Post to all servers at once. Return those that are lost.
 
-        A server whose last update did not come to its end takes no other update, and is lost.
+        A server whose last update was not finished takes no other update, and counts as lost.
 
         Raises: EngineError: a server refuses.
         """
@@ -315,7 +326,7 @@ class ServedEngine(SteppedEngine):
         """Do nothing: the servers share no device with the trainer."""
 
     def close(self) -> None:
-        """Drop what is under way. The servers keep running, for the next run."""
+        """Cancel the requests under way. The servers keep running, for the next run."""
         if not self._thread.is_alive():
             return
         self._in_loop(self._disconnect())
