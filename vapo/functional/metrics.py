@@ -70,6 +70,17 @@ def advantage_variance_ratio(
     return torch.where(is_constant, torch.nan, variances[1] / variances[2]).to(values.dtype)
 
 
+def gradient_weights(logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return (1 - p)^2 in float64, p the probability with which each token was sampled.
+
+    It is the square of the gradient of log p with respect to the sampled token's logit.
+
+    >>> gradient_weights(torch.tensor([[0.0, 0.25]]).log())
+    tensor([[1.0000, 0.5625]], dtype=torch.float64)
+    """
+    return (1 - logprobs.double().exp()).square()
+
+
 @torch.no_grad()
 def gradient_noise_ratio(
     values: Float[Tensor, "B T"],
@@ -97,7 +108,7 @@ def gradient_noise_ratio(
     target = zero_outside(returns, mask).double()
     against_values = target - zero_outside(values, mask).double()
     against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
-    weights = (1 - zero_outside(logprobs, mask).double().exp()).square()
+    weights = gradient_weights(zero_outside(logprobs, mask))
     columns = [target, against_values, against_baseline]
     means, noises = _moments(columns, mask, reduce, weights=weights)
     is_constant = noises[2] <= _RELATIVE_VARIANCE_FLOOR * (noises[0] + means[0].square())

@@ -28,6 +28,7 @@ from vapo.functional.masking import Reduce, first_column, identity, last_column,
 from vapo.functional.regression import inverse_without_collinear, two_weights_from_0_to_1
 
 _LEAST_GROUPS = 3  # fewer prompts give no variance of a weight
+_LEAST_WEIGHT = 1e-12  # of all tokens together; below it none of them counts
 
 
 class Trust(NamedTuple):
@@ -147,6 +148,7 @@ def batch_evidence(
     *,
     trusted: Float[Tensor, "B T"],
     group_size: int,
+    token_weights: Float[Tensor, "B T"] | None = None,
     reduce: Reduce = identity,
 ) -> Evidence:
     """Sum over a batch the evidence of how well its values predict its rewards.
@@ -155,6 +157,7 @@ def batch_evidence(
     made prompt by prompt, because responses to one prompt are not independent.
 
     rewards: the sum of each response's rewards. mask: the tokens whose values count.
+    token_weights: how much each of these tokens counts in sums and means over tokens. None: 1.
     trusted: the mixture by the trust so far (`trusted_values`). Its errors before the first and the
     last token say how much uncertainty is gone at the end.
     Raises: ValueError when group_size does not divide the number of responses.
@@ -168,9 +171,12 @@ def batch_evidence(
     third = means if group_size > 1 else torch.zeros_like(means)
     columns = [y, first - means, changed - first, third]
     selected = [torch.where(mask, x, 0.0) for x in columns]
-    total, *averages = reduce(torch.stack([mask.sum().double(), *(x.sum() for x in selected)]))
+    counts = mask if token_weights is None else torch.where(mask, token_weights, 0.0)
+    counts = counts.double()
+    sums_over_tokens = torch.stack([counts.sum(), *((counts * x).sum() for x in selected)])
+    total, *averages = reduce(sums_over_tokens)
     y, *features = (
-        torch.where(mask, x - average / total.clamp(min=1), 0.0)
+        torch.where(mask, x - average / total.clamp(min=_LEAST_WEIGHT), 0.0)
         for x, average in zip(selected, averages, strict=True)
     )
     pairs = [(f, y) for f in features]
@@ -180,8 +186,8 @@ def batch_evidence(
     errors = torch.where(mask, changed - rewards.double()[:, None], 0.0)
     trusted_errors = (rewards[:, None] - _first_values(trusted, mask))[:, 0].double()
     per_response = [
-        *((p * q).sum(dim=1) for p, q in pairs),
-        *(errors.sum(dim=1), mask.sum(dim=1).double(), first_errors, has_tokens.double()),
+        *((counts * p * q).sum(dim=1) for p, q in pairs),
+        *((counts * errors).sum(dim=1), counts.sum(dim=1), first_errors, has_tokens.double()),
         torch.where(has_tokens, trusted_errors.square(), 0.0),
         final_surprise(trusted, rewards, received, mask).double().square(),
     ]
