@@ -15,9 +15,9 @@ from safetensors import SafetensorError
 from tests.config.fits import fit_config
 from tests.runs.test_manifests import write
 from vapo.errors import InterruptedRunError
+from vapo.errors.shown_text import shown_size
 from vapo.rollouts.kept_rollouts import ResumeCache
 from vapo.runs import checkpoint_saving
-from vapo.runs.checkpoint_saving import shown_size
 from vapo.runs.checkpoints import read_checkpoint
 from vapo.runs.manifests import checkpoint_name
 from vapo.runs.run_dirs import RunDir

@@ -20,7 +20,7 @@ from vapo.config.algorithm import Trusted
 from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
 from vapo.functional.critic_mixtures import mean_of_batch_others
 from vapo.functional.masking import last_column, zero_outside
-from vapo.functional.metrics import gradient_weights
+from vapo.functional.token_baselines import gradient_weights
 from vapo.functional.trusted_baseline import (
     Evidence,
     Trust,

@@ -18,11 +18,11 @@ from vapo.config import FitConfig, resolve
 from vapo.config.continuation_rules import MostContinuations, most_continuations
 from vapo.config.engines import VllmEngine, VllmServerEngine
 from vapo.errors import UserError
-from vapo.errors.shown_text import say
+from vapo.errors.shown_text import say, shown_size
 from vapo.networks.critic_folders import critic_path
 from vapo.networks.model_configs import as_critic, check_supported, read_model_config
 from vapo.networks.precision import expected_precision
-from vapo.runs.checkpoint_saving import num_kept, shown_size
+from vapo.runs.checkpoint_saving import num_kept
 from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
 from vapo.studies.estimate.run_hours import Hardware, PhaseHours, run_hours
 from vapo.system.host_memory import GIB

@@ -25,7 +25,7 @@ from vapo.studies.smoke.forecast import Session, forecast, session_file
 from vapo.studies.smoke.report import seconds_table, shown_bytes, whole_run
 from vapo.sweep.launch import fit_command
 from vapo.sweep.plan import set_key
-from vapo.system.process import STARTER
+from vapo.system.process import STARTER, kill_started_by
 from vapo.tracking.opening import check_store_answers
 from vapo.tracking.stores import locate_store
 from vapo.user_code.python_child import python_environment
@@ -204,9 +204,7 @@ def _stop(process: subprocess.Popen[bytes], seconds: float) -> None:
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        for child in psutil.Process(process.pid).children(recursive=True):
-            with suppress(psutil.Error):
-                child.kill()
+        kill_started_by(psutil.Process(process.pid))
         process.kill()
         process.wait()
 

@@ -161,6 +161,14 @@ def mismatch_of(config: FitConfig) -> MismatchConfig:
     return replace(mismatch, tis_cap=STALE_TIS_CAP)
 
 
+def is_first_last_or_nth(number: int, every_n: int | None, *, is_last: bool) -> bool:
+    """Whether an iteration of a phase, counted from 1, is its first, its last or an n-th one.
+
+    With `every_n` None no iteration is.
+    """
+    return every_n is not None and (number == 1 or is_last or number % every_n == 0)
+
+
 def evaluated_iterations(config: FitConfig) -> list[int]:
     """The iterations of the policy (from 1) after which a run evaluates; the last is among them."""
     last, every = config.training.num_iterations, config.evaluation.every_n_iterations

@@ -59,6 +59,12 @@ def can_redraw(stream: TextStream) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
+def shown_size(num_bytes: float) -> str:
+    """Return a size as a text: `5.2 GiB`, or `12.3 MiB` below 1 GiB."""
+    in_mib = num_bytes / 2**20
+    return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"
+
+
 def format_seconds(seconds: float) -> str:
     """Format seconds as `0:07`, `12:34` or `3:05:00`."""
     minutes, second = divmod(round(seconds), 60)

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from vapo.functional.masking import Reduce, identity, zero_outside
+from vapo.functional.token_baselines import gradient_weights
 
 _RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
 
@@ -61,24 +62,7 @@ def advantage_variance_ratio(
     Source: this repository; NeMo-RL logs a ratio of this kind.
     Padding: ignored. NaN when there is no token or B leaves nothing of the returns (x/0).
     """
-    target = zero_outside(returns, mask).double()
-    against_values = target - zero_outside(values, mask).double()
-    against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
-    columns = [target, against_values, against_baseline]
-    means, variances = _moments(columns, mask, reduce)
-    is_constant = variances[2] <= _RELATIVE_VARIANCE_FLOOR * (variances[0] + means[0].square())
-    return torch.where(is_constant, torch.nan, variances[1] / variances[2]).to(values.dtype)
-
-
-def gradient_weights(logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return (1 - p)^2 in float64, p the probability with which each token was sampled.
-
-    It is the square of the gradient of log p with respect to the sampled token's logit.
-
-    >>> gradient_weights(torch.tensor([[0.0, 0.25]]).log())
-    tensor([[1.0000, 0.5625]], dtype=torch.float64)
-    """
-    return (1 - logprobs.double().exp()).square()
+    return _ratio_of_moments(values, baselines, returns, mask, reduce)
 
 
 @torch.no_grad()
@@ -105,14 +89,8 @@ def gradient_noise_ratio(
     (Greensmith, Bartlett and Baxter 2004).
     Padding: ignored. NaN when there is no token or B leaves no noise (x/0).
     """
-    target = zero_outside(returns, mask).double()
-    against_values = target - zero_outside(values, mask).double()
-    against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
     weights = gradient_weights(zero_outside(logprobs, mask))
-    columns = [target, against_values, against_baseline]
-    means, noises = _moments(columns, mask, reduce, weights=weights)
-    is_constant = noises[2] <= _RELATIVE_VARIANCE_FLOOR * (noises[0] + means[0].square())
-    return torch.where(is_constant, torch.nan, noises[1] / noises[2]).to(values.dtype)
+    return _ratio_of_moments(values, baselines, returns, mask, reduce, weights=weights)
 
 
 @torch.no_grad()
@@ -362,6 +340,26 @@ def calibration(
     squares, hits = reduce(torch.stack(per_bin))
     variance = torch.where(hits > 1, hits / (hits - 1) * squares, torch.nan)
     return Calibration(count.long(), hits.long(), mean_value, mean_return, variance.sqrt() / count)
+
+
+def _ratio_of_moments(
+    values: Float[Tensor, "B T"],
+    baselines: Float[Tensor, " B"],
+    returns: Float[Tensor, "B T"],
+    mask: Bool[Tensor, "B T"],
+    reduce: Reduce,
+    *,
+    weights: Float[Tensor, "B T"] | float = 1.0,
+) -> Float[Tensor, ""]:
+    """Divide the second moment (`_moments`) of returns less values by that of returns less
+    baselines; NaN if the baselines leave nothing."""
+    target = zero_outside(returns, mask).double()
+    against_values = target - zero_outside(values, mask).double()
+    against_baseline = torch.where(mask, target - baselines.double()[:, None], 0.0)
+    columns = [target, against_values, against_baseline]
+    means, moments = _moments(columns, mask, reduce, weights=weights)
+    is_constant = moments[2] <= _RELATIVE_VARIANCE_FLOOR * (moments[0] + means[0].square())
+    return torch.where(is_constant, torch.nan, moments[1] / moments[2]).to(values.dtype)
 
 
 def _moments(

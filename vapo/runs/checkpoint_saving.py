@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from vapo.errors import InterruptedRunError
+from vapo.errors.shown_text import shown_size
 from vapo.files.whole_files import put_aside, replace_folder, sync
 from vapo.runs.manifests import SHARDS_NAME, STATE_NAME, Manifest, describe_file, is_own
 from vapo.runs.resuming import tell
@@ -195,12 +196,6 @@ def check_space(folder: Path, *uses: DiskUse, key: str = "output_dir") -> None:
 def bytes_in(folder: Path) -> int:
     """Return the total size of all files in a folder; 0 if there is no folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-
-
-def shown_size(num_bytes: float) -> str:
-    """Return a size as a text: `5.2 GiB`, or `12.3 MiB` below 1 GiB."""
-    in_mib = num_bytes / 2**20
-    return f"{in_mib:.1f} MiB" if in_mib < 1024 else f"{in_mib / 1024:.1f} GiB"
 
 
 class BackgroundSaves:

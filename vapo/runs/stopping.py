@@ -28,7 +28,7 @@ from vapo.errors import InterruptedRunError, StopRequested, UserError
 from vapo.runs.resuming import how_to_resume
 from vapo.runs.run_dirs import RunDir
 from vapo.system.distributed import leave_together, max_over_ranks, world_size
-from vapo.system.process import ending_signals, is_main_process
+from vapo.system.process import ending_signals, is_main_process, kill_started_by
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 _POLL_S = 0.5
@@ -109,11 +109,7 @@ def say_in_handler(text: str) -> None:
 def end_now(reason: str, exit_code: int) -> None:
     """End this process and those that it started, without any clean-up."""
     say_in_handler(reason)
-    for child in psutil.Process().children(recursive=True):
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
+    kill_started_by(psutil.Process())
     os._exit(exit_code)
 
 

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
+import psutil
+
 from vapo.errors import StopRequested
 
 STARTER = "VAPO_STARTED_BY"
@@ -20,6 +22,13 @@ STARTER = "VAPO_STARTED_BY"
 `stop_with_starter`."""
 
 _POLL_S = 0.5
+
+
+def kill_started_by(process: psutil.Process) -> None:
+    """Kill the processes that a process has started, and those that these have started."""
+    for child in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            child.kill()
 
 
 def stop_with_starter() -> None:

@@ -14,7 +14,12 @@ from vapo.advantages.mismatch_correction import correct_mismatch, correction_met
 from vapo.advantages.poise import Baseline
 from vapo.advantages.value_loss_columns import check_value_targets
 from vapo.config import FitConfig, resolve
-from vapo.config.hyperparameters import compares_groups, evaluated_iterations, mismatch_of
+from vapo.config.hyperparameters import (
+    compares_groups,
+    evaluated_iterations,
+    is_first_last_or_nth,
+    mismatch_of,
+)
 from vapo.diagnostics.iteration_metrics import iteration_metrics
 from vapo.networks.token_inputs import Layout
 from vapo.rollouts.bad_rows import CheckedBatch, check_batch, first_rows
@@ -230,7 +235,7 @@ def is_due(
         is_last = number >= config.training.num_iterations
     else:
         number, is_last = start.number, ends_phase
-    return every_n is not None and (number == 1 or is_last or number % every_n == 0)
+    return is_first_last_or_nth(number, every_n, is_last=is_last)
 
 
 class Networks(Protocol):

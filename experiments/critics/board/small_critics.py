@@ -16,6 +16,7 @@ import torch
 from rollout_set import Response  # beside this file
 
 from vapo.functional.logprob_columns import logprob_columns
+from vapo.functional.regression import ridge_of_gram, weighted_gram
 
 Values = list[np.ndarray]
 ValueFunction = Callable[[Sequence[Response]], Values]
@@ -51,14 +52,11 @@ def ridge_on_logprobs(training: Sequence[Response]) -> ValueFunction:
     """
     inputs = [_logprob_features(response) for response in training]
     returns = np.repeat([response.reward for response in training], [len(x) for x in inputs])
-    x = np.concatenate(inputs)
-    center, scale = x.mean(axis=0), x.std(axis=0) + 1e-5
-    x = (x - center) / scale
-    penalty = RIDGE * np.eye(x.shape[1])
-    weights = np.linalg.solve(x.T @ x / len(x) + penalty, x.T @ (returns - returns.mean()) / len(x))
-    mean = returns.mean()
+    features, targets = torch.from_numpy(np.concatenate(inputs)), torch.from_numpy(returns)
+    gram = weighted_gram(features, targets, torch.ones_like(targets))
+    weights, intercept, _ = (np.asarray(x) for x in ridge_of_gram(gram, penalty=RIDGE))
     return lambda responses: [
-        (_logprob_features(response) - center) / scale @ weights + mean for response in responses
+        _logprob_features(response) @ weights + intercept for response in responses
     ]
 
 

@@ -27,6 +27,8 @@ from vapo.types import FinishReason, Prompt, Rollout
 PROMPT_TOKENS, RESPONSE_TOKENS, NUM_ROLLOUTS = 32, 96, 8
 VOCAB = 8_000
 
+LAYERS = 2  # of the model that most tests measure, all of which are run
+
 
 def save_mid_size_model(folder: Path, **options: Any) -> Path:
     """8 M parameters, half of them in embedding and head: layers and logits both weigh."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig
 
-from tests.studies.estimate.memory_measurement import mid_size_config, save_mid_size_model
+from tests.studies.estimate.memory_measurement import mid_size_config
 from vapo.commands.estimate import estimate_config
 from vapo.config import FitConfig
 from vapo.config.loading import load_config
@@ -20,11 +20,6 @@ LORA = ("actor.lora.rank=4", "critic.lora.rank=2", "critic.init=policy")
 ADAPTERS = ("critic.kind=adapters", *LORA)
 PADDED = "training.packing=padded"
 FSDP = ("trainer.strategy=fsdp", "trainer.devices=2")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model", num_hidden_layers=2)
 
 
 @cache

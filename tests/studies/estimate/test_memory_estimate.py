@@ -14,10 +14,10 @@ from transformers import AutoConfig
 from tests.networks.architectures import HYBRIDS
 from tests.networks.windowed_models import windowed_model
 from tests.studies.estimate.memory_measurement import (
+    LAYERS,
     VOCAB,
     measure,
     mid_size_config,
-    save_mid_size_model,
 )
 from tests.studies.estimate.remembered_passes import remembered_passes
 from tests.systems import system_config
@@ -35,15 +35,8 @@ from vapo.studies.estimate.sizes import worst_microbatch
 from vapo.system.host_memory import GIB
 
 CHECKPOINTING = ("actor.gradient_checkpointing=true", "critic.gradient_checkpointing=true")
-LAYERS = 2  # all of which are run
 FULL_ROWS = "training.microbatch_tokens=512"  # four, padded
 EAGER = ("actor.attn_implementation=eager", "critic.attn_implementation=eager")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mid") / "model"
-    return save_mid_size_model(folder, num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")

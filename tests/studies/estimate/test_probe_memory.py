@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig
 
-from tests.studies.estimate.memory_measurement import mid_size_config, save_mid_size_model
+from tests.studies.estimate.memory_measurement import mid_size_config
 from tests.systems import CONF
 from vapo.commands.estimate import run
 from vapo.config import FitConfig
@@ -22,11 +22,6 @@ from vapo.networks.probe import ProbeForSequenceClassification
 from vapo.studies.estimate.memory import MemoryEstimate, estimate_memory
 
 PROBE = ("critic.kind=probe", "critic.init=policy", "critic.probe.layers=[-1,1]")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_mid_size_model(tmp_path_factory.mktemp("mid") / "model", num_hidden_layers=2)
 
 
 def estimate(folder: Path, *overrides: str) -> MemoryEstimate:

@@ -15,12 +15,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig
 
 from tests.studies.estimate.memory_measurement import (
+    LAYERS,
     PROMPT_TOKENS,
     RESPONSE_TOKENS,
     VOCAB,
     measure,
     mid_size_config,
-    save_mid_size_model,
 )
 from tests.systems import CRITIC_FREE, WITH_CRITIC, system_config
 from vapo.commands.estimate import run
@@ -50,16 +50,9 @@ TWO_RANKS = (
     *("trainer.strategy=fsdp", "trainer.devices=2", "trainer.precision=bf16-mixed"),
     "training.microbatch_tokens=128",  # one response: four micro-batches on each rank
 )
-LAYERS = 2
 EVERY = "trainer.reduce_every_microbatch=true"
 POLICY_ALONE = "components.value_pretraining.enabled=false"
 PRETRAINING, POLICY = Phase.VALUE_PRETRAINING.value, Phase.POLICY_OPTIMIZATION.value
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("mid") / "model"
-    return save_mid_size_model(path, num_hidden_layers=LAYERS)
 
 
 @pytest.fixture(scope="module")

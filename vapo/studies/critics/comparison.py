@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vapo.config import FitConfig
@@ -113,7 +114,8 @@ class CriticCurve(Callback):
         advance: called with 1 after each iteration.
     """
 
-    heldout_values: HeldoutValues
+    latest_values: Tensor
+    processor_s_of_latest: float
 
     def __init__(
         self, stored: RolloutDataset, *, every_n: int, advance: Callable[[int], None]
@@ -145,14 +147,20 @@ class CriticCurve(Callback):
         assert isinstance(module, VapoModule)
         start = time.process_time()
         batch, explained = explained_now(module, self.stored.heldout_batch())
+        self.latest_values = batch.values
+        self.processor_s_of_latest = self.processor_s + time.process_time() - start
+        self.points.append(CurvePoint(trainer.global_step, self.tokens, self.seconds, explained))
+
+    def heldout_values(self) -> HeldoutValues:
+        """Return the critic's values at the last measurement."""
         rows = [row for unit in self.stored.heldout for row in unit]
         lengths = [len(row.rollout.response_ids) for row in rows]
-        self.heldout_values = HeldoutValues(
+        values = zip(self.latest_values, lengths, strict=True)
+        return HeldoutValues(
             tuple(row.number for row in rows),
-            tuple(tuple(v[:n].tolist()) for v, n in zip(batch.values, lengths, strict=True)),
-            self.processor_s + time.process_time() - start,
+            tuple(tuple(row_values[:length].tolist()) for row_values, length in values),
+            self.processor_s_of_latest,
         )
-        self.points.append(CurvePoint(trainer.global_step, self.tokens, self.seconds, explained))
 
 
 def train_critic(
@@ -172,7 +180,7 @@ def train_critic(
     """
     curve = CriticCurve(stored, every_n=every_n, advance=advance)
     train_with_callback(config, stored, curve, tokenizer=tokenizer)
-    return curve.points, curve.heldout_values
+    return curve.points, curve.heldout_values()
 
 
 def train_with_callback(

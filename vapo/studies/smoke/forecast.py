@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from vapo.config import FitConfig, resolve
-from vapo.config.hyperparameters import evaluated_iterations
+from vapo.config.hyperparameters import evaluated_iterations, is_first_last_or_nth
 
 OTHER = "other"
 """What is in no stage: importing libraries and reading data at the start, minibatches, records."""
@@ -137,9 +137,8 @@ def checkpoint_iterations(config: FitConfig) -> list[int]:
 
 def num_due(num_iterations: int, every_n: int | None) -> int:
     """How often something is due in a phase: at its first and last iteration, and every n-th."""
-    if every_n is None or num_iterations == 0:
-        return 0
-    return len({1, num_iterations, *range(every_n, num_iterations + 1, every_n)})
+    numbers = range(1, num_iterations + 1)
+    return sum(is_first_last_or_nth(n, every_n, is_last=n == num_iterations) for n in numbers)
 
 
 def separate_stages(config: FitConfig) -> tuple[str, ...]:

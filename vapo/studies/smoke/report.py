@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vapo.config import FitConfig
+from vapo.errors.shown_text import shown_size
 from vapo.studies.smoke.forecast import (
     OTHER,
     POLICY,
@@ -13,7 +14,7 @@ from vapo.studies.smoke.forecast import (
     RunPart,
     Session,
 )
-from vapo.system.host_memory import GIB, MIB
+from vapo.system.host_memory import GIB
 
 _COLUMNS = {"start": "start", PRETRAINING: "pretraining", POLICY: "policy"}
 """The name of each part in the table's head. The start of the second session is its resume."""
@@ -123,10 +124,8 @@ def duration(seconds: float) -> str:
 
 def shown_bytes(num_bytes: float) -> str:
     """Say a size in MiB, GiB or TiB."""
-    for unit, size in (("TiB", 1024 * GIB), ("GiB", GIB)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / MIB:.1f} MiB"
+    in_tib = num_bytes / (1024 * GIB)
+    return shown_size(num_bytes) if in_tib < 1 else f"{in_tib:.1f} TiB"
 
 
 def _seconds(seconds: float | None) -> str:

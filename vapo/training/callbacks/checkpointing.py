@@ -17,6 +17,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from vapo.errors import InterruptedRunError, UserError
+from vapo.errors.shown_text import shown_size
 from vapo.files.whole_files import point_link, put_aside, remove
 from vapo.rollouts.kept_rollouts import ResumeCache, max_cache_bytes
 from vapo.runs.checkpoint_saving import (
@@ -29,7 +30,6 @@ from vapo.runs.checkpoint_saving import (
     host_has_room,
     num_kept,
     run_on_all_ranks,
-    shown_size,
     write_checkpoint,
 )
 from vapo.runs.checkpoints import adapter_options, parameters_of, value_head_options

@@ -72,7 +72,7 @@ class Evaluation(Callback):
         """Return the held-out score of the policy as it is now, or -inf if the policy was updated
         since the latest evaluation."""
         is_current = int(module.policy_steps) == self.policy_steps
-        return self.latest["eval/avg_at_k"] if is_current else -math.inf
+        return self.latest[SCORE] if is_current else -math.inf
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, VapoModule)
@@ -89,7 +89,7 @@ class Evaluation(Callback):
             if finished in evaluated_iterations(config):
                 self.run(trainer, pl_module, finished)
         # for callbacks of the user's own, as Lightning's EarlyStopping
-        pl_module.log("eval/avg_at_k", self.latest["eval/avg_at_k"], logger=False, sync_dist=True)
+        pl_module.log(SCORE, self.latest[SCORE], logger=False, sync_dist=True)
 
     def run(
         self, trainer: L.Trainer, pl_module: VapoModule, policy_iterations: int
@@ -115,7 +115,7 @@ class Evaluation(Callback):
         step = max(trainer.global_step, begins_at)  # value pretraining does not change the policy
         self.logger.log_metrics(self.latest, step=step)
         self.logger.log_table(result.rows, f"samples/step_{step - begins_at:06d}.json")
-        score, interval = result.metrics["eval/avg_at_k"], interval_of(result.metrics)
+        score, interval = result.metrics[SCORE], interval_of(result.metrics)
         self.progress.note(f"held-out score {describe_score(score, interval, config.evaluation.k)}")
         return self.latest
 
