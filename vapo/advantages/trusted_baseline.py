@@ -19,8 +19,8 @@ from vapo.config import Hyperparameters
 from vapo.config.algorithm import Trusted
 from vapo.functional.baselines import leave_one_out_advantages, mean_of_others
 from vapo.functional.critic_mixtures import mean_of_batch_others
+from vapo.functional.logprobs import gradient_weights
 from vapo.functional.masking import last_column, zero_outside
-from vapo.functional.token_baselines import gradient_weights
 from vapo.functional.trusted_baseline import (
     Evidence,
     Trust,

@@ -274,3 +274,14 @@ def _grad_logits(
     if grad_logprobs is not None:
         grad_logits.scatter_add_(1, targets, grad_logprobs)
     return grad_logits
+
+
+def gradient_weights(logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """Return (1 - p)^2 in float64, p the probability with which each token was sampled.
+
+    It is the square of the gradient of log p with respect to the sampled token's logit.
+
+    >>> gradient_weights(torch.tensor([[0.0, 0.25]]).log())
+    tensor([[1.0000, 0.5625]], dtype=torch.float64)
+    """
+    return (1 - logprobs.double().exp()).square()

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from vapo.functional.logprobs import gradient_weights
 from vapo.functional.masking import Reduce, identity, zero_outside
-from vapo.functional.token_baselines import gradient_weights
 
 _RELATIVE_VARIANCE_FLOOR = 1e-20  # below it a variance is rounding of equal numbers
 

@@ -17,17 +17,6 @@ from vapo.functional.baselines import mean_of_others
 from vapo.functional.masking import compact, compaction_index, scatter_back, zero_outside
 
 
-def gradient_weights(logprobs: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-    """Return (1 - p)^2 in float64, p the probability with which each token was sampled.
-
-    It is the square of the gradient of log p with respect to the sampled token's logit.
-
-    >>> gradient_weights(torch.tensor([[0.0, 0.25]]).log())
-    tensor([[1.0000, 0.5625]], dtype=torch.float64)
-    """
-    return (1 - logprobs.double().exp()).square()
-
-
 @torch.no_grad()
 def optimal_token_advantages(
     token_rewards: Float[Tensor, "B T"],

@@ -11,11 +11,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
-
-import psutil
+from typing import TYPE_CHECKING, Any
 
 from vapo.errors import StopRequested
+
+if TYPE_CHECKING:
+    import psutil
 
 STARTER = "VAPO_STARTED_BY"
 """The environment variable with the id of the process that started this one; see
@@ -26,8 +27,10 @@ _POLL_S = 0.5
 
 def kill_started_by(process: psutil.Process) -> None:
     """Kill the processes that a process has started, and those that these have started."""
+    from psutil import NoSuchProcess
+
     for child in process.children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it has ended
+        with suppress(NoSuchProcess):  # it has ended
             child.kill()
 
 
