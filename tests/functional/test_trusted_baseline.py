@@ -85,6 +85,7 @@ def rollouts(kind: str, *, group_size: int = 8, seed: int = 0) -> dict[str, Tens
         "turned round": -values,
         "another response's": values[torch.randperm(num, generator=draw)],
         "noise alone": 0.5 * noise,
+        "little noise": 0.01 * noise,
         "a constant": torch.full_like(values, 0.2),
         "a constant, then turned round": torch.cat([0 * values[:, :1], -values[:, 1:]], dim=1),
         "0.5 too high": values + 0.5,
@@ -148,17 +149,23 @@ def test_a_destroyed_critic_is_not_trusted(kind: str, group_size: int) -> None:
     assert trust.first <= 0.15
 
 
-def test_values_that_say_nothing_have_no_weight() -> None:
-    """A constant is made up by the others' mean and V - B; with one response a prompt it counts."""
-    assert trust_after("a constant")[:2] == (0.0, 0.0)
-    assert trust_after("a constant, then turned round")[:2] == (0.0, 0.0)
-    assert trust_after("a constant", group_size=1).within == 0.0
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_values_that_say_nothing_have_no_weight(group_size: int) -> None:
+    """V - B of a constant says what B says: with one response per prompt, the response's reward."""
+    assert trust_after("a constant", group_size=group_size)[:2] == (0.0, 0.0)
+    assert trust_after("little noise", group_size=group_size)[0] <= 0.15
+    kind = "a constant, then turned round"
+    assert trust_after(kind, group_size=group_size)[:2] == (0.0, 0.0)
 
 
-def test_one_half_of_what_a_critic_knows_is_trusted_without_the_other() -> None:
-    trust = trust_after("blind to prompts")
+@pytest.mark.parametrize("group_size", [1, 2, 8])
+def test_a_critic_is_trusted_within_responses_and_not_between_prompts(group_size: int) -> None:
+    trust = trust_after("blind to prompts", group_size=group_size)
     assert trust.first == 0.0
     assert trust.within > 0.9
+
+
+def test_a_critic_that_is_twice_too_sure_gets_half_of_the_weight() -> None:
     sure = trust_after("twice too sure")
     assert 0.3 < sure.first < 0.6
     assert 0.4 < sure.within < 0.6

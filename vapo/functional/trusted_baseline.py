@@ -163,13 +163,14 @@ def batch_evidence(
     Raises: ValueError when group_size does not divide the number of responses.
     """
     first = _first_values(values, mask).double().expand(mask.shape)
-    y, means = (
-        (x.double()[:, None].expand(mask.shape)) for x in (rewards - other_mean, other_mean)
-    )
+    means = other_mean.double()[:, None].expand(mask.shape)
+    if group_size == 1:
+        # The mean of the batch's others says nothing of the prompt. It differs between responses by
+        # their own rewards alone, so that any first value, less this mean, would predict them.
+        means = torch.zeros_like(means)
+    y = rewards.double()[:, None] - means
     changed = values.double() + received.double()
-    # without a group the others' mean has nothing of the prompt in it
-    third = means if group_size > 1 else torch.zeros_like(means)
-    columns = [y, first - means, changed - first, third]
+    columns = [y, first - means, changed - first, means]
     selected = [torch.where(mask, x, 0.0) for x in columns]
     counts = mask if token_weights is None else torch.where(mask, token_weights, 0.0)
     counts = counts.double()
