@@ -158,6 +158,20 @@ def test_values_that_say_nothing_have_no_weight(group_size: int) -> None:
     assert trust_after(kind, group_size=group_size)[:2] == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_first_values_that_are_nearly_equal_get_no_weight_above_1(seed: int) -> None:
+    """V - B is then nearly -B, a feature of the fit: its inverse has few digits, its variance none.
+
+    An untrained head has such values.
+    """
+    columns = rollouts("blind to prompts", group_size=2, seed=seed)
+    noise = torch.randn(128, 1, generator=torch.Generator().manual_seed(seed))
+    columns["values"] = columns["values"] + 5e-5 * noise
+    trust = earned_trust(evidence(columns, group_size=2))
+    assert 0 <= trust.first <= 0.15
+    assert 0.8 < trust.within <= 1
+
+
 @pytest.mark.parametrize("group_size", [1, 2, 8])
 def test_a_critic_is_trusted_within_responses_and_not_between_prompts(group_size: int) -> None:
     trust = trust_after("blind to prompts", group_size=group_size)

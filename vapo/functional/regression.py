@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _NO_VARIANCE = 1e-12  # a variance below this share of the scale is rounding
-_COLLINEAR = 1e-9  # a remainder below this share of a feature's square is rounding
+_COLLINEAR = 1e-6  # a remainder below this share of a feature's square is rounding
 _ROWS_AT_ONCE = 4096  # in a Gram matrix: more would take much memory in float64
 
 
@@ -145,7 +145,7 @@ def inverse_without_collinear(matrix: Float[Tensor, "n n"]) -> Float[Tensor, "n 
     """Invert the features' matrix X'X, with zeros for features that later ones make up exactly.
 
     Going backwards from the last feature, each is compared with the usable ones after it. If less
-    than 1e-9 of its square remains when these are projected out, that is rounding, and its row and
+    than 1e-6 of its square remains when these are projected out, that is rounding, and its row and
     column are 0.
 
     >>> inverse_without_collinear(torch.tensor([[4.0, 0.0], [0.0, 0.0]]))
